@@ -1,0 +1,152 @@
+"""CloudEvents 1.0 in structured JSON, in and out.
+
+Structured mode is what the released NATS binding of CloudEvents (1.0.2) knows, and it keeps a message
+whole when it leaves the bus. A bare manifest on a ``desired`` subject is accepted too, so that a
+declaration can be published by hand.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from events.intake import (
+    INTAKE_TYPES,
+    SNAPSHOT_TYPE,
+    TYPE_OF_INTAKE,
+    Declared,
+    IntakeData,
+    SnapshotPart,
+)
+from events.log import LogEvent
+from events.manifest import Manifest
+from events.subjects import Intake
+
+
+class InvalidMessageError(ValueError):
+    """A message that is not what its subject promises; the message says what and where."""
+
+
+class CloudEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The envelope around an intake message, its data still encoded."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    data: msgspec.Raw
+    subject: str | None = None
+    time: datetime | None = None
+
+
+class IntakeMessage(msgspec.Struct, frozen=True):
+    """A decoded intake message: who sent it, under which id, and what it says."""
+
+    id: str
+    source: str
+    data: IntakeData
+
+
+_encoder = msgspec.json.Encoder()
+_envelope_decoder = msgspec.json.Decoder(CloudEvent)
+_log_decoder = msgspec.json.Decoder(LogEvent)
+_manifest_decoder = msgspec.json.Decoder(Manifest)
+_intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
+    name: msgspec.json.Decoder(struct) for name, struct in INTAKE_TYPES.items()
+}
+_snapshot_decoder: msgspec.json.Decoder[SnapshotPart] = msgspec.json.Decoder(SnapshotPart)
+
+
+def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datetime) -> bytes:
+    """Encode an intake message as a CloudEvent."""
+    return _encode(message_id, source, TYPE_OF_INTAKE[type(data)], data, time)
+
+
+def encode_snapshot_part(message_id: str, source: str, data: SnapshotPart, *, time: datetime) -> bytes:
+    """Encode one part of a snapshot as a CloudEvent."""
+    return _encode(message_id, source, SNAPSHOT_TYPE, data, time)
+
+
+def _encode(message_id: str, source: str, event_type: str, data: object, time: datetime) -> bytes:
+    return _encoder.encode(
+        CloudEvent(
+            specversion="1.0",
+            id=message_id,
+            source=source,
+            type=event_type,
+            time=time,
+            data=msgspec.Raw(_encoder.encode(data)),
+        )
+    )
+
+
+def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> IntakeMessage:
+    """Decode an intake message that was published under ``expected``.
+
+    ``fallback_id`` names a bare manifest, which has no id of its own. Raises ``InvalidMessageError``.
+    """
+    try:
+        envelope = _envelope_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _bare_manifest(payload, expected, fallback_id, error)
+    if envelope.specversion != "1.0":
+        raise InvalidMessageError(
+            f"specversion {envelope.specversion!r} is not known: CloudEvents 1.0 is"
+        )
+    if not envelope.id or not envelope.source:
+        raise InvalidMessageError("a CloudEvent needs an id and a source that are not empty")
+    decoder = _intake_decoders.get(envelope.type)
+    if decoder is None or envelope.type.split(".")[1] != expected:
+        allowed = [name for name in INTAKE_TYPES if name.split(".")[1] == expected]
+        raise InvalidMessageError(
+            f"type {envelope.type[:80]!r} is not allowed on a {expected} subject: "
+            f"use {' or '.join(allowed)}"
+        )
+    try:
+        return IntakeMessage(envelope.id, envelope.source, decoder.decode(envelope.data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidMessageError(f"data of {envelope.type}: {error}") from None
+
+
+def _bare_manifest(
+    payload: bytes, expected: Intake, fallback_id: str, error: Exception
+) -> IntakeMessage:
+    if expected == "desired" and b'"apiVersion"' in payload and b'"specversion"' not in payload:
+        try:
+            manifest = _manifest_decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
+            raise InvalidMessageError(f"manifest: {manifest_error}") from None
+        return IntakeMessage(fallback_id, "anonymous", Declared(manifest))
+    raise InvalidMessageError(f"not a CloudEvent in structured JSON: {error}") from None
+
+
+def decode_snapshot_part(payload: bytes) -> SnapshotPart:
+    """Decode one part of a snapshot; raises ``InvalidMessageError``."""
+    try:
+        envelope = _envelope_decoder.decode(payload)
+        return _snapshot_decoder.decode(envelope.data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidMessageError(f"not a part of a snapshot: {error}") from None
+
+
+def encode_log(event: LogEvent) -> bytes:
+    """Encode an event of the log."""
+    return _encoder.encode(event)
+
+
+def decode_log(payload: bytes) -> LogEvent:
+    """Decode an event of the log, upcasting what was stored by older releases.
+
+    Raises ``InvalidMessageError``: the log holds something that this release does not know.
+    """
+    try:
+        return _log_decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise InvalidMessageError(f"not an event of the log: {error}") from None
+
+
+def to_builtins(thing: object) -> Any:  # noqa: ANN401 - JSON-like builtins of any shape
+    """Turn any struct of this package into dicts, lists and scalars, as its JSON shows it."""
+    return msgspec.to_builtins(thing, str_keys=True)

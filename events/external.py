@@ -1,0 +1,34 @@
+"""Objects of an external API, as providers, observers and the log speak of them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from events.manifest import Fields
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One object as its API shows it.
+
+    ``uid`` tells two objects of one name apart; ``version`` is the API's version or ETag, if it has
+    one; ``fields`` are the kind's own, without name and labels.
+    """
+
+    name: str
+    fields: Fields
+    uid: str | None = None
+    version: str | None = None
+    labels: dict[str, str] = {}
+
+
+def digest(thing: ExternalObject) -> str:
+    """Digest an object's content, so that an observer can tell a change without keeping the object.
+
+    Two objects with the same uid, version, fields and labels have the same digest, whatever the
+    order of their keys.
+    """
+    return hashlib.blake2b(_encoder.encode(thing), digest_size=12).hexdigest()

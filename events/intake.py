@@ -1,0 +1,147 @@
+"""What others tell the reconciler: declarations, observations, results and timers.
+
+Each is the ``data`` of a CloudEvent (``events.envelope``) on a subject of ``events.subjects``. The
+class's tag is the last part of the CloudEvent's ``type``: ``reconciler.desired.Declared``.
+
+A *position* is a sequence of the intake stream, and the logical clock of this system: what a worker
+reports after an effect gets a later position than anything that was known before it. An observation
+says at which position its read began (``as_of``), so that one taken before our last effect is
+recognised as stale, whatever the clocks say.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Manifest
+
+
+class _Intake(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How every intake message is written: camelCase."""
+
+
+class Declared(_Intake, frozen=True):
+    """A service declares the desired state of one shape.
+
+    With ``expected_generation`` the declaration is refused unless the shape's generation is that
+    one (0: it does not exist yet).
+    """
+
+    manifest: Manifest
+    expected_generation: int | None = None
+
+
+class Withdrawn(_Intake, frozen=True):
+    """A service takes its declaration back: the policy says what happens to the external object."""
+
+    expected_generation: int | None = None
+
+
+class StrayCount(_Intake, frozen=True):
+    """How many objects of an exclusive scope nobody declared, of how many: for the deletion guard."""
+
+    strays: int
+    total: int
+
+
+class Observed(_Intake, frozen=True):
+    """What an observer saw of one shape: the object, or proof that there is none.
+
+    ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or a
+    ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began, and
+    the observation is taken as older than everything.
+    """
+
+    provider_config: str
+    external_name: str
+    object: ExternalObject | None = None
+    evidence: Literal["CompleteListing", "Read"] = "Read"
+    as_of: int = 0
+    exclusive: StrayCount | None = None
+
+
+ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]
+
+
+class ActionError(_Intake, frozen=True):
+    """Why a call did not succeed.
+
+    ``Transient``, ``Throttled`` and ``Unknown`` are tried again with the same key; ``Conflict`` and
+    ``NotFound`` say that what we knew is out of date; ``Permanent`` waits for a new generation.
+    ``retry_after_seconds`` is the API's own wish.
+    """
+
+    error_class: ErrorClass
+    message: str
+    status: int | None = None
+    retry_after_seconds: float | None = None
+
+
+class Reported(_Intake, frozen=True):
+    """A worker reports what came of one attempt at an action.
+
+    ``object`` is the object as the API shows it after a success; after a conflict, what stands in the
+    way, if it could be read.
+    """
+
+    action_id: str
+    attempt: int
+    started_at: datetime
+    finished_at: datetime
+    worker: str
+    error: ActionError | None = None
+    object: ExternalObject | None = None
+    replayed: bool = False
+
+
+class TimerFired(_Intake, frozen=True):
+    """A timer is due: a hint to look at the shape again, never truth."""
+
+    purpose: Literal["Retry", "Sweep", "ConfigChanged"]
+
+
+IntakeData = Declared | Withdrawn | Observed | Reported | TimerFired
+
+INTAKE_TYPES: dict[str, type[IntakeData]] = {
+    "reconciler.desired.Declared": Declared,
+    "reconciler.desired.Withdrawn": Withdrawn,
+    "reconciler.observed.Observed": Observed,
+    "reconciler.result.Reported": Reported,
+    "reconciler.timer.TimerFired": TimerFired,
+}
+"""CloudEvents type of every intake message; its second part is the ``<what>`` of the subject."""
+
+TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
+    struct: name for name, struct in INTAKE_TYPES.items()
+}
+
+
+class SnapshotBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
+    """An observer begins to list a scope; ``as_of`` is the intake's last position at that moment."""
+
+    provider_config: str
+    kind: str
+    as_of: int
+    prefix: str | None = None
+    labels: dict[str, str] = {}
+
+
+class SnapshotItem(_Intake, frozen=True, tag_field="part", tag="Item"):
+    """One object of the scope."""
+
+    object: ExternalObject
+
+
+class SnapshotCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
+    """The listing came to its end; it proves absence only if ``count`` items were received."""
+
+    count: int
+
+
+SnapshotPart = SnapshotBegan | SnapshotItem | SnapshotCompleted
+
+SNAPSHOT_TYPE = "reconciler.snapshot.Part"

@@ -1,0 +1,269 @@
+"""What the reconciler recorded about a shape: the event log, which is the only truth.
+
+These are the STORED formats: a field may be added with a default; a field is never renamed or removed,
+and what no longer fits gets a new class and an upcaster (``events.upcasting``).
+
+An event says what happened in the past tense and carries all that a fold needs. The envelope
+(``LogEvent``) adds the shape's gapless version, the time, and the cause: the intake message that led
+to it, with its position.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import ActionError
+from events.manifest import Fields, Policy
+from events.names import ShapeKey
+from events.subjects import LogClass
+
+
+class _Event(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, tag_field="event"):
+    """How every event of the log is written: camelCase, with its class's name as ``event``."""
+
+
+class SpecDeclared(_Event, frozen=True):
+    """A new desired state was accepted, as this generation."""
+
+    generation: int
+    api_version: str
+    provider_config: str
+    external_name: str
+    fields: Fields
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    policy: Policy = Policy()
+
+
+class SpecWithdrawn(_Event, frozen=True):
+    """The desired state was taken back, as this generation."""
+
+    generation: int
+
+
+class GenerationSuperseded(_Event, frozen=True):
+    """A generation was replaced before it was settled."""
+
+    generation: int
+    by: int
+
+
+class ExternalObserved(_Event, frozen=True):
+    """Something new was seen in the external API: the object (or None: proof that there is none)."""
+
+    provider_config: str
+    external_name: str
+    object: ExternalObject | None
+    evidence: Literal["CompleteListing", "Read"]
+    as_of: int
+    strays: int | None = None
+    total: int | None = None
+
+
+class FieldDifference(msgspec.Struct, frozen=True, rename="camel"):
+    """One field whose observed value is not the desired one. ``None`` stands for: not there."""
+
+    path: str
+    desired: object
+    observed: object
+
+
+class DriftDetected(_Event, frozen=True):
+    """What exists is no longer what was applied: by somebody else, since we changed nothing.
+
+    ``missing``: the object is gone.
+    """
+
+    generation: int
+    missing: bool = False
+    differences: tuple[FieldDifference, ...] = ()
+
+
+class OwnershipClaimed(_Event, frozen=True):
+    """An object that was there already is ours from now on."""
+
+    external_name: str
+    uid: str | None
+    reason: Literal["Adopted", "Label"]
+
+
+class OwnershipReleased(_Event, frozen=True):
+    """The external object is not ours any more: we let it go, or it is not the one we knew."""
+
+    external_name: str
+    uid: str | None
+    reason: Literal["Orphaned", "Gone", "Replaced"]
+
+
+Operation = Literal["Create", "Update", "Delete"]
+
+
+class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One effect on the external API, frozen: every attempt has the same key and parameters.
+
+    ``because`` names the events and messages it rests on. ``uid`` and ``version`` are preconditions:
+    what the object must still be.
+    """
+
+    action_id: str
+    idempotency_key: str
+    operation: Operation
+    generation: int
+    provider_config: str
+    external_name: str
+    because: tuple[str, ...]
+    fields: Fields = {}
+    labels: dict[str, str] = {}
+    uid: str | None = None
+    version: str | None = None
+
+
+class ActionDecided(_Event, frozen=True):
+    """The intent, recorded before any external call is made."""
+
+    action: Action
+
+
+class ActionRetried(_Event, frozen=True):
+    """The same action is to be tried once more: same key, same parameters, next attempt."""
+
+    action: Action
+    attempt: int
+
+
+class ActionSucceeded(_Event, frozen=True):
+    """The effect is known to have happened."""
+
+    action_id: str
+    operation: Operation
+    attempt: int
+    object: ExternalObject | None = None
+    replayed: bool = False
+
+
+class ActionFailed(_Event, frozen=True):
+    """An attempt failed, or its result is unknown. ``object`` is what stands in the way."""
+
+    action_id: str
+    operation: Operation
+    attempt: int
+    error: ActionError
+    object: ExternalObject | None = None
+
+
+class RetryScheduled(_Event, frozen=True):
+    """The shape waits until ``at``; for the next attempt of ``action_id``, or to look again."""
+
+    at: datetime
+    delay_seconds: float
+    reason: str
+    action_id: str | None = None
+
+
+OutcomeName = Literal[
+    "Converged",
+    "Degraded",
+    "Failed",
+    "Conflict",
+    "Disputed",
+    "Drifted",
+    "Held",
+    "Paused",
+    "Unowned",
+    "Deleted",
+    "Released",
+    "Rejected",
+]
+ConditionType = Literal["Ready", "Synced", "Degraded", "Paused"]
+
+
+class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One aspect of a shape's state, as Kubernetes users know it."""
+
+    type: ConditionType
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+    observed_generation: int = 0
+
+
+class OutcomeRecorded(_Event, frozen=True):
+    """How a generation stands: the public result, copied to the outcome stream by the server."""
+
+    outcome: OutcomeName
+    generation: int
+    reason: str
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    action_id: str | None = None
+
+
+ShapeEvent = (
+    SpecDeclared
+    | SpecWithdrawn
+    | GenerationSuperseded
+    | ExternalObserved
+    | DriftDetected
+    | OwnershipClaimed
+    | OwnershipReleased
+    | ActionDecided
+    | ActionRetried
+    | ActionSucceeded
+    | ActionFailed
+    | RetryScheduled
+    | OutcomeRecorded
+)
+
+_CLASS_OF: dict[type[ShapeEvent], LogClass] = {
+    ActionDecided: "action",
+    ActionRetried: "action",
+    OutcomeRecorded: "outcome",
+}
+
+
+def log_class(event: ShapeEvent) -> LogClass:
+    """Tell which subject class an event is recorded under."""
+    return _CLASS_OF.get(type(event), "fact")
+
+
+class LogEvent(msgspec.Struct, frozen=True):
+    """An event of the log in its envelope: CloudEvents 1.0, structured JSON, with extensions.
+
+    ``shapeversion`` counts the events of one shape without a gap. ``causeid`` and ``causeposition``
+    name the intake message that led to the event; ``actor`` is that message's source. Attribute names
+    are lower case and joined, as CloudEvents wants.
+    """
+
+    id: str
+    source: str
+    type: str
+    subject: str
+    time: datetime
+    shapeversion: int
+    data: ShapeEvent
+    causeid: str = ""
+    causeposition: int = 0
+    actor: str = ""
+    specversion: str = "1.0"
+
+    @property
+    def key(self) -> ShapeKey:
+        """The shape that the event belongs to."""
+        return ShapeKey(*self.subject.split("/"))
+
+
+SOURCE = "reconciler"
+
+
+def event_id(key: ShapeKey, version: int) -> str:
+    """Name an event: unique in one log, since versions have no gaps and appends are checked."""
+    return f"{key}@{version}"
+
+
+def event_type(event: ShapeEvent) -> str:
+    """Give the CloudEvents type of an event."""
+    return f"reconciler.shape.{type(event).__name__}"

@@ -1,0 +1,174 @@
+"""Manifests: what people declare, in the form they know.
+
+``apiVersion``, ``kind``, ``metadata`` and ``spec``. In ``spec`` two fields are the reconciler's own,
+``providerConfigRef`` and ``policy``; all others belong to the kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from events.names import ShapeKey, check_token
+
+EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
+"""Annotation with the name of the object in the external API, where it is not ``metadata.name``."""
+
+DEFAULT_PROVIDER_CONFIG = "default"
+PROVIDER_CONFIG_KIND = "ProviderConfig"
+PROVIDER_CONFIG_API_VERSION = "reconciler/v1"
+
+Fields = dict[str, Any]
+
+
+class InvalidManifestError(ValueError):
+    """A manifest that cannot be used; the message says what, where and what is allowed."""
+
+
+class _Declared(
+    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+):
+    """How every struct that people write is read: camelCase, and an unknown field is an error."""
+
+
+class Metadata(_Declared, frozen=True):
+    """Who the shape is, and what is attached to it."""
+
+    name: str
+    namespace: str = "default"
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Manifest(_Declared, frozen=True):
+    """A declaration of one shape."""
+
+    api_version: str
+    kind: str
+    metadata: Metadata
+    spec: Fields = {}
+
+    @property
+    def key(self) -> ShapeKey:
+        """The identity; raises ``InvalidNameError``."""
+        return ShapeKey.checked(self.metadata.namespace, self.kind, self.metadata.name)
+
+
+class ProviderConfigRef(_Declared, frozen=True):
+    """Which ``ProviderConfig`` a shape uses."""
+
+    name: str
+
+
+Deletion = Literal["Delete", "Orphan"]
+Mode = Literal["Present", "Absent", "CreateOnly", "ObserveOnly"]
+Adoption = Literal["Adopt", "Refuse"]
+
+
+class Policy(_Declared, frozen=True):
+    """What the reconciler may do to one shape.
+
+    ``deletion``: what happens to the external object at withdrawal. ``mode``: ``Present`` keeps it as
+    declared, ``Absent`` keeps it away, ``CreateOnly`` makes it once and then only reports,
+    ``ObserveOnly`` never writes. ``adoption``: what to do with an object of that name that is there
+    already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``) that
+    are left to others. ``paused``: report, but do nothing.
+    """
+
+    deletion: Deletion = "Delete"
+    mode: Mode = "Present"
+    adoption: Adoption = "Refuse"
+    ignore_fields: tuple[str, ...] = ()
+    paused: bool = False
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """A manifest taken apart: the reconciler's own fields, and those of the kind."""
+
+    provider_config: str
+    policy: Policy
+    external_name: str
+    fields: Fields
+    labels: dict[str, str]
+
+
+def take_apart(manifest: Manifest) -> Declaration:
+    """Split a manifest's spec into the reconciler's fields and the kind's.
+
+    Raises ``InvalidManifestError``.
+    """
+    fields = dict(manifest.spec)
+    reference = fields.pop("providerConfigRef", None)
+    policy = fields.pop("policy", None)
+    try:
+        config = (
+            DEFAULT_PROVIDER_CONFIG
+            if reference is None
+            else msgspec.convert(reference, ProviderConfigRef).name
+        )
+        check_token(config, what="spec.providerConfigRef.name")
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InvalidManifestError(f"spec.providerConfigRef: {error}") from None
+    try:
+        decided = Policy() if policy is None else msgspec.convert(policy, Policy)
+    except msgspec.ValidationError as error:
+        raise InvalidManifestError(f"spec.policy: {error}") from None
+    external_name = manifest.metadata.annotations.get(
+        EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
+    )
+    return Declaration(config, decided, external_name, fields, dict(manifest.metadata.labels))
+
+
+class CredentialsRef(_Declared, frozen=True):
+    """Where the credentials are: an environment variable or a file. The secret itself stays there."""
+
+    env: str | None = None
+    file: str | None = None
+
+
+class Scope(_Declared, frozen=True):
+    """Which objects of the external API this configuration looks at, and whether all are ours."""
+
+    mode: Literal["Shared", "Exclusive"] = "Shared"
+    prefix: str | None = None
+    labels: dict[str, str] = {}
+    namespace: str = "default"
+
+
+class DeletionGuard(_Declared, frozen=True):
+    """How many strays of an exclusive scope may be removed at one listing before people are asked."""
+
+    max_count: int = 10
+    max_percent: int = 30
+
+
+class Retry(_Declared, frozen=True):
+    """Back-off between attempts, in seconds: doubled each time, with jitter."""
+
+    initial_seconds: float = 1.0
+    max_seconds: float = 300.0
+
+
+class Limits(_Declared, frozen=True):
+    """What the external API may be asked at most."""
+
+    concurrency: int = 64
+    request_timeout_seconds: float = 10.0
+    page_size: int = 1000
+
+
+class ProviderConfigSpec(_Declared, frozen=True):
+    """The spec of a ``ProviderConfig``: one external API, and how to treat it."""
+
+    provider: str
+    endpoint: str
+    credentials_ref: CredentialsRef | None = None
+    kinds: tuple[str, ...] = ()
+    scope: Scope = Scope()
+    ownership: Literal["Log", "Label"] = "Log"
+    resync_seconds: float = 30.0
+    limits: Limits = Limits()
+    retry: Retry = Retry()
+    deletion_guard: DeletionGuard = DeletionGuard()
+    consistency_grace_seconds: float = 0.0

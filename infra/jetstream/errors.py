@@ -1,0 +1,68 @@
+"""What can go wrong on the bus: one tree, each error saying what, where and what to do."""
+
+from collections.abc import Mapping
+
+
+class BusError(Exception):
+    """Any failure of the bus, or of the way it is used."""
+
+
+class BusUnavailable(BusError):
+    """No answer: the server is away, too slow, or denies permission.
+
+    The result of what was asked is *unknown*, not failed: a publish may have been stored. Read
+    before repeating it (or repeat it, when it is idempotent).
+    """
+
+
+class AppendConflict(BusError):
+    """A compare-and-set found another last sequence than the expected one: nothing was stored.
+
+    Also the answer to a repeat of an append whose acknowledgement was lost: read the tail of the
+    subjects before concluding that somebody else wrote.
+
+    Attributes:
+        filters: every expectation of the batch, subject filter to expected last sequence.
+        actual_last: the last sequence that the server found, or None where it doesn't say.
+    """
+
+    def __init__(
+        self, message: str, *, filters: Mapping[str, int], actual_last: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.filters = filters
+        self.actual_last = actual_last
+
+
+class StreamFull(BusError):
+    """The stream, its account or its disk has no room left: nothing was stored."""
+
+
+class MessageTooLarge(BusError):
+    """A message is longer than the server or the stream accepts: nothing was sent or stored."""
+
+
+class IncompatibleServer(BusError):
+    """The server is too old, or has JetStream switched off."""
+
+
+class IncompatibleStream(BusError):
+    """An existing stream or consumer differs in a way that can't be changed in place."""
+
+
+class NotFoundOnBus(BusError):
+    """The stream, consumer or message does not exist."""
+
+
+class BusRefused(BusError):
+    """The server answered with an error that none of the others describes.
+
+    Attributes:
+        code: the HTTP-like status code.
+        err_code: JetStream's own code, 0 where there is none.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, err_code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.err_code = err_code

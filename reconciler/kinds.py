@@ -1,0 +1,117 @@
+"""Kinds: what can be declared, and the registry that finds them.
+
+A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a pure ``normalize``
+that makes desired and observed values comparable, and a factory of its provider. It registers itself
+as an entry point of the group ``reconciler.kinds``; nothing else of the project knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import cast
+
+import msgspec
+
+from events.manifest import (
+    PROVIDER_CONFIG_API_VERSION,
+    PROVIDER_CONFIG_KIND,
+    Fields,
+    InvalidManifestError,
+    ProviderConfigSpec,
+)
+from reconciler.errors import UnknownKindError
+from reconciler.provider import Capabilities, ProviderFactory
+
+ENTRY_POINT_GROUP = "reconciler.kinds"
+
+
+def _as_it_is(fields: Fields) -> Fields:
+    return fields
+
+
+def _any_name(_name: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of shape.
+
+    ``schema``: struct of the kind's own fields of ``spec``; unknown fields should be forbidden there.
+    ``normalize``: pure; gives fields a canonical form, so that two ways to write one value are equal.
+    ``name_problem``: says what is wrong with an external name for this API, or None.
+    ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
+    """
+
+    name: str
+    api_version: str
+    schema: type[msgspec.Struct]
+    provider: str = ""
+    capabilities: Capabilities | None = None
+    connect: ProviderFactory | None = None
+    normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
+    name_problem: Callable[[str], str | None] = field(default=_any_name)
+
+    @property
+    def is_external(self) -> bool:
+        """Whether shapes of this kind live in an external API."""
+        return self.connect is not None
+
+    def checked_fields(self, fields: Fields) -> Fields:
+        """Validate and canonicalise the kind's fields of a spec; raises ``InvalidManifestError``."""
+        try:
+            checked = msgspec.convert(fields, self.schema)
+        except msgspec.ValidationError as error:
+            raise InvalidManifestError(f"spec: {error}") from None
+        return self.normalize(cast("Fields", msgspec.to_builtins(checked, str_keys=True)))
+
+
+PROVIDER_CONFIG = Kind(
+    name=PROVIDER_CONFIG_KIND,
+    api_version=PROVIDER_CONFIG_API_VERSION,
+    schema=ProviderConfigSpec,
+)
+"""How an external API is configured: itself a kind, declared like everything else."""
+
+
+class KindRegistry(Mapping[str, Kind]):
+    """The kinds this process knows, by name."""
+
+    def __init__(self, kinds: Iterable[Kind]) -> None:
+        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, *kinds)}
+
+    def __getitem__(self, name: str) -> Kind:
+        kind = self._kinds.get(name)
+        if kind is None:
+            known = ", ".join(sorted(self._kinds))
+            raise UnknownKindError(f"kind {name!r} is not known here: the registered kinds are {known}")
+        return kind
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._kinds
+
+    def __iter__(self):  # noqa: ANN204 - the return type is Mapping's
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def of_provider(self, provider: str) -> list[Kind]:
+        """All kinds of one API family."""
+        return [kind for kind in self._kinds.values() if kind.is_external and kind.provider == provider]
+
+
+def installed_kinds() -> KindRegistry:
+    """Load every kind that an installed distribution registers.
+
+    Raises ``TypeError`` for an entry point that is not a ``Kind``: a packaging error.
+    """
+    kinds: list[Kind] = []
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        kind = entry.load()
+        if not isinstance(kind, Kind):
+            raise TypeError(f"entry point {entry.name} = {entry.value} is not a reconciler Kind")
+        kinds.append(kind)
+    return KindRegistry(kinds)

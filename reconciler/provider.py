@@ -1,0 +1,91 @@
+"""What an external API must offer to be reconciled: the provider interface.
+
+A *provider* is a thin client of one external API for one kind. It makes each call once, classifies
+every failure as one of the ``ProviderError`` classes, and holds no state that matters: retries,
+back-off and ownership are the aggregate's (ADR 0003). What an API can do differs, so a provider
+declares its ``Capabilities``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import ProviderConfigSpec, Scope
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an external API can do.
+
+    ``idempotency_keys``: a repeat with the same key gives the first answer. ``deterministic_names``:
+    we choose the name, and it is unique. ``labels``: objects carry our owner label.
+    ``conditional_writes``: a write can be bound to a version.
+    """
+
+    idempotency_keys: bool
+    deterministic_names: bool
+    labels: bool
+    conditional_writes: bool
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What a write did: the object as the API shows it afterwards (None after a deletion).
+
+    ``replayed``: the API said that this was the kept answer to an earlier call with the same key.
+    """
+
+    object: ExternalObject | None
+    replayed: bool = False
+
+
+class Provider(Protocol):
+    """A client of one external API for one kind.
+
+    Every method raises a ``ProviderError`` class on failure and never retries by itself.
+    """
+
+    async def create(self, action: Action) -> Effect:
+        """Create ``action.external_name`` with the action's fields and labels, under its key.
+
+        Raises ``ConflictError`` with the obstacle if an object of that name exists that this key did
+        not create; never overwrites one.
+        """
+        ...
+
+    async def update(self, action: Action) -> Effect:
+        """Replace the object's fields and labels, if it is still ``action.uid`` at ``action.version``.
+
+        Raises ``NotFoundError``, or ``ConflictError`` with what is there now.
+        """
+        ...
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete the object if it is still ``action.uid``; an object that is gone is a success.
+
+        Raises ``ConflictError`` with the obstacle if another object has taken the name.
+        """
+        ...
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        """Read one object; None is proof that there is none."""
+        ...
+
+    def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List a scope page by page. Ending without an exception means: the listing is complete."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class ProviderFactory(Protocol):
+    """Builds a provider from a ``ProviderConfig``; ``secret`` is the resolved credential."""
+
+    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+        """Build a client; opens no connection yet."""
+        ...
