@@ -6,6 +6,6 @@ An *event* here is a CloudEvents 1.0 message in structured JSON. Three vocabular
 - ``log``: what the reconciler recorded about one shape, the only truth;
 - ``outcome``: what it tells others about the result.
 
-``names`` and ``subjects`` say how a shape is named and where its messages travel; ``manifest`` is what
-people write. This package imports nothing else of this project.
+``names`` and ``subjects`` say how a shape is named and where its messages travel; ``manifest`` is
+what people write. This package imports nothing else of this project.
 """

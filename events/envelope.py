@@ -1,8 +1,8 @@
 """CloudEvents 1.0 in structured JSON, in and out.
 
-Structured mode is what the released NATS binding of CloudEvents (1.0.2) knows, and it keeps a message
-whole when it leaves the bus. A bare manifest on a ``desired`` subject is accepted too, so that a
-declaration can be published by hand.
+Structured mode is what the released NATS binding of CloudEvents (1.0.2) knows, and it keeps a
+message whole when it leaves the bus. A bare manifest on a ``desired`` subject is accepted too, so
+that a declaration can be published by hand.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datet
     return _encode(message_id, source, TYPE_OF_INTAKE[type(data)], data, time)
 
 
-def encode_snapshot_part(message_id: str, source: str, data: SnapshotPart, *, time: datetime) -> bytes:
+def encode_snapshot_part(
+    message_id: str, source: str, data: SnapshotPart, *, time: datetime
+) -> bytes:
     """Encode one part of a snapshot as a CloudEvent."""
     return _encode(message_id, source, SNAPSHOT_TYPE, data, time)
 
@@ -85,7 +87,8 @@ def _encode(message_id: str, source: str, event_type: str, data: object, time: d
 def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
-    ``fallback_id`` names a bare manifest, which has no id of its own. Raises ``InvalidMessageError``.
+    ``fallback_id`` names a bare manifest, which has no id of its own. Raises
+    ``InvalidMessageError``.
     """
     try:
         envelope = _envelope_decoder.decode(payload)
@@ -147,6 +150,6 @@ def decode_log(payload: bytes) -> LogEvent:
         raise InvalidMessageError(f"not an event of the log: {error}") from None
 
 
-def to_builtins(thing: object) -> Any:  # noqa: ANN401 - JSON-like builtins of any shape
+def to_builtins(thing: object) -> Any:
     """Turn any struct of this package into dicts, lists and scalars, as its JSON shows it."""
     return msgspec.to_builtins(thing, str_keys=True)

@@ -28,7 +28,20 @@ class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 def digest(thing: ExternalObject) -> str:
     """Digest an object's content, so that an observer can tell a change without keeping the object.
 
-    Two objects with the same uid, version, fields and labels have the same digest, whatever the
-    order of their keys.
+    Two objects with the same name, uid, fields and labels have the same digest, whatever the order
+    of their keys. The version is left out: an API that touches it without a change costs no event.
     """
-    return hashlib.blake2b(_encoder.encode(thing), digest_size=12).hexdigest()
+    content = (thing.name, thing.uid, thing.fields, thing.labels)
+    return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
+
+
+def same_content(left: ExternalObject | None, right: ExternalObject | None) -> bool:
+    """Tell whether two looks at an object show the same thing; None stands for its absence."""
+    if left is None or right is None:
+        return left is right
+    return (
+        left.name == right.name
+        and left.uid == right.uid
+        and left.fields == right.fields
+        and left.labels == right.labels
+    )

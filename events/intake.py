@@ -42,7 +42,7 @@ class Withdrawn(_Intake, frozen=True):
 
 
 class StrayCount(_Intake, frozen=True):
-    """How many objects of an exclusive scope nobody declared, of how many: for the deletion guard."""
+    """How many objects of an exclusive scope are undeclared, of how many: for the guard."""
 
     strays: int
     total: int
@@ -51,9 +51,10 @@ class StrayCount(_Intake, frozen=True):
 class Observed(_Intake, frozen=True):
     """What an observer saw of one shape: the object, or proof that there is none.
 
-    ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or a
-    ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began, and
-    the observation is taken as older than everything.
+    ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or
+    a ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began,
+    and the observation is taken as older than everything. ``began_at`` is the same moment by the
+    clock, for APIs that show an effect only after a grace.
     """
 
     provider_config: str
@@ -61,6 +62,7 @@ class Observed(_Intake, frozen=True):
     object: ExternalObject | None = None
     evidence: Literal["CompleteListing", "Read"] = "Read"
     as_of: int = 0
+    began_at: datetime | None = None
     exclusive: StrayCount | None = None
 
 
@@ -84,8 +86,8 @@ class ActionError(_Intake, frozen=True):
 class Reported(_Intake, frozen=True):
     """A worker reports what came of one attempt at an action.
 
-    ``object`` is the object as the API shows it after a success; after a conflict, what stands in the
-    way, if it could be read.
+    ``object`` is the object as the API shows it after a success; after a conflict, what stands in
+    the way, if it could be read.
     """
 
     action_id: str
@@ -102,6 +104,21 @@ class TimerFired(_Intake, frozen=True):
     """A timer is due: a hint to look at the shape again, never truth."""
 
     purpose: Literal["Retry", "Sweep", "ConfigChanged"]
+
+
+class Answer(_Intake, frozen=True):
+    """What the decider answers to a publisher that asked (``events.subjects.REPLY_HEADER``).
+
+    ``reason`` is one word: ``Accepted``, ``Unchanged``, ``Duplicate``, or why it was refused.
+    ``generation`` is the shape's generation after the message; ``position`` the message's place in
+    the intake.
+    """
+
+    accepted: bool
+    reason: str
+    generation: int
+    position: int
+    message: str = ""
 
 
 IntakeData = Declared | Withdrawn | Observed | Reported | TimerFired
@@ -121,7 +138,7 @@ TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
 
 
 class SnapshotBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
-    """An observer begins to list a scope; ``as_of`` is the intake's last position at that moment."""
+    """An observer begins to list a scope; ``as_of`` is the intake's last position by then."""
 
     provider_config: str
     kind: str

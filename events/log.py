@@ -1,11 +1,11 @@
 """What the reconciler recorded about a shape: the event log, which is the only truth.
 
-These are the STORED formats: a field may be added with a default; a field is never renamed or removed,
-and what no longer fits gets a new class and an upcaster (``events.upcasting``).
+These are the STORED formats: a field may be added with a default; a field is never renamed or
+removed, and what no longer fits gets a new class and an upcaster (``events.upcasting``).
 
 An event says what happened in the past tense and carries all that a fold needs. The envelope
-(``LogEvent``) adds the shape's gapless version, the time, and the cause: the intake message that led
-to it, with its position.
+(``LogEvent``) adds the shape's gapless version, the time, and the cause: the intake message that
+led to it, with its position.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GenerationSuperseded(_Event, frozen=True):
 
 
 class ExternalObserved(_Event, frozen=True):
-    """Something new was seen in the external API: the object (or None: proof that there is none)."""
+    """Something new was seen in the external API: the object, or None: proof that there is none."""
 
     provider_config: str
     external_name: str
@@ -88,7 +88,7 @@ class OwnershipClaimed(_Event, frozen=True):
 
     external_name: str
     uid: str | None
-    reason: Literal["Adopted", "Label"]
+    reason: Literal["Adopted", "Label", "ExclusiveScope"]
 
 
 class OwnershipReleased(_Event, frozen=True):
@@ -105,8 +105,8 @@ Operation = Literal["Create", "Update", "Delete"]
 class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One effect on the external API, frozen: every attempt has the same key and parameters.
 
-    ``because`` names the events and messages it rests on. ``uid`` and ``version`` are preconditions:
-    what the object must still be.
+    ``because`` names the events and messages it rests on. ``uid`` and ``version`` are
+    preconditions: what the object must still be.
     """
 
     action_id: str
@@ -153,6 +153,14 @@ class ActionFailed(_Event, frozen=True):
     attempt: int
     error: ActionError
     object: ExternalObject | None = None
+
+
+class ActionAbandoned(_Event, frozen=True):
+    """An action that is known to have done nothing is given up: something newer is wanted."""
+
+    action_id: str
+    operation: Operation
+    reason: str
 
 
 class RetryScheduled(_Event, frozen=True):
@@ -214,6 +222,7 @@ ShapeEvent = (
     | ActionRetried
     | ActionSucceeded
     | ActionFailed
+    | ActionAbandoned
     | RetryScheduled
     | OutcomeRecorded
 )
@@ -234,8 +243,8 @@ class LogEvent(msgspec.Struct, frozen=True):
     """An event of the log in its envelope: CloudEvents 1.0, structured JSON, with extensions.
 
     ``shapeversion`` counts the events of one shape without a gap. ``causeid`` and ``causeposition``
-    name the intake message that led to the event; ``actor`` is that message's source. Attribute names
-    are lower case and joined, as CloudEvents wants.
+    name the intake message that led to the event; ``actor`` is that message's source. Attribute
+    names are lower case and joined, as CloudEvents wants.
     """
 
     id: str

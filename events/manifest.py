@@ -1,7 +1,7 @@
 """Manifests: what people declare, in the form they know.
 
-``apiVersion``, ``kind``, ``metadata`` and ``spec``. In ``spec`` two fields are the reconciler's own,
-``providerConfigRef`` and ``policy``; all others belong to the kind.
+``apiVersion``, ``kind``, ``metadata`` and ``spec``. In ``spec`` two fields are the reconciler's
+own, ``providerConfigRef`` and ``policy``; all others belong to the kind.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ Adoption = Literal["Adopt", "Refuse"]
 class Policy(_Declared, frozen=True):
     """What the reconciler may do to one shape.
 
-    ``deletion``: what happens to the external object at withdrawal. ``mode``: ``Present`` keeps it as
-    declared, ``Absent`` keeps it away, ``CreateOnly`` makes it once and then only reports,
+    ``deletion``: what happens to the external object at withdrawal. ``mode``: ``Present`` keeps it
+    as declared, ``Absent`` keeps it away, ``CreateOnly`` makes it once and then only reports,
     ``ObserveOnly`` never writes. ``adoption``: what to do with an object of that name that is there
-    already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``) that
-    are left to others. ``paused``: report, but do nothing.
+    already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``)
+    that are left to others. ``paused``: report, but do nothing.
     """
 
     deletion: Deletion = "Delete"
@@ -121,7 +121,7 @@ def take_apart(manifest: Manifest) -> Declaration:
 
 
 class CredentialsRef(_Declared, frozen=True):
-    """Where the credentials are: an environment variable or a file. The secret itself stays there."""
+    """Where the credentials are: an environment variable or a file. The secret stays there."""
 
     env: str | None = None
     file: str | None = None
@@ -137,7 +137,10 @@ class Scope(_Declared, frozen=True):
 
 
 class DeletionGuard(_Declared, frozen=True):
-    """How many strays of an exclusive scope may be removed at one listing before people are asked."""
+    """How many strays of an exclusive scope one listing may remove before people are asked.
+
+    ``max_percent`` counts in scopes of ten objects and more.
+    """
 
     max_count: int = 10
     max_percent: int = 30

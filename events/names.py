@@ -1,7 +1,7 @@
 """Names: the identity of a shape, and the tokens that may appear in a NATS subject.
 
-Subjects are the bus's addresses, so an unchecked name is an injection: a literal ``*`` is accepted by
-a publish and stored. Every token is therefore checked before it becomes part of a subject.
+Subjects are the bus's addresses, so an unchecked name is an injection: a literal ``*`` is accepted
+by a publish and stored. Every token is therefore checked before it becomes part of a subject.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 
 import msgspec
 
-TOKEN_PATTERN = r"[A-Za-z0-9_-]{1,63}"
-_TOKEN = re.compile(TOKEN_PATTERN)
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_SHOWN_CHARACTERS = 80
 
 SYSTEM_NAMESPACE = "system"
 """Where cluster-wide shapes live, such as every ``ProviderConfig``."""
@@ -25,7 +25,7 @@ class InvalidNameError(ValueError):
 def check_token(value: str, *, what: str) -> str:
     """Return ``value`` if it can be one token of a subject, or raise ``InvalidNameError``."""
     if _TOKEN.fullmatch(value) is None:
-        shown = value if len(value) <= 80 else value[:77] + "..."
+        shown = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
         raise InvalidNameError(
             f"{what} {shown!r} is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )

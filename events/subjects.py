@@ -27,8 +27,8 @@ INTAKE_KINDS: tuple[Intake, ...] = ("desired", "observed", "result", "timer")
 LogClass = Literal["fact", "action", "outcome"]
 
 REPLY_HEADER = "Reconciler-Reply-To"
-"""Header with the inbox that wants the decider's answer (the reply subject proper is answered by the
-server, when the message is stored)."""
+"""Header with the inbox that wants the decider's answer (the reply subject proper is answered by
+the server, when the message is stored)."""
 
 _INTAKE_TOKENS = 6
 _LOG_TOKENS = 5

@@ -5,6 +5,6 @@
 external API must offer; ``ports`` says what the services need from a bus; ``sdk`` is for other
 services and ``cli`` for people.
 
-May import ``events``, ``projections`` from its services, and ``infra`` only in ``reconciler.wiring``,
-where a process is put together.
+May import ``events``, ``projections`` from its services, and ``infra`` only in
+``reconciler.wiring``, where a process is put together.
 """

@@ -34,8 +34,8 @@ class WaitTimeoutError(ReconcilerError):
 class ProviderError(ReconcilerError):
     """A call to an external API did not succeed; the class decides what happens next.
 
-    ``object`` is what stands in the way, where it is known. ``retry_after_seconds`` is the API's own
-    wish.
+    ``object`` is what stands in the way, where it is known. ``retry_after_seconds`` is the API's
+    own wish.
     """
 
     error_class: ErrorClass = "Unknown"

@@ -1,8 +1,8 @@
 """Kinds: what can be declared, and the registry that finds them.
 
 A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a pure ``normalize``
-that makes desired and observed values comparable, and a factory of its provider. It registers itself
-as an entry point of the group ``reconciler.kinds``; nothing else of the project knows it.
+that makes desired and observed values comparable, and a factory of its provider. It registers
+itself as an entry point of the group ``reconciler.kinds``; nothing else of the project knows it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _any_name(_name: str) -> str | None:
 class Kind:
     """A kind of shape.
 
-    ``schema``: struct of the kind's own fields of ``spec``; unknown fields should be forbidden there.
-    ``normalize``: pure; gives fields a canonical form, so that two ways to write one value are equal.
-    ``name_problem``: says what is wrong with an external name for this API, or None.
+    ``schema``: struct of the kind's own fields of ``spec``; unknown fields should be forbidden
+    there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
+    are equal. ``name_problem``: says what is wrong with an external name for this API, or None.
     ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
     """
 
@@ -60,7 +60,7 @@ class Kind:
         return self.connect is not None
 
     def checked_fields(self, fields: Fields) -> Fields:
-        """Validate and canonicalise the kind's fields of a spec; raises ``InvalidManifestError``."""
+        """Validate and canonicalise the kind's fields; raises ``InvalidManifestError``."""
         try:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
@@ -86,13 +86,15 @@ class KindRegistry(Mapping[str, Kind]):
         kind = self._kinds.get(name)
         if kind is None:
             known = ", ".join(sorted(self._kinds))
-            raise UnknownKindError(f"kind {name!r} is not known here: the registered kinds are {known}")
+            raise UnknownKindError(
+                f"kind {name!r} is not known here: the registered kinds are {known}"
+            )
         return kind
 
     def __contains__(self, name: object) -> bool:
         return name in self._kinds
 
-    def __iter__(self):  # noqa: ANN204 - the return type is Mapping's
+    def __iter__(self):
         return iter(self._kinds)
 
     def __len__(self) -> int:
@@ -100,7 +102,9 @@ class KindRegistry(Mapping[str, Kind]):
 
     def of_provider(self, provider: str) -> list[Kind]:
         """All kinds of one API family."""
-        return [kind for kind in self._kinds.values() if kind.is_external and kind.provider == provider]
+        return [
+            kind for kind in self._kinds.values() if kind.is_external and kind.provider == provider
+        ]
 
 
 def installed_kinds() -> KindRegistry:

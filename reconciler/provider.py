@@ -21,9 +21,9 @@ from events.manifest import ProviderConfigSpec, Scope
 class Capabilities(msgspec.Struct, frozen=True):
     """What an external API can do.
 
-    ``idempotency_keys``: a repeat with the same key gives the first answer. ``deterministic_names``:
-    we choose the name, and it is unique. ``labels``: objects carry our owner label.
-    ``conditional_writes``: a write can be bound to a version.
+    ``idempotency_keys``: a repeat with the same key gives the first answer.
+    ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
+    owner label. ``conditional_writes``: a write can be bound to a version.
     """
 
     idempotency_keys: bool
@@ -51,13 +51,13 @@ class Provider(Protocol):
     async def create(self, action: Action) -> Effect:
         """Create ``action.external_name`` with the action's fields and labels, under its key.
 
-        Raises ``ConflictError`` with the obstacle if an object of that name exists that this key did
-        not create; never overwrites one.
+        Raises ``ConflictError`` with the obstacle if an object of that name exists that this key
+        did not create; never overwrites one.
         """
         ...
 
     async def update(self, action: Action) -> Effect:
-        """Replace the object's fields and labels, if it is still ``action.uid`` at ``action.version``.
+        """Replace the object's fields and labels if it is still ``action.uid`` at its version.
 
         Raises ``NotFoundError``, or ``ConflictError`` with what is there now.
         """

@@ -1,0 +1,24 @@
+"""Back-off: how long to wait before the next attempt.
+
+Exponential with full upper jitter ("equal jitter": half fixed, half random), after Brooker,
+"Exponential Backoff And Jitter" (AWS Architecture Blog, 2015). The randomness is an input.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from events.manifest import Retry
+
+_MOST_DOUBLINGS = 32
+
+
+def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = None) -> timedelta:
+    """Give the wait after the ``failures``-th failure in a row (from 1).
+
+    ``at_least`` is the API's own wish in seconds, which is honoured even beyond the maximum.
+    """
+    doublings = min(max(failures - 1, 0), _MOST_DOUBLINGS)
+    ceiling = min(retry.max_seconds, retry.initial_seconds * 2.0**doublings)
+    seconds = ceiling / 2 + ceiling / 2 * jitter
+    return timedelta(seconds=max(seconds, at_least or 0.0))

@@ -1,0 +1,72 @@
+"""What is wanted of the external object, derived from the state: the inputs of the comparison."""
+
+from __future__ import annotations
+
+from events.external import ExternalObject
+from events.log import FieldDifference
+from events.manifest import Fields, ProviderConfigSpec
+from reconciler.shape.differences import Wanted, differences
+from reconciler.shape.inputs import Context
+from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.state import ShapeState
+
+
+def config_of(state: ShapeState, context: Context) -> ProviderConfigSpec | None:
+    """Find the configuration that the shape uses, or None if it is not declared."""
+    if state.owned is not None:
+        return context.configs.get(state.owned.provider_config)
+    if state.spec is not None:
+        return context.configs.get(state.spec.provider_config)
+    return context.configs.get(state.observed_in)
+
+
+def wanted(state: ShapeState, context: Context) -> Wanted:
+    """Give the content that the object should have; the shape must have a spec."""
+    assert state.spec is not None
+    applied = state.applied
+    return Wanted(
+        state.spec.fields,
+        labels_of(state, context),
+        applied_fields=None if applied is None else applied.fields,
+        applied_labels=None if applied is None else applied.labels,
+        ignored=state.spec.policy.ignore_fields,
+    )
+
+
+def labels_of(state: ShapeState, context: Context) -> dict[str, str]:
+    """Give the labels that the object should carry: the declared ones, and our owner label."""
+    assert state.spec is not None
+    capabilities = None if context.kind is None else context.kind.capabilities
+    if capabilities is not None and not capabilities.labels:
+        return {}
+    return {**state.spec.labels, OWNER_LABEL: context.owner}
+
+
+def open_differences(state: ShapeState, context: Context) -> tuple[FieldDifference, ...]:
+    """Compare the desired with the observed object; empty if there is none of either."""
+    if state.spec is None or state.observed is None or context.kind is None:
+        return ()
+    return differences(wanted(state, context), state.observed, context.kind.normalize)
+
+
+def api_keeps_its_own(state: ShapeState, context: Context) -> bool:
+    """Tell whether what differs is what the API made of exactly this write.
+
+    Writing it again would change nothing but make a hot loop.
+    """
+    applied, spec = state.applied, state.spec
+    if applied is None or applied.result is None or spec is None or state.observed is None:
+        return False
+    return (
+        _same(applied.result, state.observed)
+        and _covers(applied.fields, spec.fields, spec.policy.ignore_fields)
+        and _covers(applied.labels, labels_of(state, context), ())
+    )
+
+
+def _same(left: ExternalObject, right: ExternalObject) -> bool:
+    return left.fields == right.fields and left.labels == right.labels and left.uid == right.uid
+
+
+def _covers(written: Fields | dict[str, str], asked: Fields, ignored: tuple[str, ...]) -> bool:
+    return all(name in ignored or written.get(name) == value for name, value in asked.items())

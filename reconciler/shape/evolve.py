@@ -1,0 +1,283 @@
+"""Fold one event of the log into the state of its shape: pure and total."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    ActionSucceeded,
+    DriftDetected,
+    ExternalObserved,
+    GenerationSuperseded,
+    LogEvent,
+    OutcomeName,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    RetryScheduled,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.state import (
+    NEW,
+    REMEMBERED_DECLARATIONS,
+    Applied,
+    InFlight,
+    Owned,
+    ShapeState,
+    Spec,
+)
+
+SETTLED: frozenset[OutcomeName] = frozenset(
+    {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
+)
+"""Outcomes after which a generation is not superseded by the next, but followed by it."""
+
+_MAY_HAVE_HAPPENED = ("Transient", "Throttled", "Unknown")
+
+
+class HistoryGapError(ValueError):
+    """A shape's events are not gapless: one is missing, doubled or out of order."""
+
+
+def evolve(state: ShapeState, event: LogEvent) -> ShapeState:
+    """Return the state after one event.
+
+    Raises ``HistoryGapError`` when the event is not the next one: a hole must be found, never
+    folded over.
+    """
+    if event.shapeversion != state.version + 1:
+        raise HistoryGapError(
+            f"{event.subject}: event {event.shapeversion} follows event {state.version}"
+        )
+    return _FOLDS[type(event.data)](state, event.data, event)
+
+
+def fold(events: Iterable[LogEvent], state: ShapeState = NEW) -> ShapeState:
+    """Fold a whole history; raises ``HistoryGapError``."""
+    for event in events:
+        state = evolve(state, event)
+    return state
+
+
+def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeState:
+    observed = state.observed
+    if observed is not None and (state.observed_in, observed.name) != (
+        data.provider_config,
+        data.external_name,
+    ):
+        observed = None  # what we saw was in another place
+    return replace(
+        state,
+        version=event.shapeversion,
+        generation=data.generation,
+        declared=True,
+        spec=Spec(
+            data.api_version,
+            data.provider_config,
+            data.external_name,
+            data.fields,
+            data.labels,
+            data.annotations,
+            data.policy,
+        ),
+        declared_position=event.causeposition,
+        declaration_ids=_remembered(state, event),
+        observed=observed,
+        failures=0,
+        conflicts=0,
+        failure=None,
+        hold_until=None,
+        because=event.id,
+    )
+
+
+def _withdrawn(state: ShapeState, data: SpecWithdrawn, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        generation=data.generation,
+        declared=False,
+        declared_position=event.causeposition,
+        declaration_ids=_remembered(state, event),
+        failures=0,
+        conflicts=0,
+        failure=None,
+        hold_until=None,
+        because=event.id,
+    )
+
+
+def _remembered(state: ShapeState, event: LogEvent) -> tuple[str, ...]:
+    return (*state.declaration_ids, event.causeid)[-REMEMBERED_DECLARATIONS:]
+
+
+def _superseded(state: ShapeState, _data: GenerationSuperseded, event: LogEvent) -> ShapeState:
+    return replace(state, version=event.shapeversion)
+
+
+def _observed(state: ShapeState, data: ExternalObserved, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        observed=data.object,
+        observed_in=data.provider_config,
+        observed_position=data.as_of,
+        strays=data.strays,
+        total=data.total,
+        conflicts=0,
+    )
+
+
+def _drifted(state: ShapeState, _data: DriftDetected, event: LogEvent) -> ShapeState:
+    return replace(state, version=event.shapeversion, because=event.id, outcome=None)
+
+
+def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        owned=Owned(state.observed_in, data.external_name, data.uid),
+        applied=None,
+        because=event.id,
+    )
+
+
+def _released(state: ShapeState, _data: OwnershipReleased, event: LogEvent) -> ShapeState:
+    return replace(state, version=event.shapeversion, owned=None, applied=None, because=event.id)
+
+
+def _decided(state: ShapeState, data: ActionDecided, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        in_flight=InFlight(data.action, base=_base(state, data.action)),
+        outcome=None
+        if state.outcome is None or state.outcome.outcome in SETTLED
+        else state.outcome,
+    )
+
+
+def _base(state: ShapeState, action: Action) -> Applied | None:
+    """Keep what of the action's content is ours: the base of the next three-way comparison."""
+    if state.spec is None or action.operation == "Delete":
+        return None
+    ours = state.spec.labels.keys() | {OWNER_LABEL}
+    labels = {name: value for name, value in action.labels.items() if name in ours}
+    return Applied(state.spec.fields, labels, None)
+
+
+def _retried(state: ShapeState, data: ActionRetried, event: LogEvent) -> ShapeState:
+    base = None if state.in_flight is None else state.in_flight.base
+    return replace(
+        state,
+        version=event.shapeversion,
+        in_flight=InFlight(data.action, data.attempt, base=base),
+    )
+
+
+def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:
+    flight = state.in_flight
+    after: dict[str, Any] = {
+        "version": event.shapeversion,
+        "in_flight": None,
+        "failures": 0,
+        "conflicts": 0,
+        "failure": None,
+        "hold_until": None,
+        "effect_position": event.causeposition,
+        "effect_at": event.time,
+    }
+    if data.operation == "Delete":
+        after |= {"owned": None, "applied": None, "observed": None}
+    elif flight is not None:
+        action = flight.action
+        shown = data.object or _as_asked(action)
+        base = flight.base or Applied(action.fields, action.labels, None)
+        after |= {
+            "owned": Owned(action.provider_config, action.external_name, shown.uid),
+            "applied": replace(base, result=shown),
+            "observed": shown,
+            "observed_in": action.provider_config,
+            "created_before": True,
+        }
+    return replace(state, **after)
+
+
+def _as_asked(action: Action) -> ExternalObject:
+    """Take the object as it was asked for, from an API that shows nothing after a write."""
+    return ExternalObject(action.external_name, action.fields, action.uid, None, action.labels)
+
+
+def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeState:
+    error_class = data.error.error_class
+    after: dict[str, Any] = {
+        "version": event.shapeversion,
+        "failure": data.error,
+        "because": event.id,
+    }
+    if error_class in _MAY_HAVE_HAPPENED:
+        after["failures"] = state.failures + 1
+        if state.in_flight is not None:
+            after["in_flight"] = replace(state.in_flight, failed=data.error, retry_at=None)
+        return replace(state, **after)
+    after |= {"in_flight": None, "effect_position": event.causeposition, "effect_at": event.time}
+    if error_class == "Permanent":
+        after |= {"failed_generation": state.generation, "failures": state.failures + 1}
+    else:
+        after["conflicts"] = state.conflicts + 1
+        if error_class == "NotFound" or data.object is not None:
+            after["observed"] = data.object
+            if state.in_flight is not None:
+                after["observed_in"] = state.in_flight.action.provider_config
+    return replace(state, **after)
+
+
+def _abandoned(state: ShapeState, _data: ActionAbandoned, event: LogEvent) -> ShapeState:
+    return replace(
+        state, version=event.shapeversion, in_flight=None, failures=0, failure=None, hold_until=None
+    )
+
+
+def _scheduled(state: ShapeState, data: RetryScheduled, event: LogEvent) -> ShapeState:
+    if data.action_id is not None and state.in_flight is not None:
+        return replace(
+            state,
+            version=event.shapeversion,
+            in_flight=replace(state.in_flight, retry_at=data.at),
+        )
+    return replace(state, version=event.shapeversion, hold_until=data.at)
+
+
+def _outcome(state: ShapeState, data: OutcomeRecorded, event: LogEvent) -> ShapeState:
+    settled = data.generation if data.outcome in SETTLED else state.settled_generation
+    return replace(state, version=event.shapeversion, outcome=data, settled_generation=settled)
+
+
+_FOLDS: dict[type[ShapeEvent], Callable[[ShapeState, Any, LogEvent], ShapeState]] = {
+    SpecDeclared: _declared,
+    SpecWithdrawn: _withdrawn,
+    GenerationSuperseded: _superseded,
+    ExternalObserved: _observed,
+    DriftDetected: _drifted,
+    OwnershipClaimed: _claimed,
+    OwnershipReleased: _released,
+    ActionDecided: _decided,
+    ActionRetried: _retried,
+    ActionSucceeded: _succeeded,
+    ActionFailed: _failed,
+    ActionAbandoned: _abandoned,
+    RetryScheduled: _scheduled,
+    OutcomeRecorded: _outcome,
+}

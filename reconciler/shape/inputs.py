@@ -1,0 +1,45 @@
+"""What ``take_turn`` decides with: commands, and everything that is neither command nor state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from events.intake import IntakeData
+from events.manifest import ProviderConfigSpec
+from events.names import ShapeKey
+from reconciler.kinds import Kind
+from reconciler.shape.owner_label import owner
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One intake message for a shape: where it stands, who sent it, what it says."""
+
+    position: int
+    message_id: str
+    actor: str
+    data: IntakeData
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The inputs of a decision that are not in the shape's own log.
+
+    ``jitter`` is in [0, 1). ``kind`` is None when no such kind is registered here; ``config`` is
+    None when the ``ProviderConfig`` that the shape names is not declared. ``configs`` gives any of
+    them by name: a declaration may change which one a shape uses.
+    """
+
+    key: ShapeKey
+    now: datetime
+    jitter: float
+    log_id: str
+    kind: Kind | None
+    configs: dict[str, ProviderConfigSpec]
+
+    @property
+    def owner(self) -> str:
+        """The owner label's value for this shape."""
+        return owner(self.log_id, self.key)

@@ -1,0 +1,105 @@
+"""The folded state of one shape: all that a decision may rest on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import ActionError
+from events.log import Action, OutcomeRecorded
+from events.manifest import Fields, Policy
+
+STATE_SCHEMA = 1
+"""Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
+
+REMEMBERED_DECLARATIONS = 64
+"""How many ids of declarations a shape remembers, to recognise one that is delivered again late."""
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """The desired state of one generation."""
+
+    api_version: str
+    provider_config: str
+    external_name: str
+    fields: Fields
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    policy: Policy
+
+
+class Owned(msgspec.Struct, frozen=True):
+    """The external object that is ours, by the log."""
+
+    provider_config: str
+    external_name: str
+    uid: str | None
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What we last wanted written, and what the API made of it: base of the three-way comparison.
+
+    ``fields`` and ``labels`` are only those that we declared, not what others had set. ``result``
+    is None as long as nothing is written.
+    """
+
+    fields: Fields
+    labels: dict[str, str]
+    result: ExternalObject | None
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """An action whose end is not known yet.
+
+    ``failed`` is the error of the last attempt, while no newer attempt has begun; ``retry_at`` is
+    when the next attempt is due. ``base`` is what becomes the base of the three-way comparison at
+    success.
+    """
+
+    action: Action
+    attempt: int = 1
+    failed: ActionError | None = None
+    retry_at: datetime | None = None
+    base: Applied | None = None
+
+
+class ShapeState(msgspec.Struct, frozen=True):
+    """Everything known about one shape.
+
+    ``version`` counts its events. ``generation`` counts its declarations and withdrawals;
+    ``declared_position`` is the intake position of the newest. ``effect_position`` is the position
+    of the newest result of an action: an observation that began before it is stale. ``because`` is
+    the event that the next action would rest on.
+    """
+
+    version: int = 0
+    generation: int = 0
+    declared: bool = False
+    spec: Spec | None = None
+    declared_position: int = 0
+    declaration_ids: tuple[str, ...] = ()
+    settled_generation: int = 0
+    owned: Owned | None = None
+    applied: Applied | None = None
+    created_before: bool = False
+    observed: ExternalObject | None = None
+    observed_in: str = ""
+    observed_position: int = 0
+    effect_position: int = 0
+    effect_at: datetime | None = None
+    strays: int | None = None
+    total: int | None = None
+    in_flight: InFlight | None = None
+    failures: int = 0
+    conflicts: int = 0
+    failed_generation: int = 0
+    failure: ActionError | None = None
+    hold_until: datetime | None = None
+    outcome: OutcomeRecorded | None = None
+    because: str = ""
+
+
+NEW = ShapeState()
+"""A shape of which nothing is known."""
