@@ -89,6 +89,7 @@ class OwnershipClaimed(_Event, frozen=True):
     external_name: str
     uid: str | None
     reason: Literal["Adopted", "Label", "ExclusiveScope"]
+    provider_config: str = ""
 
 
 class OwnershipReleased(_Event, frozen=True):
@@ -97,6 +98,7 @@ class OwnershipReleased(_Event, frozen=True):
     external_name: str
     uid: str | None
     reason: Literal["Orphaned", "Gone", "Replaced"]
+    provider_config: str = ""
 
 
 Operation = Literal["Create", "Update", "Delete"]

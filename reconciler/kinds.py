@@ -91,6 +91,10 @@ class KindRegistry(Mapping[str, Kind]):
             )
         return kind
 
+    def find(self, name: str) -> Kind | None:
+        """Give a kind, or None if no such kind is registered here."""
+        return self._kinds.get(name)
+
     def __contains__(self, name: object) -> bool:
         return name in self._kinds
 

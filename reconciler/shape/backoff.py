@@ -10,6 +10,9 @@ from datetime import timedelta
 
 from events.manifest import Retry
 
+LONGEST_SECONDS = 86_400.0
+"""No wait is longer: an absurd ``Retry-After`` must not put a shape to sleep for ever."""
+
 _MOST_DOUBLINGS = 32
 
 

@@ -148,7 +148,7 @@ def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> Shap
     return replace(
         state,
         version=event.shapeversion,
-        owned=Owned(state.observed_in, data.external_name, data.uid),
+        owned=Owned(data.provider_config, data.external_name, data.uid),
         applied=None,
         because=event.id,
     )

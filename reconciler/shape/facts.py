@@ -24,7 +24,7 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.manifest import Declaration, InvalidManifestError, take_apart
-from events.names import InvalidNameError
+from events.names import SYSTEM_NAMESPACE, InvalidNameError
 from reconciler.shape.desired import open_differences
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import ShapeState
@@ -48,6 +48,10 @@ def _declare(state: ShapeState, command: Command, context: Context, record: Reco
     refusal = _refusal(state, data.expected_generation, command)
     if refusal is not None:
         return refusal
+    if context.kind is None:
+        return _refused(
+            state, command, "UnknownKind", f"kind {context.key.kind!r} is not registered here"
+        )
     try:
         event = _spec_event(data, context, state.generation + 1)
     except (InvalidManifestError, InvalidNameError) as error:
@@ -110,8 +114,7 @@ def _refused(state: ShapeState, command: Command, reason: str, message: str) -> 
 
 def _spec_event(data: Declared, context: Context, generation: int) -> SpecDeclared:
     manifest, kind = data.manifest, context.kind
-    if kind is None:
-        raise InvalidManifestError(f"kind {context.key.kind!r} is not known here")
+    assert kind is not None
     if manifest.key != context.key:
         raise InvalidManifestError(
             f"the manifest is of {manifest.key}, but was published for {context.key}"
@@ -127,6 +130,11 @@ def _spec_event(data: Declared, context: Context, generation: int) -> SpecDeclar
         if problem is not None:
             raise InvalidManifestError(f"name {taken.external_name!r}: {problem}")
     else:
+        if context.key.namespace != SYSTEM_NAMESPACE:
+            raise InvalidManifestError(
+                f"a {kind.name} lives in namespace {SYSTEM_NAMESPACE!r}, "
+                f"not in {context.key.namespace!r}"
+            )
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
     return SpecDeclared(
         generation=generation,
@@ -236,9 +244,9 @@ def _record_loss_and_drift(state: ShapeState, context: Context, record: Record) 
     if state.observed is None:
         if state.declared:
             state = record(DriftDetected(state.generation, missing=True))
-        record(OwnershipReleased(owned.external_name, owned.uid, "Gone"))
+        record(OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config))
     elif owned.uid is not None and state.observed.uid not in (None, owned.uid):
-        record(OwnershipReleased(owned.external_name, owned.uid, "Replaced"))
+        record(OwnershipReleased(owned.external_name, owned.uid, "Replaced", owned.provider_config))
     elif state.declared and not _was_different_anyway(state):
         found = open_differences(state, context)
         if found:

@@ -163,7 +163,7 @@ def _keep_present(state: ShapeState, context: Context, config: ProviderConfigSpe
         return _make(state, context, config, policy)
     found = open_differences(state, context)
     if state.owned is None and policy.mode != "ObserveOnly":
-        return _take_over(state.observed, context, config, policy)
+        return _take_over(state, state.observed, context, config)
     if not found:
         return Standing("Converged", "AsDeclared")
     if policy.mode != "Present":
@@ -191,16 +191,15 @@ def _make(state: ShapeState, context: Context, config: ProviderConfigSpec, polic
 
 
 def _take_over(
-    found: ExternalObject,
-    context: Context,
-    config: ProviderConfigSpec,
-    policy: Policy,
+    state: ShapeState, found: ExternalObject, context: Context, config: ProviderConfigSpec
 ) -> Step:
     """An object of that name is there, and the log does not say that it is ours."""
+    assert state.spec is not None
+    policy = state.spec.policy
     if config.ownership == "Label" and found.labels.get(OWNER_LABEL) == context.owner:
-        return OwnershipClaimed(found.name, found.uid, "Label")
+        return OwnershipClaimed(found.name, found.uid, "Label", state.observed_in)
     if policy.adoption == "Adopt" and _has_no_other_owner(found, context):
-        return OwnershipClaimed(found.name, found.uid, "Adopted")
+        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
     if policy.adoption == "Adopt":
         return Standing(
             "Conflict", "OwnedByAnother", f"its owner label is {found.labels[OWNER_LABEL]!r}"
@@ -232,7 +231,8 @@ def _let_go(state: ShapeState, context: Context, config: ProviderConfigSpec) -> 
         return _not_ours(state, config)
     policy = Policy() if state.spec is None else state.spec.policy
     if policy.deletion == "Orphan" and state.generation:
-        return OwnershipReleased(state.owned.external_name, state.owned.uid, "Orphaned")
+        owned = state.owned
+        return OwnershipReleased(owned.external_name, owned.uid, "Orphaned", owned.provider_config)
     return _remove(state, context, config)
 
 
@@ -266,7 +266,7 @@ def _stray(state: ShapeState, found: ExternalObject, guard: DeletionGuard) -> St
             f"{strays} of {total} objects of the exclusive scope are undeclared; the guard lets "
             f"{guard.max_count} or {guard.max_percent} % go at a time",
         )
-    return OwnershipClaimed(found.name, found.uid, "ExclusiveScope")
+    return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", state.observed_in)
 
 
 def _keep_away(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -274,7 +274,7 @@ def _keep_away(state: ShapeState, context: Context, config: ProviderConfigSpec) 
     if state.observed is None and state.owned is None:
         return Standing("Converged", "Absent")
     if state.owned is None and state.observed is not None:
-        return _take_over(state.observed, context, config, state.spec.policy)
+        return _take_over(state, state.observed, context, config)
     return _remove(state, context, config)
 
 

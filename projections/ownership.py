@@ -1,0 +1,96 @@
+"""Ownership: which external objects are ours, and which may be because a create is under way."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionSucceeded,
+    LogEvent,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+
+
+class OwnershipRow(msgspec.Struct, rename="camel", omit_defaults=True):
+    """One external object that is ours, by the log.
+
+    ``pending_create`` names the create that may have made it: intent before effect, so an object
+    that was made while we crashed is found here. ``since`` is the event that made it ours.
+    """
+
+    provider_config: str = ""
+    external_name: str = ""
+    uid: str | None = None
+    owned: bool = False
+    since: str = ""
+    since_time: datetime | None = None
+    reason: str = ""
+    pending_create: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the shape owns nothing, and may own nothing."""
+        return not self.owned and not self.pending_create
+
+
+OWNERSHIP_EVENTS = frozenset(
+    {
+        ActionDecided,
+        ActionSucceeded,
+        ActionFailed,
+        ActionAbandoned,
+        OwnershipClaimed,
+        OwnershipReleased,
+    }
+)
+"""The events that say something about ownership; others need not be folded."""
+
+_MAY_HAVE_HAPPENED = ("Transient", "Throttled", "Unknown")
+
+
+def fold_ownership(row: OwnershipRow, event: LogEvent) -> bool:
+    """Fold one event into the row of its shape, in place; tell whether it changed."""
+    data = event.data
+    if isinstance(data, ActionDecided) and data.action.operation == "Create":
+        row.pending_create = data.action.action_id
+        row.provider_config = data.action.provider_config
+        row.external_name = data.action.external_name
+    elif isinstance(data, ActionSucceeded):
+        return _succeeded(row, data, event)
+    elif isinstance(data, ActionAbandoned) or (
+        isinstance(data, ActionFailed) and data.error.error_class not in _MAY_HAVE_HAPPENED
+    ):
+        row.pending_create = ""
+    elif isinstance(data, OwnershipClaimed):
+        row.provider_config = data.provider_config
+        row.external_name = data.external_name
+        _own(row, event, data.uid, data.reason)
+    elif isinstance(data, OwnershipReleased):
+        row.owned, row.uid = False, None
+    else:
+        return False
+    return True
+
+
+def _succeeded(row: OwnershipRow, data: ActionSucceeded, event: LogEvent) -> bool:
+    if data.operation == "Create":
+        row.pending_create = ""
+        _own(row, event, None if data.object is None else data.object.uid, "Created")
+        return True
+    if data.operation == "Delete":
+        row.owned, row.uid = False, None
+        return True
+    return False
+
+
+def _own(row: OwnershipRow, event: LogEvent, uid: str | None, reason: str) -> None:
+    row.owned = True
+    row.uid = uid
+    row.since, row.since_time = event.id, event.time
+    row.reason = reason

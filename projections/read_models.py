@@ -1,0 +1,221 @@
+"""All read models of the log, folded together in one pass.
+
+They are rows of bytes by name, so that the live ones and those rebuilt from the log can be compared
+byte for byte (invariant 1). A row is written again only when it changed.
+
+=====================================  ======================================================
+``status.<namespace>.<kind>.<name>``   ``StatusRow``
+``ownership.<ns>.<kind>.<name>``       ``OwnershipRow``, only while something is owned
+``fleet``                              ``FleetSummary``
+``checkpoint``                         ``Checkpoint``: up to where the log is folded in
+=====================================  ======================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from events.log import LogEvent
+from events.names import ShapeKey
+from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
+from projections.status import StatusRow, fold_status
+
+SCHEMA = 1
+"""Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
+
+STATUS = "status"
+OWNERSHIP = "ownership"
+FLEET = "fleet"
+CHECKPOINT = "checkpoint"
+
+
+class Checkpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """The last position of the log that is folded in, and the schema of the rows."""
+
+    position: int
+    schema: int = SCHEMA
+
+
+class FleetCount(msgspec.Struct, frozen=True, rename="camel", order=True):
+    """How many shapes of one namespace and kind have one outcome."""
+
+    namespace: str
+    kind: str
+    outcome: str
+    count: int
+
+
+class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
+    """The whole fleet in numbers."""
+
+    counts: tuple[FleetCount, ...] = ()
+    owned: int = 0
+    in_flight: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_status = msgspec.json.Decoder(StatusRow)
+_ownership = msgspec.json.Decoder(OwnershipRow)
+_checkpoint = msgspec.json.Decoder(Checkpoint)
+_fleet = msgspec.json.Decoder(FleetSummary)
+
+
+class OutdatedRowsError(ValueError):
+    """Stored rows are of another schema: rebuild them from the log."""
+
+
+class ReadModels:
+    """Status, ownership and fleet, as of one position of the log."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.status: dict[str, StatusRow] = {}
+        self.ownership: dict[str, OwnershipRow] = {}
+        self._dirty: dict[str, None] = {}
+        self._dirty_ownership: dict[str, None] = {}
+        self._fleet_written = b""
+
+    def apply(self, position: int, event: LogEvent) -> StatusRow:
+        """Fold one event in and give the status row of its shape. Positions must grow."""
+        name = event.subject
+        row = self.status.get(name)
+        if row is None:
+            namespace, kind, shape = name.split("/")
+            row = self.status[name] = StatusRow(namespace, kind, shape)
+        elif position <= row.position:
+            return row  # folded in before a crash kept the checkpoint from being written
+        fold_status(row, position, event)
+        if row.is_gone:
+            del self.status[name]
+        self._dirty[name] = None
+        if type(event.data) in OWNERSHIP_EVENTS:
+            self._apply_to_ownership(name, event)
+        self.position = position
+        return row
+
+    def _apply_to_ownership(self, name: str, event: LogEvent) -> None:
+        owned = self.ownership.get(name)
+        if owned is None:
+            owned = self.ownership[name] = OwnershipRow()
+        if fold_ownership(owned, event):
+            self._dirty_ownership[name] = None
+        if owned.is_empty:
+            del self.ownership[name]
+
+    def take_changes(self) -> dict[str, bytes | None]:
+        """Give every row that changed since the last call, with its new bytes; None: remove it.
+
+        The checkpoint comes last. Nothing changed: nothing is given.
+        """
+        if not self._dirty:
+            return {}
+        changes: dict[str, bytes | None] = {}
+        for name in self._dirty_ownership:
+            changes[_row_name(OWNERSHIP, name)] = self._ownership_bytes(name)
+        for name in self._dirty:
+            changes[_row_name(STATUS, name)] = self._status_bytes(name)
+        self._dirty.clear()
+        self._dirty_ownership.clear()
+        fleet = _encoder.encode(self.fleet())
+        if fleet != self._fleet_written:
+            changes[FLEET] = self._fleet_written = fleet
+        changes[CHECKPOINT] = _encoder.encode(Checkpoint(self.position))
+        return changes
+
+    def rows(self) -> Iterator[tuple[str, bytes]]:
+        """Give every row's name and bytes as they ought to be stored, the checkpoint last."""
+        for name, row in self.ownership.items():
+            yield _row_name(OWNERSHIP, name), _encoder.encode(row)
+        for name, row in self.status.items():
+            yield _row_name(STATUS, name), _encoder.encode(row)
+        yield FLEET, _encoder.encode(self.fleet())
+        yield CHECKPOINT, _encoder.encode(Checkpoint(self.position))
+
+    def fleet(self) -> FleetSummary:
+        """Count the shapes by namespace, kind and outcome."""
+        counts: dict[tuple[str, str, str], int] = {}
+        owned = in_flight = 0
+        for row in self.status.values():
+            bucket = (row.namespace, row.kind, row.outcome or "Pending")
+            counts[bucket] = counts.get(bucket, 0) + 1
+            owned += row.owned
+            in_flight += bool(row.action_id)
+        shown = tuple(FleetCount(*bucket, count) for bucket, count in sorted(counts.items()))
+        return FleetSummary(shown, owned, in_flight)
+
+    def _status_bytes(self, name: str) -> bytes | None:
+        row = self.status.get(name)
+        return None if row is None else _encoder.encode(row)
+
+    def _ownership_bytes(self, name: str) -> bytes | None:
+        row = self.ownership.get(name)
+        return None if row is None else _encoder.encode(row)
+
+
+def restore(rows: Mapping[str, bytes]) -> ReadModels:
+    """Take read models up again from stored rows.
+
+    Raises ``OutdatedRowsError`` when they are of another schema or incomplete: rebuild from the
+    log.
+    """
+    models = ReadModels()
+    try:
+        checkpoint = _checkpoint.decode(rows[CHECKPOINT])
+        if checkpoint.schema != SCHEMA:
+            raise OutdatedRowsError(
+                f"rows of schema {checkpoint.schema}, this release has {SCHEMA}"
+            )
+        models.position = checkpoint.position
+        for name, payload in rows.items():
+            model, _, key = name.partition(".")
+            if model == STATUS:
+                models.status[key.replace(".", "/")] = _status.decode(payload)
+            elif model == OWNERSHIP:
+                models.ownership[key.replace(".", "/")] = _ownership.decode(payload)
+    except (KeyError, msgspec.DecodeError) as error:
+        raise OutdatedRowsError(f"stored rows cannot be used: {error}") from None
+    return models
+
+
+def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
+    """Fold a whole log, given as positions and events."""
+    models = ReadModels()
+    for position, event in history:
+        models.apply(position, event)
+    return models
+
+
+def status_name(key: ShapeKey) -> str:
+    """Name the status row of a shape."""
+    return f"{STATUS}.{key.tokens}"
+
+
+def ownership_name(key: ShapeKey) -> str:
+    """Name the ownership row of a shape."""
+    return f"{OWNERSHIP}.{key.tokens}"
+
+
+def decode_status(payload: bytes) -> StatusRow:
+    """Decode a stored status row."""
+    return _status.decode(payload)
+
+
+def decode_ownership(payload: bytes) -> OwnershipRow:
+    """Decode a stored ownership row."""
+    return _ownership.decode(payload)
+
+
+def decode_fleet(payload: bytes) -> FleetSummary:
+    """Decode the stored summary of the fleet."""
+    return _fleet.decode(payload)
+
+
+def decode_checkpoint(payload: bytes) -> Checkpoint:
+    """Decode the stored checkpoint."""
+    return _checkpoint.decode(payload)
+
+
+def _row_name(model: str, key_text: str) -> str:
+    return f"{model}.{key_text.replace('/', '.')}"

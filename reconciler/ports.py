@@ -1,0 +1,275 @@
+"""What the services need of the outside: one narrow protocol each, implemented in ``infra``.
+
+All of them work on lists: a service crosses to the bus once a micro-batch, never once an event.
+Every method may raise ``BusError`` classes of the implementation; those mean "unknown", and the
+services answer them by doing the same again, which is safe (invariants 3 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from events.intake import Answer, IntakeData, SnapshotPart
+from events.log import LogEvent
+from events.names import ShapeKey
+from events.subjects import Intake
+
+
+class StoredEvent(NamedTuple):
+    """An event and its position in the log."""
+
+    position: int
+    event: LogEvent
+
+
+class LoadedShape(msgspec.Struct, frozen=True):
+    """All that the log has of one shape: the newest snapshot, and the events after it.
+
+    ``last_position`` is that of the newest event, 0 for a shape without any.
+    """
+
+    last_position: int
+    snapshot: bytes | None
+    events: Sequence[LogEvent]
+
+
+class ShapeAppend(NamedTuple):
+    """Events to append to one shape, if its last position is still ``expected_position``."""
+
+    key: ShapeKey
+    events: Sequence[LogEvent]
+    expected_position: int
+
+
+class AppendLostError(Exception):
+    """A compare-and-set failed: nothing of the whole append was stored."""
+
+
+class EventFeed(Protocol):
+    """The log's events in order, in lists, followed for ever."""
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that was in the log at the start has been handed out."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The last position handed out."""
+        ...
+
+    async def next_events(self) -> Sequence[StoredEvent]:
+        """Wait for the next events; an empty list says that the end was reached."""
+        ...
+
+
+class ShapeLog(Protocol):
+    """The event log: the only truth."""
+
+    @property
+    def log_id(self) -> str:
+        """A random name that this log got when it was made: no two logs share it."""
+        ...
+
+    async def load(
+        self,
+        keys: Sequence[ShapeKey],
+        *,
+        from_leader: bool = False,
+        use_snapshots: bool = True,
+    ) -> Mapping[ShapeKey, LoadedShape]:
+        """Load many shapes at once; ``from_leader`` after a conflict, where a follower may lag."""
+        ...
+
+    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+        """Append for many shapes, all or nothing; gives each shape's new last position.
+
+        Raises ``AppendLostError`` when another writer was first for at least one of them.
+        """
+        ...
+
+    async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
+        """Keep states by the position they hold for; losing one costs time, never truth."""
+        ...
+
+    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
+        """Read every event of one shape."""
+        ...
+
+    async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
+        """Read every event of the shapes of one kind in one namespace."""
+        ...
+
+    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
+        """Follow the log from behind a position."""
+        ...
+
+    async def last_position(self) -> int:
+        """Give the position of the newest event."""
+        ...
+
+
+class IntakeDelivery(msgspec.Struct, frozen=True):
+    """A message of the intake, to be acknowledged when its events are in the log.
+
+    ``position`` is its place in the intake. ``receipt`` belongs to the implementation.
+    """
+
+    position: int
+    subject: str
+    payload: bytes
+    message_id: str
+    reply_to: str | None
+    delivered: int
+    receipt: object
+
+
+class IntakeReader(Protocol):
+    """Reads the intake in order per shape."""
+
+    async def next_batch(self) -> Sequence[IntakeDelivery]:
+        """Wait for messages: at least one."""
+        ...
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        """Say that these are done with."""
+        ...
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        """Have these delivered again."""
+        ...
+
+    async def close(self) -> None:
+        """Let another reader take over."""
+        ...
+
+
+class IntakeMessageOut(NamedTuple):
+    """A message for the intake; the same ``message_id`` twice in two minutes is stored once."""
+
+    what: Intake
+    key: ShapeKey
+    data: IntakeData
+    message_id: str
+
+
+class IntakeWriter(Protocol):
+    """Publishes to the intake."""
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        """Publish all and wait until all are stored."""
+        ...
+
+    async def last_position(self) -> int:
+        """Give the intake's last position: the logical time of now."""
+        ...
+
+
+class Rejection(NamedTuple):
+    """A declaration that was refused, to be told on the outcome stream."""
+
+    key: ShapeKey
+    answer: Answer
+    actor: str
+    at: datetime
+
+
+class DeadLetter(NamedTuple):
+    """A message that could not be used, and why."""
+
+    stage: str
+    reason: str
+    delivery: IntakeDelivery
+
+
+class TimerRequest(NamedTuple):
+    """A wish to be woken: one per shape and purpose, a newer one replaces it."""
+
+    key: ShapeKey
+    at: datetime
+
+
+class DecisionSink(Protocol):
+    """Where a decider sends what is not an event of the log."""
+
+    async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
+        """Schedule retries; a lost timer costs time, never truth."""
+        ...
+
+    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+        """Answer publishers on their reply subjects."""
+        ...
+
+    async def reject(self, rejections: Sequence[Rejection]) -> None:
+        """Publish rejected outcomes."""
+        ...
+
+    async def bury(self, letters: Sequence[DeadLetter]) -> None:
+        """Store dead letters; raises if they could not be stored."""
+        ...
+
+
+class ActionDelivery(msgspec.Struct, frozen=True):
+    """A decided action or retry, to be acknowledged when its result is in the intake."""
+
+    position: int
+    event: LogEvent
+    delivered: int
+    receipt: object
+
+
+class ActionReader(Protocol):
+    """Hands out decided actions, each to one worker at a time."""
+
+    async def next_batch(self) -> Sequence[ActionDelivery]:
+        """Wait for actions: at least one."""
+        ...
+
+    async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
+        """Say that the results of these are stored."""
+        ...
+
+    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
+        """Extend the leases of these."""
+        ...
+
+    async def close(self) -> None:
+        """Take no more."""
+        ...
+
+
+class SnapshotReader(Protocol):
+    """Hands out the parts of snapshots that other observers publish."""
+
+    async def next_batch(self) -> Sequence[tuple[str, SnapshotPart | None]]:
+        """Wait for parts, each with its subject; None stands for one that could not be read."""
+        ...
+
+    async def close(self) -> None:
+        """Take no more."""
+        ...
+
+
+class RowsConflictError(Exception):
+    """Another projector has written since: nothing was stored."""
+
+
+class RowStore(Protocol):
+    """Keeps the rows of the read models."""
+
+    async def load(self) -> Mapping[str, bytes]:
+        """Read every row."""
+        ...
+
+    async def save(self, changes: Mapping[str, bytes | None]) -> None:
+        """Write changed rows, the checkpoint last; raises ``RowsConflictError``."""
+        ...
+
+    async def clear(self) -> None:
+        """Remove every row."""
+        ...

@@ -1,0 +1,154 @@
+"""From a complete listing to observations: only what differs from what the log knows.
+
+The same assembler takes in our own listings and those that other teams' observers publish as
+snapshots: a beginning, items, and a completion with the count. Only a snapshot whose count is right
+proves that what it does not show is absent (invariant 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from events.external import ExternalObject, digest
+from events.intake import Observed, SnapshotBegan, StrayCount
+from events.manifest import ProviderConfigSpec
+from events.names import ShapeKey, name_for_external
+from projections.status import StatusRow
+
+
+class SnapshotRefusedError(ValueError):
+    """A snapshot proves nothing: it is incomplete, or of a scope that is not this one."""
+
+
+class SnapshotAssembler:
+    """One snapshot of one scope, being received."""
+
+    def __init__(self, began: SnapshotBegan, began_at: datetime | None) -> None:
+        self.began = began
+        self.began_at = began_at
+        self._objects: dict[str, ExternalObject] = {}
+        self._received = 0
+
+    def add(self, objects: Iterable[ExternalObject]) -> None:
+        """Take in a page."""
+        for each in objects:
+            self._objects[each.name] = each
+            self._received += 1
+
+    def complete(self, count: int) -> Mapping[str, ExternalObject]:
+        """Give all objects by name; raises ``SnapshotRefusedError`` if any is missing."""
+        if count != self._received:
+            raise SnapshotRefusedError(
+                f"{self._received} items came, but {count} were sent: nothing is concluded from it"
+            )
+        return self._objects
+
+
+def check_scope(began: SnapshotBegan, config: ProviderConfigSpec) -> None:
+    """Raise ``SnapshotRefusedError`` unless the snapshot is of the configuration's whole scope."""
+    scope = config.scope
+    if began.prefix != scope.prefix or began.labels != scope.labels:
+        raise SnapshotRefusedError(
+            f"it is of scope prefix={began.prefix!r} labels={began.labels!r}, "
+            f"but the configuration's is prefix={scope.prefix!r} labels={scope.labels!r}"
+        )
+
+
+def observations(
+    snapshot: SnapshotAssembler,
+    objects: Mapping[str, ExternalObject],
+    rows: Iterable[StatusRow],
+    config: ProviderConfigSpec,
+) -> tuple[list[tuple[ShapeKey, Observed]], list[StatusRow]]:
+    """Compare a complete listing with what the log knows.
+
+    ``rows`` are those of the listing's kind. Gives the observations to publish, and the rows whose
+    object was not listed but may be there: a filter by labels shows only what still carries them,
+    so each of these needs a read of its own.
+    """
+    began = snapshot.began
+    known = _by_external_name(rows, began.provider_config)
+    strays = _stray_count(objects, known, config)
+    found: list[tuple[ShapeKey, Observed]] = []
+    for name, each in objects.items():
+        for key in _interested(name, each, known.get(name), config, began.kind):
+            found.append((key, _observed(snapshot, name, each, strays)))  # noqa: PERF401
+    doubtful: list[StatusRow] = []
+    for name, mine in known.items():
+        if name in objects or not name.startswith(began.prefix or ""):
+            continue
+        for row in mine:
+            if not row.observed_digest or row.action_id:
+                continue
+            if began.labels:
+                doubtful.append(row)
+            else:
+                found.append((row.key, _observed(snapshot, name, None, strays)))
+    return found, doubtful
+
+
+def _by_external_name(
+    rows: Iterable[StatusRow], provider_config: str
+) -> dict[str, list[StatusRow]]:
+    known: dict[str, list[StatusRow]] = {}
+    for row in rows:
+        if row.provider_config == provider_config:
+            known.setdefault(row.external_name, []).append(row)
+    return known
+
+
+def _interested(
+    name: str,
+    seen: ExternalObject,
+    rows: Sequence[StatusRow] | None,
+    config: ProviderConfigSpec,
+    kind: str,
+) -> Iterable[ShapeKey]:
+    """Which shapes learn something from the object: those that know it otherwise, or a new one."""
+    if not rows:
+        yield ShapeKey(config.scope.namespace, kind, name_for_external(name))
+        return
+    shown = digest(seen)
+    for row in rows:
+        if row.action_id:
+            continue  # its result will say more than this
+        if row.observed_digest != shown or _is_held_stray(row):
+            yield row.key
+
+
+def _is_held_stray(row: StatusRow) -> bool:
+    """A stray that the guard holds back is shown again: the numbers may let it pass by now."""
+    return row.outcome == "Held" and row.reason == "DeletionGuard"
+
+
+def _stray_count(
+    objects: Mapping[str, ExternalObject],
+    known: Mapping[str, Sequence[StatusRow]],
+    config: ProviderConfigSpec,
+) -> StrayCount | None:
+    if config.scope.mode != "Exclusive":
+        return None
+    strays = sum(
+        1
+        for name in objects
+        if not any(row.declared or row.owned or row.action_id for row in known.get(name, ()))
+    )
+    return StrayCount(strays, len(objects))
+
+
+def _observed(
+    snapshot: SnapshotAssembler,
+    external_name: str,
+    seen: ExternalObject | None,
+    strays: StrayCount | None,
+) -> Observed:
+    return Observed(
+        provider_config=snapshot.began.provider_config,
+        external_name=external_name,
+        object=seen,
+        evidence="CompleteListing",
+        as_of=snapshot.began.as_of,
+        began_at=snapshot.began_at,
+        exclusive=strays,
+    )

@@ -1,0 +1,167 @@
+"""The observer: lists each external API's scope at a jittered interval and reports what changed.
+
+An idle fleet costs listings and nothing else: what the log knows already is not told again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import structlog
+
+from events.external import ExternalObject
+from events.intake import Observed, SnapshotBegan
+from events.manifest import ProviderConfigSpec
+from events.names import ShapeKey
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.kinds import KindRegistry
+from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.provider import Provider
+from reconciler.services.configurations import Configurations
+from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, observations
+from reconciler.services.providers import ProviderPool
+
+JITTER = 0.1
+"""Each interval is up to this share shorter or longer, so that observers do not march in step."""
+
+_MOST_RETRY_SECONDS = 5.0
+_logger = structlog.get_logger(__name__)
+
+
+class Observer:
+    """Watches every declared API."""
+
+    def __init__(
+        self,
+        *,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        providers: ProviderPool,
+        kinds: KindRegistry,
+        models: ReadModels,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._intake = intake
+        self._configurations = configurations
+        self._providers = providers
+        self._kinds = kinds
+        self._models = models
+        self._jitter = jitter
+        self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._wake: dict[tuple[str, str], asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        self.listings = 0
+
+    async def run(self) -> None:
+        """Watch for ever, following the configurations as they come and go."""
+        self._configurations.listen(self._configuration_changed)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._match_watches(tasks)
+                    await self._changed.wait()
+                    self._changed.clear()
+        finally:
+            self._watches.clear()
+
+    def _configuration_changed(self, name: str) -> None:
+        for (config, _kind), event in self._wake.items():
+            if config == name:
+                event.set()
+        self._changed.set()
+
+    def _match_watches(self, tasks: asyncio.TaskGroup) -> None:
+        wanted = {
+            (name, kind)
+            for name, config in self._configurations.by_name.items()
+            for kind in self._watched_kinds(config)
+        }
+        for watch in self._watches.keys() - wanted:
+            self._watches.pop(watch).cancel()
+            self._wake.pop(watch, None)
+        for watch in wanted - self._watches.keys():
+            self._wake[watch] = asyncio.Event()
+            self._watches[watch] = tasks.create_task(self._watch(*watch))
+
+    def _watched_kinds(self, config: ProviderConfigSpec) -> list[str]:
+        known = [kind.name for kind in self._kinds.of_provider(config.provider)]
+        return [kind for kind in known if not config.kinds or kind in config.kinds]
+
+    async def _watch(self, config_name: str, kind: str) -> None:
+        wake = self._wake[config_name, kind]
+        while True:
+            wake.clear()
+            wait = await self._try_to_list(config_name, kind)
+            try:
+                async with asyncio.timeout(wait * (1 + JITTER * (2 * self._jitter() - 1))):
+                    await wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _try_to_list(self, config_name: str, kind: str) -> float:
+        """List once and give the seconds until the next time; a failed listing proves nothing."""
+        config = self._configurations.by_name[config_name]
+        try:
+            await self.list_once(config_name, kind)
+        except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
+            _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
+        except Exception:
+            _logger.exception("listing failed", config=config_name, kind=kind)
+        else:
+            return config.resync_seconds
+        return min(config.resync_seconds, _MOST_RETRY_SECONDS)
+
+    async def list_once(self, config_name: str, kind: str) -> int:
+        """List a scope completely and publish what changed; gives how many observations.
+
+        Raises ``ProviderError`` or ``ConfigurationError``; nothing is published then.
+        """
+        config = self._configurations.by_name[config_name]
+        provider = self._providers.get(config_name, kind)
+        as_of = await self._intake.last_position()
+        began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
+        snapshot = SnapshotAssembler(began, datetime.now(UTC))
+        count = 0
+        async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+            snapshot.add(page)
+            count += len(page)
+        self.listings += 1
+        return await self.publish_changes(snapshot, snapshot.complete(count), provider)
+
+    async def publish_changes(
+        self,
+        snapshot: SnapshotAssembler,
+        objects: Mapping[str, ExternalObject],
+        provider: Provider,
+    ) -> int:
+        """Publish what a complete snapshot shows that the log does not know."""
+        began = snapshot.began
+        config = self._configurations.by_name[began.provider_config]
+        rows = [row for row in self._models.status.values() if row.kind == began.kind]
+        found, doubtful = observations(snapshot, objects, rows, config)
+        for row in doubtful:
+            found += await _read_one(provider, row, began.as_of, snapshot.began_at)
+        await self._intake.publish([_message(key, observed) for key, observed in found])
+        return len(found)
+
+
+async def _read_one(
+    provider: Provider, row: StatusRow, as_of: int, began_at: datetime | None
+) -> list[tuple[ShapeKey, Observed]]:
+    try:
+        seen = await provider.read(row.external_name)
+    except ProviderError as error:
+        _logger.warning("read failed", shape=str(row.key), error=str(error))
+        return []
+    observed = Observed(row.provider_config, row.external_name, seen, "Read", as_of, began_at)
+    return [(row.key, observed)]
+
+
+def _message(key: ShapeKey, observed: Observed) -> IntakeMessageOut:
+    return IntakeMessageOut("observed", key, observed, uuid.uuid4().hex)

@@ -1,0 +1,87 @@
+"""The sweeper: wakes shapes whose timer was lost, and those that waited for a configuration.
+
+Timers are hints. This is what makes losing one cost time and never truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from events.intake import TimerFired
+from events.names import ShapeKey
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.services.configurations import Configurations
+
+SWEEP_SECONDS = 5.0
+OVERDUE_SECONDS = 3.0
+"""A timer comes up to 0.25 s late; what is later than this was lost."""
+
+_logger = structlog.get_logger(__name__)
+
+
+class Sweeper:
+    """Looks through the read models for shapes that should have been woken."""
+
+    def __init__(
+        self,
+        *,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        models: ReadModels,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._intake = intake
+        self._configurations = configurations
+        self._models = models
+        self._now = now
+        self._soon = asyncio.Event()
+
+    async def run(self) -> None:
+        """Sweep for ever: at intervals, and when a configuration changes."""
+        self._configurations.listen(lambda _name: self._soon.set())
+        while True:
+            try:
+                await self.sweep()
+            except Exception as error:  # noqa: BLE001 - the next sweep finds the same
+                _logger.warning("sweep failed", error=str(error))
+            try:
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._soon.wait()
+            except TimeoutError:
+                continue
+            self._soon.clear()
+
+    async def sweep(self) -> int:
+        """Wake every shape that waits for something that is there; gives how many."""
+        overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
+        rows = list(self._models.status.values())
+        waking = [
+            _wake(row.key, "ConfigChanged") for row in rows if self._has_its_configuration_now(row)
+        ]
+        waking += [
+            _wake(row.key, "Sweep")
+            for row in rows
+            if row.retry_at is not None and row.retry_at < overdue
+        ]
+        if waking:
+            await self._intake.publish(waking)
+        return len(waking)
+
+    def _has_its_configuration_now(self, row: StatusRow) -> bool:
+        return (
+            row.outcome == "Held"
+            and row.reason == "ProviderConfigMissing"
+            and row.provider_config in self._configurations.by_name
+        )
+
+
+def _wake(key: ShapeKey, purpose: str) -> IntakeMessageOut:
+    data = TimerFired("ConfigChanged" if purpose == "ConfigChanged" else "Sweep")
+    return IntakeMessageOut("timer", key, data, uuid.uuid4().hex)

@@ -1,0 +1,188 @@
+"""The worker: executes decided actions at the external API and reports what came of them.
+
+Each action is called with its own key and frozen parameters; whether and when it is tried again is
+the aggregate's decision. An action is acknowledged only when its result is stored in the intake, so
+a crash anywhere leads to a redelivery and the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import structlog
+
+from events.external import ExternalObject
+from events.intake import ActionError, Reported
+from events.log import Action, ActionDecided, ActionFailed, ActionRetried, ActionSucceeded
+from events.names import ShapeKey
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.ports import (
+    ActionDelivery,
+    ActionReader,
+    IntakeMessageOut,
+    IntakeWriter,
+    ShapeLog,
+)
+from reconciler.provider import Effect, Provider
+from reconciler.services.configurations import Configurations
+from reconciler.services.providers import ProviderPool
+
+LEASE_SECONDS = 30.0
+"""How long an action is one worker's own without a sign of life."""
+
+_SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
+_RETRY_SECONDS = 0.5
+_DEFAULT_CONCURRENCY = 64
+
+_logger = structlog.get_logger(__name__)
+
+
+class Worker:
+    """Executes actions, each API with its own bound of concurrent calls."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        reader: ActionReader,
+        intake: IntakeWriter,
+        log: ShapeLog,
+        configurations: Configurations,
+        providers: ProviderPool,
+    ) -> None:
+        self._name = name
+        self._reader = reader
+        self._intake = intake
+        self._log = log
+        self._configurations = configurations
+        self._providers = providers
+        self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
+        self._leased: dict[int, ActionDelivery] = {}
+        self._results: list[tuple[ActionDelivery, IntakeMessageOut]] = []
+        self._result_came = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_results())
+            tasks.create_task(self._show_signs_of_life())
+            while True:
+                for delivery in await self._reader.next_batch():
+                    self._leased[delivery.position] = delivery
+                    tasks.create_task(self._work(delivery))
+
+    # --- one action
+
+    async def _work(self, delivery: ActionDelivery) -> None:
+        event = delivery.event.data
+        assert isinstance(event, (ActionDecided, ActionRetried))
+        action = event.action
+        attempt = event.attempt if isinstance(event, ActionRetried) else 1
+        async with self._slot(action.provider_config):
+            if delivery.delivered > 1 and await self._is_settled(delivery, action, attempt):
+                self._leased.pop(delivery.position, None)
+                await self._reader.ack([delivery])
+                return
+            started = datetime.now(UTC)
+            error, effect = await self._call(delivery.event.key, action)
+        reported = Reported(
+            action_id=action.action_id,
+            attempt=attempt,
+            started_at=started,
+            finished_at=datetime.now(UTC),
+            worker=self._name,
+            error=None if error is None else _as_action_error(error),
+            object=effect.object if effect is not None else _obstacle(error),
+            replayed=effect is not None and effect.replayed,
+        )
+        message_id = f"{action.action_id}:{attempt}"
+        self._results.append(
+            (delivery, IntakeMessageOut("result", delivery.event.key, reported, message_id))
+        )
+        self._result_came.set()
+
+    async def _call(
+        self, key: ShapeKey, action: Action
+    ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
+        try:
+            provider = self._providers.get(action.provider_config, key.kind)
+            return None, await _execute(provider, action)
+        except (ProviderError, ConfigurationError) as error:
+            return error, None
+        except Exception as error:
+            _logger.exception("a provider failed unexpectedly", action=action.action_id)
+            return ProviderError(f"{type(error).__name__}: {error}"), None
+
+    async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
+        """Tell whether another delivery of this attempt has been answered already."""
+        return any(
+            isinstance(stored.event.data, (ActionSucceeded, ActionFailed))
+            and stored.event.data.action_id == action.action_id
+            and (
+                stored.event.data.attempt >= attempt
+                or isinstance(stored.event.data, ActionSucceeded)
+            )
+            for stored in await self._log.history(delivery.event.key)
+            if stored.position > delivery.position
+        )
+
+    def _slot(self, config_name: str) -> asyncio.Semaphore:
+        config = self._configurations.by_name.get(config_name)
+        most = _DEFAULT_CONCURRENCY if config is None else config.limits.concurrency
+        slot = self._slots.get(config_name)
+        if slot is None or slot[0] != most:
+            slot = self._slots[config_name] = (most, asyncio.Semaphore(most))
+        return slot[1]
+
+    # --- results and leases
+
+    async def _report_results(self) -> None:
+        """Store results as they come, all that wait at once; then let go of their actions."""
+        while True:
+            await self._result_came.wait()
+            self._result_came.clear()
+            results, self._results = self._results, []
+            try:
+                await self._intake.publish([message for _delivery, message in results])
+                await self._let_go([delivery for delivery, _message in results])
+            except Exception as error:  # noqa: BLE001 - results must not be lost: try again
+                _logger.warning("results are stored again", error=str(error), results=len(results))
+                self._results = results + self._results
+                self._result_came.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
+        await self._reader.ack(deliveries)
+        for delivery in deliveries:
+            self._leased.pop(delivery.position, None)
+
+    async def _show_signs_of_life(self) -> None:
+        while True:
+            await asyncio.sleep(_SIGN_OF_LIFE_SECONDS)
+            if self._leased:
+                try:
+                    await self._reader.still_working(list(self._leased.values()))
+                except Exception as error:  # noqa: BLE001 - the next sign may come through
+                    _logger.warning("leases could not be extended", error=str(error))
+
+
+async def _execute(provider: Provider, action: Action) -> Effect:
+    match action.operation:
+        case "Create":
+            return await provider.create(action)
+        case "Update":
+            return await provider.update(action)
+        case "Delete":
+            return await provider.delete(action)
+
+
+def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
+    if isinstance(error, ConfigurationError):
+        return ActionError("Transient", str(error))
+    return ActionError(error.error_class, error.message, error.status, error.retry_after_seconds)
+
+
+def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:
+    return error.obstacle if isinstance(error, ProviderError) else None
