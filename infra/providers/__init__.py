@@ -1,1 +1,7 @@
-"""."""
+"""Providers: the clients of external APIs, one module for each kind.
+
+A provider implements ``reconciler.provider.Provider`` and registers its ``Kind`` as an entry point.
+What HTTP providers share is in ``http`` (one call, made once), ``answers`` (what an answer means),
+``endpoint`` (where to call), ``listing`` (all pages of a scope) and ``conflicts`` (what stands in
+the way). This package may import ``events`` and the interfaces of ``reconciler``.
+"""

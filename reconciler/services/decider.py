@@ -259,11 +259,11 @@ def _understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
 def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
     """Split into groups that fit into one atomic batch each; a shape's turn stays whole."""
     groups: list[list[_Decided]] = []
-    events, size = MOST_EVENTS_AT_ONCE, 0
+    events, size = 0, 0
     for each in decided:
         events += len(each.turn.events)
         size += each.work.size
-        if events > MOST_EVENTS_AT_ONCE or size > _MOST_BYTES_AT_ONCE:
+        if not groups or events > MOST_EVENTS_AT_ONCE or size > _MOST_BYTES_AT_ONCE:
             groups.append([])
             events, size = len(each.turn.events), each.work.size
         groups[-1].append(each)

@@ -19,9 +19,10 @@ _MOST_DOUBLINGS = 32
 def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = None) -> timedelta:
     """Give the wait after the ``failures``-th failure in a row (from 1).
 
-    ``at_least`` is the API's own wish in seconds, which is honoured even beyond the maximum.
+    ``at_least`` is the API's own wish in seconds, which is honoured even beyond the maximum, but
+    not beyond ``LONGEST_SECONDS``.
     """
     doublings = min(max(failures - 1, 0), _MOST_DOUBLINGS)
-    ceiling = min(retry.max_seconds, retry.initial_seconds * 2.0**doublings)
+    ceiling = min(retry.max_seconds, retry.initial_seconds * 2.0**doublings, LONGEST_SECONDS)
     seconds = ceiling / 2 + ceiling / 2 * jitter
-    return timedelta(seconds=max(seconds, at_least or 0.0))
+    return timedelta(seconds=min(max(seconds, at_least or 0.0), LONGEST_SECONDS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from events.external import ExternalObject
 from events.log import FieldDifference
-from events.manifest import Fields, ProviderConfigSpec
-from reconciler.shape.differences import Wanted, differences
+from events.manifest import ProviderConfigSpec
+from reconciler.shape.differences import LABELS, Wanted, differences, without_ignored
 from reconciler.shape.inputs import Context
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import ShapeState
@@ -13,11 +13,16 @@ from reconciler.shape.state import ShapeState
 
 def config_of(state: ShapeState, context: Context) -> ProviderConfigSpec | None:
     """Find the configuration that the shape uses, or None if it is not declared."""
+    return context.configs.get(config_name(state))
+
+
+def config_name(state: ShapeState) -> str:
+    """Name the configuration that the shape uses: where it lives, shall live, or was seen."""
     if state.owned is not None:
-        return context.configs.get(state.owned.provider_config)
-    if state.spec is not None:
-        return context.configs.get(state.spec.provider_config)
-    return context.configs.get(state.observed_in)
+        return state.owned.provider_config
+    if state.spec is not None and (state.declared or state.observed is None):
+        return state.spec.provider_config
+    return state.observed_in
 
 
 def wanted(state: ShapeState, context: Context) -> Wanted:
@@ -54,19 +59,21 @@ def api_keeps_its_own(state: ShapeState, context: Context) -> bool:
 
     Writing it again would change nothing but make a hot loop.
     """
-    applied, spec = state.applied, state.spec
-    if applied is None or applied.result is None or spec is None or state.observed is None:
+    applied = state.applied
+    if applied is None or applied.result is None or state.observed is None:
         return False
-    return (
-        _same(applied.result, state.observed)
-        and _covers(applied.fields, spec.fields, spec.policy.ignore_fields)
-        and _covers(applied.labels, labels_of(state, context), ())
-    )
+    return _same(applied.result, state.observed) and is_applied(state, context)
+
+
+def is_applied(state: ShapeState, context: Context) -> bool:
+    """Tell whether what is wanted now is what was last applied: else a difference is no drift."""
+    applied, spec = state.applied, state.spec
+    if applied is None or spec is None:
+        return False
+    ignored = spec.policy.ignore_fields
+    labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
+    return (applied.fields, applied.labels) == (without_ignored(spec.fields, ignored), labels)
 
 
 def _same(left: ExternalObject, right: ExternalObject) -> bool:
     return left.fields == right.fields and left.labels == right.labels and left.uid == right.uid
-
-
-def _covers(written: Fields | dict[str, str], asked: Fields, ignored: tuple[str, ...]) -> bool:
-    return all(name in ignored or written.get(name) == value for name, value in asked.items())

@@ -10,8 +10,8 @@ The rules are those of the three-way merge of ``kubectl apply``, without its str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, cast
 
 from events.external import ExternalObject
 from events.log import FieldDifference
@@ -70,6 +70,28 @@ def merged(
     return fields, cast("dict[str, str]", labels)
 
 
+def without_ignored(
+    content: Mapping[str, object], ignored: Collection[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Give the part of a content that is not left to others."""
+    return {
+        name: without_ignored(_mapping(value), ignored, f"{prefix}{name}.")
+        if ignored and _is_mapping(value)
+        else value
+        for name, value in content.items()
+        if prefix + name not in ignored
+    }
+
+
+def united(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, Any]:
+    """Give all that is in either content, at every depth; where both have it, the second's."""
+    result = {**first, **second}
+    for name in first.keys() & second.keys():
+        if _is_mapping(first[name]) and _is_mapping(second[name]):
+            result[name] = united(_mapping(first[name]), _mapping(second[name]))
+    return result
+
+
 def _compare(
     desired: Mapping[str, object],
     observed: Mapping[str, object],
@@ -105,8 +127,9 @@ def _merge(
     for name in observed.keys() | desired.keys():
         path = prefix + name
         want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
-        if path in ignored and have is not _MISSING:
-            result[name] = have
+        if path in ignored:
+            if have is not _MISSING:
+                result[name] = have
         elif want is _MISSING:
             if name not in applied:
                 result[name] = have

@@ -28,6 +28,7 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
+from reconciler.shape.differences import LABELS, united, without_ignored
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import (
     NEW,
@@ -37,6 +38,7 @@ from reconciler.shape.state import (
     Owned,
     ShapeState,
     Spec,
+    declaration_id,
 )
 
 SETTLED: frozenset[OutcomeName] = frozenset(
@@ -94,6 +96,7 @@ def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeSt
         ),
         declared_position=event.causeposition,
         declaration_ids=_remembered(state, event),
+        created_before=state.created_before and state.declared,  # a new life begins
         observed=observed,
         failures=0,
         conflicts=0,
@@ -120,7 +123,8 @@ def _withdrawn(state: ShapeState, data: SpecWithdrawn, event: LogEvent) -> Shape
 
 
 def _remembered(state: ShapeState, event: LogEvent) -> tuple[str, ...]:
-    return (*state.declaration_ids, event.causeid)[-REMEMBERED_DECLARATIONS:]
+    newest = declaration_id(event.actor, event.causeid)
+    return (*state.declaration_ids, newest)[-REMEMBERED_DECLARATIONS:]
 
 
 def _superseded(state: ShapeState, _data: GenerationSuperseded, event: LogEvent) -> ShapeState:
@@ -132,12 +136,17 @@ def _observed(state: ShapeState, data: ExternalObserved, event: LogEvent) -> Sha
         state,
         version=event.shapeversion,
         observed=data.object,
+        orphaned=state.orphaned and _is_same_object(state.observed, data.object),
         observed_in=data.provider_config,
         observed_position=data.as_of,
         strays=data.strays,
         total=data.total,
         conflicts=0,
     )
+
+
+def _is_same_object(known: ExternalObject | None, found: ExternalObject | None) -> bool:
+    return known is not None and found is not None and known.uid == found.uid
 
 
 def _drifted(state: ShapeState, _data: DriftDetected, event: LogEvent) -> ShapeState:
@@ -150,12 +159,20 @@ def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> Shap
         version=event.shapeversion,
         owned=Owned(data.provider_config, data.external_name, data.uid),
         applied=None,
+        orphaned=False,
         because=event.id,
     )
 
 
-def _released(state: ShapeState, _data: OwnershipReleased, event: LogEvent) -> ShapeState:
-    return replace(state, version=event.shapeversion, owned=None, applied=None, because=event.id)
+def _released(state: ShapeState, data: OwnershipReleased, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        owned=None,
+        applied=None,
+        orphaned=data.reason == "Orphaned",
+        because=event.id,
+    )
 
 
 def _decided(state: ShapeState, data: ActionDecided, event: LogEvent) -> ShapeState:
@@ -163,6 +180,7 @@ def _decided(state: ShapeState, data: ActionDecided, event: LogEvent) -> ShapeSt
         state,
         version=event.shapeversion,
         in_flight=InFlight(data.action, base=_base(state, data.action)),
+        hold_until=None,  # it has waited; the next wait is another
         outcome=None
         if state.outcome is None or state.outcome.outcome in SETTLED
         else state.outcome,
@@ -173,9 +191,27 @@ def _base(state: ShapeState, action: Action) -> Applied | None:
     """Keep what of the action's content is ours: the base of the next three-way comparison."""
     if state.spec is None or action.operation == "Delete":
         return None
+    ignored = state.spec.policy.ignore_fields
     ours = state.spec.labels.keys() | {OWNER_LABEL}
     labels = {name: value for name, value in action.labels.items() if name in ours}
-    return Applied(state.spec.fields, labels, None)
+    return Applied(
+        without_ignored(state.spec.fields, ignored),
+        without_ignored(labels, ignored, f"{LABELS}."),
+        None,
+    )
+
+
+def _perhaps_applied(state: ShapeState) -> Applied | None:
+    """Count as ours what an action has perhaps written that is given up with its end unknown."""
+    base = None if state.in_flight is None else state.in_flight.base
+    applied = state.applied
+    if base is None or state.owned is None:
+        return applied
+    if applied is None:
+        return base
+    return Applied(
+        united(base.fields, applied.fields), united(base.labels, applied.labels), applied.result
+    )
 
 
 def _retried(state: ShapeState, data: ActionRetried, event: LogEvent) -> ShapeState:
@@ -200,7 +236,7 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
         "effect_at": event.time,
     }
     if data.operation == "Delete":
-        after |= {"owned": None, "applied": None, "observed": None}
+        after |= {"owned": None, "applied": None, "observed": None, "created_before": False}
     elif flight is not None:
         action = flight.action
         shown = data.object or _as_asked(action)
@@ -211,6 +247,7 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
             "observed": shown,
             "observed_in": action.provider_config,
             "created_before": True,
+            "orphaned": False,
         }
     return replace(state, **after)
 
@@ -232,21 +269,33 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
         if state.in_flight is not None:
             after["in_flight"] = replace(state.in_flight, failed=data.error, retry_at=None)
         return replace(state, **after)
+    flight = state.in_flight
     after |= {"in_flight": None, "effect_position": event.causeposition, "effect_at": event.time}
+    if flight is not None and flight.attempt > 1:
+        after["applied"] = _perhaps_applied(state)
     if error_class == "Permanent":
+        if flight is not None and flight.action.generation != state.generation:
+            after["failure"] = None  # what was refused is not what is wanted now
+            return replace(state, **after)
         after |= {"failed_generation": state.generation, "failures": state.failures + 1}
     else:
         after["conflicts"] = state.conflicts + 1
         if error_class == "NotFound" or data.object is not None:
             after["observed"] = data.object
-            if state.in_flight is not None:
-                after["observed_in"] = state.in_flight.action.provider_config
+            if flight is not None:
+                after["observed_in"] = flight.action.provider_config
     return replace(state, **after)
 
 
 def _abandoned(state: ShapeState, _data: ActionAbandoned, event: LogEvent) -> ShapeState:
     return replace(
-        state, version=event.shapeversion, in_flight=None, failures=0, failure=None, hold_until=None
+        state,
+        version=event.shapeversion,
+        in_flight=None,
+        applied=_perhaps_applied(state),
+        failures=0,
+        failure=None,
+        hold_until=None,
     )
 
 

@@ -25,9 +25,9 @@ from events.log import (
 )
 from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import SYSTEM_NAMESPACE, InvalidNameError
-from reconciler.shape.desired import open_differences
+from reconciler.shape.desired import is_applied, open_differences
 from reconciler.shape.inputs import Command, Context
-from reconciler.shape.state import ShapeState
+from reconciler.shape.state import ShapeState, declaration_id
 
 Record = Callable[[ShapeEvent], ShapeState]
 """Records an event in the turn and gives the state after it."""
@@ -87,7 +87,8 @@ def _next_generation(
 
 
 def _known_already(state: ShapeState, command: Command) -> Answer | None:
-    if command.position == state.declared_position or command.message_id in state.declaration_ids:
+    known = declaration_id(command.actor, command.message_id)
+    if command.position == state.declared_position or known in state.declaration_ids:
         return Answer(True, "Duplicate", state.generation, command.position)
     if command.position < state.declared_position:
         return _refused(
@@ -182,7 +183,11 @@ def _observe(state: ShapeState, command: Command, context: Context, record: Reco
     data: Observed = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     if not _is_about_us(state, data) or _is_stale(state, data, context):
         return
-    if same_content(state.observed, data.object) and not _guard_changed(state, data):
+    if (
+        same_content(state.observed, data.object)
+        and not _guard_changed(state, data)
+        and not _ends_conflict(state, data)
+    ):
         return
     strays = data.exclusive
     after = record(
@@ -191,7 +196,7 @@ def _observe(state: ShapeState, command: Command, context: Context, record: Reco
             data.external_name,
             data.object,
             data.evidence,
-            data.as_of,
+            min(data.as_of, command.position),  # no read began after its own message
             None if strays is None else strays.strays,
             None if strays is None else strays.total,
         )
@@ -236,6 +241,16 @@ def _guard_changed(state: ShapeState, data: Observed) -> bool:
     )
 
 
+def _ends_conflict(state: ShapeState, data: Observed) -> bool:
+    """Tell whether our writes conflict, and this is the version that we did not know."""
+    return (
+        state.conflicts > 0
+        and data.object is not None
+        and state.observed is not None
+        and data.object.version != state.observed.version
+    )
+
+
 def _record_loss_and_drift(state: ShapeState, context: Context, record: Record) -> None:
     """Tell, after a new look at the object, whether it is still ours and as we left it."""
     owned = state.owned
@@ -247,20 +262,10 @@ def _record_loss_and_drift(state: ShapeState, context: Context, record: Record) 
         record(OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config))
     elif owned.uid is not None and state.observed.uid not in (None, owned.uid):
         record(OwnershipReleased(owned.external_name, owned.uid, "Replaced", owned.provider_config))
-    elif state.declared and not _was_different_anyway(state):
+    elif state.declared and is_applied(state, context):
         found = open_differences(state, context)
         if found:
             record(DriftDetected(state.generation, differences=found))
-
-
-def _was_different_anyway(state: ShapeState) -> bool:
-    """Tell whether the newest generation was never applied: then a difference is not drift."""
-    applied, spec = state.applied, state.spec
-    return (
-        applied is None
-        or spec is None
-        or any(applied.fields.get(name) != value for name, value in spec.fields.items())
-    )
 
 
 def _report(state: ShapeState, command: Command, context: Context, record: Record) -> None:

@@ -30,6 +30,7 @@ from events.manifest import DeletionGuard, Fields, Policy, ProviderConfigSpec, R
 from reconciler.shape.backoff import delay
 from reconciler.shape.desired import (
     api_keeps_its_own,
+    config_name,
     config_of,
     labels_of,
     open_differences,
@@ -59,6 +60,8 @@ class Standing:
 NOTHING_TO_SAY = Standing("Deleted", "")
 """How a shape stands of which nobody wants to hear: it was never there."""
 
+_PAUSED = Standing("Paused", "PausedByPolicy", "the declaration says so; nothing is done")
+
 Step = ShapeEvent | Standing
 
 
@@ -76,7 +79,7 @@ def next_step(state: ShapeState, context: Context) -> Step:
     if config is None:
         return _no_config(state)
     if _is_paused(state):
-        return Standing("Paused", "PausedByPolicy", "the declaration says so; nothing is done")
+        return _PAUSED
     if state.hold_until is not None and state.hold_until > context.now:
         return _waiting(state)
     if state.declared and state.spec is not None:
@@ -94,10 +97,10 @@ def _internal(state: ShapeState) -> Step:
 
 
 def _no_config(state: ShapeState) -> Standing:
-    name = state.owned.provider_config if state.owned else ""
-    name = name or (state.spec.provider_config if state.spec else state.observed_in)
     return Standing(
-        "Held", "ProviderConfigMissing", f"ProviderConfig {name!r} is not declared: declare it"
+        "Held",
+        "ProviderConfigMissing",
+        f"ProviderConfig {config_name(state)!r} is not declared: declare it",
     )
 
 
@@ -117,6 +120,8 @@ def _pursue(
             flight.action.operation,
             f"generation {state.generation} replaces generation {flight.action.generation}",
         )
+    if _is_paused(state):
+        return _PAUSED
     if flight.retry_at is None:
         retry = Retry() if config is None else config.retry
         wait = delay(retry, state.failures, context.jitter, flight.failed.retry_after_seconds)
@@ -126,16 +131,25 @@ def _pursue(
             flight.failed.error_class,
             flight.action.action_id,
         )
-    if flight.retry_at <= context.now and not _is_paused(state):
+    if flight.retry_at <= context.now:
         return ActionRetried(flight.action, flight.attempt + 1)
     return _degraded_while_trying(state, flight)
 
 
 def _is_outdated(state: ShapeState, flight: InFlight) -> bool:
-    """Tell whether the action is known to have done nothing, and something newer is wanted."""
+    """Tell whether the action has most likely done nothing, and something newer is wanted.
+
+    It may have been done all the same, if a worker died after the call and the redelivered attempt
+    was refused. For an update or a deletion the next look tells; a creation would leak, so it is
+    pursued to its end.
+    """
     assert flight.failed is not None
     nothing_done = flight.failed.error_class in ("Transient", "Throttled") and flight.attempt == 1
-    return nothing_done and flight.action.generation != state.generation
+    return (
+        nothing_done
+        and flight.action.operation != "Create"
+        and flight.action.generation != state.generation
+    )
 
 
 def _degraded_while_trying(state: ShapeState, flight: InFlight) -> Standing:
@@ -228,31 +242,42 @@ def _update(state: ShapeState, found: ExternalObject, context: Context) -> Step:
 def _let_go(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
     """Nobody declares it (any more)."""
     if state.owned is None:
-        return _not_ours(state, config)
+        return _not_ours(state, context, config)
     policy = Policy() if state.spec is None else state.spec.policy
-    if policy.deletion == "Orphan" and state.generation:
+    stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
+    if stays and state.generation:
         owned = state.owned
         return OwnershipReleased(owned.external_name, owned.uid, "Orphaned", owned.provider_config)
     return _remove(state, context, config)
 
 
-def _not_ours(state: ShapeState, config: ProviderConfigSpec) -> Step:
-    if state.observed is None:
+def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
+    found = state.observed
+    if found is None:
         return Standing("Deleted", "Gone")
-    if _was_released(state):
+    if state.orphaned:
         return Standing("Released", "Orphaned", "the object stays in the API, and is not ours")
+    label = found.labels.get(OWNER_LABEL)
+    if label == context.owner:
+        if config.ownership == "Label":
+            return OwnershipClaimed(found.name, found.uid, "Label", state.observed_in)
+        return Standing(
+            "Disputed", "LabelSaysOurs", "its label says that it is ours, the log never"
+        )
+    if label is not None and config.scope.mode == "Exclusive":
+        return _owned_by_another(label)
     if config.scope.mode == "Exclusive":
-        return _stray(state, state.observed, config.deletion_guard)
-    if state.generation and state.outcome is not None and state.outcome.outcome == "Unowned":
-        return Standing("Unowned", "NotDeclared", "nobody declared it here: left alone")
-    if state.generation and state.settled_generation != state.generation:
+        return _stray(state, found, config.deletion_guard)
+    told_so = state.outcome is not None and state.outcome.reason == "NotOurs"
+    if state.generation and (state.settled_generation != state.generation or told_so):
         return Standing("Deleted", "NotOurs", "an object of that name is not ours: left alone")
     return Standing("Unowned", "NotDeclared", "nobody declared it here: left alone")
 
 
-def _was_released(state: ShapeState) -> bool:
-    policy = None if state.spec is None else state.spec.policy
-    return policy is not None and policy.deletion == "Orphan" and state.created_before
+def _owned_by_another(label: str) -> Standing:
+    return Standing(
+        "Disputed", "OwnedByAnother", f"its owner label is {label!r}: it is never deleted"
+    )
 
 
 def _stray(state: ShapeState, found: ExternalObject, guard: DeletionGuard) -> Step:
@@ -279,6 +304,8 @@ def _keep_away(state: ShapeState, context: Context, config: ProviderConfigSpec) 
 
 
 def _remove(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
+    if state.observed is not None and not _has_no_other_owner(state.observed, context):
+        return _owned_by_another(state.observed.labels[OWNER_LABEL])
     if state.failure is not None and state.failure.error_class == "Permanent":
         return _hold(state, context, config.retry, state.failure.message)
     return _after_conflicts(state, context, config) or _action(

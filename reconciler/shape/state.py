@@ -11,7 +11,7 @@ from events.intake import ActionError
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64
@@ -41,8 +41,8 @@ class Owned(msgspec.Struct, frozen=True):
 class Applied(msgspec.Struct, frozen=True):
     """What we last wanted written, and what the API made of it: base of the three-way comparison.
 
-    ``fields`` and ``labels`` are only those that we declared, not what others had set. ``result``
-    is None as long as nothing is written.
+    ``fields`` and ``labels`` are only those that we declared, not what others had set, and not what
+    is left to them. ``result`` is None as long as nothing is written.
     """
 
     fields: Fields
@@ -71,7 +71,8 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``version`` counts its events. ``generation`` counts its declarations and withdrawals;
     ``declared_position`` is the intake position of the newest. ``effect_position`` is the position
     of the newest result of an action: an observation that began before it is stale. ``because`` is
-    the event that the next action would rest on.
+    the event that the next action would rest on. ``orphaned``: the object that is there was ours,
+    and was let go on purpose.
     """
 
     version: int = 0
@@ -84,6 +85,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     owned: Owned | None = None
     applied: Applied | None = None
     created_before: bool = False
+    orphaned: bool = False
     observed: ExternalObject | None = None
     observed_in: str = ""
     observed_position: int = 0
@@ -99,6 +101,11 @@ class ShapeState(msgspec.Struct, frozen=True):
     hold_until: datetime | None = None
     outcome: OutcomeRecorded | None = None
     because: str = ""
+
+
+def declaration_id(source: str, message_id: str) -> str:
+    """Name a declaration: CloudEvents promises that source and id together are unique."""
+    return f"{source}/{message_id}"
 
 
 NEW = ShapeState()

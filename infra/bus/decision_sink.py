@@ -1,0 +1,110 @@
+"""Where a decider's timers, answers, rejections and dead letters go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client
+
+from events.dead_letter import DeadLetterRecord, payload_text
+from events.envelope import encode_intake, encode_log
+from events.intake import TimerFired
+from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
+from events.subjects import deadletter, fired, outcome, schedule
+from infra.jetstream.append import OutgoingMessage, publish_many
+from infra.jetstream.schedules import Schedule, schedule_many
+from infra.jetstream.wire import send
+from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest
+
+_MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
+_encoder = msgspec.json.Encoder()
+
+
+class JetStreamDecisionSink:
+    """Implements ``reconciler.ports.DecisionSink``."""
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+
+    async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
+        """Schedule retries, pipelined."""
+        now = datetime.now(UTC)
+        schedules = [
+            Schedule(
+                subject=schedule(timer.key, "retry"),
+                target=fired(timer.key),
+                at=timer.at,
+                payload=encode_intake(
+                    f"timer/{timer.key}/{timer.at.isoformat()}",
+                    SOURCE,
+                    TimerFired("Retry"),
+                    time=now,
+                ),
+            )
+            for timer in timers
+        ]
+        _raise_first(await schedule_many(self._nc, schedules))
+
+    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+        """Answer on reply subjects; nobody may be there any more."""
+        for subject, answer in answers:
+            await send(self._nc, subject, _encoder.encode(answer))
+
+    async def reject(self, rejections: Sequence[Rejection]) -> None:
+        """Publish rejected outcomes, which are not in the log: nothing happened to the shape."""
+        _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
+
+    async def bury(self, letters: Sequence[DeadLetter]) -> None:
+        """Store dead letters."""
+        _raise_first(await publish_many(self._nc, [_dead_letter(each) for each in letters]))
+
+
+def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
+    data = OutcomeRecorded(
+        "Rejected",
+        rejection.answer.generation,
+        rejection.answer.reason,
+        rejection.answer.message,
+    )
+    event = LogEvent(
+        id=f"{rejection.key}#rejected-{rejection.answer.position}",
+        source=SOURCE,
+        type=event_type(data),
+        subject=str(rejection.key),
+        time=rejection.at,
+        shapeversion=0,
+        data=data,
+        causeposition=rejection.answer.position,
+        actor=rejection.actor,
+    )
+    return OutgoingMessage(
+        outcome(rejection.key), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
+    )
+
+
+def _dead_letter(letter: DeadLetter) -> OutgoingMessage:
+    delivery = letter.delivery
+    text, encoding, truncated = payload_text(delivery.payload)
+    record = DeadLetterRecord(
+        stage=letter.stage,
+        reason=letter.reason,
+        subject=delivery.subject,
+        position=delivery.position,
+        message_id=delivery.message_id,
+        at=datetime.now(UTC),
+        size=len(delivery.payload),
+        payload=text,
+        payload_encoding=encoding,
+        payload_truncated=truncated,
+    )
+    headers = {_MESSAGE_ID_HEADER: f"{letter.stage}-{delivery.position}"}
+    return OutgoingMessage(deadletter(letter.stage), _encoder.encode(record), headers)
+
+
+def _raise_first(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,97 @@
+"""The intake: where declarations, observations, results and timers wait to be decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, cast
+
+from nats.aio.client import Client
+
+from events.envelope import encode_intake
+from events.subjects import REPLY_HEADER
+from events.subjects import intake as intake_subject
+from infra.bus.streams import DECIDER_GROUP, INTAKE, decider_consumers
+from infra.jetstream.append import OutgoingMessage, publish, publish_many
+from infra.jetstream.pull import Delivered, PullGroup, ack, nak
+from infra.jetstream.reads import stream_state
+from reconciler.ports import IntakeDelivery, IntakeMessageOut
+
+_MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
+_REPLY_PREFIX: Final = "_INBOX"
+
+
+class JetStreamIntakeWriter:
+    """Implements ``reconciler.ports.IntakeWriter``; ``source`` names who publishes."""
+
+    def __init__(self, nc: Client, source: str) -> None:
+        self._nc = nc
+        self._source = source
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        """Publish all, pipelined, and wait until all are stored; raises the first failure."""
+        now = datetime.now(UTC)
+        outgoing = [
+            OutgoingMessage(
+                intake_subject(each.what, each.key),
+                encode_intake(each.message_id, self._source, each.data, time=now),
+                {_MESSAGE_ID_HEADER: each.message_id},
+            )
+            for each in messages
+        ]
+        if len(outgoing) == 1:
+            one = outgoing[0]
+            await publish(self._nc, one.subject, one.payload, headers=one.headers)
+            return
+        for result in await publish_many(self._nc, outgoing):
+            if isinstance(result, Exception):
+                raise result
+
+    async def last_position(self) -> int:
+        """Give the intake's last position."""
+        return (await stream_state(self._nc, INTAKE)).last_seq
+
+
+class JetStreamIntakeReader:
+    """Implements ``reconciler.ports.IntakeReader`` over the partitions' pinned consumers."""
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._group = PullGroup(nc, INTAKE, decider_consumers(), group=DECIDER_GROUP)
+
+    async def next_batch(self) -> Sequence[IntakeDelivery]:
+        """Wait for messages of any partition."""
+        return [_delivery(each) for each in await self._group.next_batch()]
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        """Say that these are done with."""
+        await ack(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        """Have these delivered again."""
+        for each in deliveries:
+            await nak(self._nc, cast("Delivered", each.receipt), seconds)
+
+    async def close(self) -> None:
+        """Give the partitions back."""
+        await self._group.close()
+
+
+def _delivery(delivered: Delivered) -> IntakeDelivery:
+    headers = delivered.headers or {}
+    return IntakeDelivery(
+        position=delivered.seq,
+        subject=delivered.subject,
+        payload=delivered.payload,
+        message_id=headers.get(_MESSAGE_ID_HEADER) or f"intake-{delivered.seq}",
+        reply_to=_checked_reply(headers.get(REPLY_HEADER)),
+        delivered=delivered.delivered,
+        receipt=delivered,
+    )
+
+
+def _checked_reply(subject: str | None) -> str | None:
+    """Take only an inbox for an answer: anything else would let people write where we may."""
+    if subject is None or not subject.startswith(_REPLY_PREFIX):
+        return None
+    return None if any(bad in subject for bad in "*> \t\r\n") else subject

@@ -1,0 +1,242 @@
+"""The event log on the stream SHAPES: one event a message, one compare-and-set a shape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+import structlog
+from nats.aio.client import Client
+
+from events.envelope import InvalidMessageError, decode_log, encode_log
+from events.log import LogEvent, log_class
+from events.names import ShapeKey
+from events.subjects import log_filter, parse_log, state_snapshot
+from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
+from infra.jetstream.append import OutgoingMessage, append, publish_many
+from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.follow import Follower, follow
+from infra.jetstream.reads import (
+    StoredMessage,
+    last_for_subjects,
+    last_from_leader,
+    read_subject,
+    stream_state,
+)
+from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
+
+_POSITION_HEADER: Final = "Reconciler-Position"
+_READS_AT_ONCE: Final = 32
+_LEADER_TRIES: Final = 40
+_LEADER_PAUSE_SECONDS: Final = 0.05
+
+_logger = structlog.get_logger(__name__)
+
+
+class JetStreamShapeLog:
+    """Implements ``reconciler.ports.ShapeLog``; make it with ``open_log``."""
+
+    def __init__(self, nc: Client, log_id: str) -> None:
+        self._nc = nc
+        self._log_id = log_id
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+
+    @property
+    def log_id(self) -> str:
+        """The log's own random name."""
+        return self._log_id
+
+    # --- writing
+
+    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+        """Append for many shapes in one atomic batch; see the port."""
+        messages: list[OutgoingMessage] = []
+        for each in appends:
+            messages += _outgoing(each)
+        try:
+            sequences = await append(self._nc, messages)
+        except AppendConflictError as conflict:
+            raise AppendLostError(str(conflict)) from conflict
+        last = -1
+        positions: list[int] = []
+        for each in appends:
+            last += len(each.events)
+            positions.append(sequences[last])
+        return positions
+
+    async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
+        """Keep states; a failure is only logged, for a snapshot saves time and holds no truth."""
+        messages = [
+            OutgoingMessage(state_snapshot(key), payload, {_POSITION_HEADER: str(position)})
+            for key, (position, payload) in snapshots.items()
+        ]
+        for result in await publish_many(self._nc, messages):
+            if isinstance(result, Exception):
+                _logger.info("a snapshot was not stored", error=str(result))
+
+    # --- loading
+
+    async def load(
+        self,
+        keys: Sequence[ShapeKey],
+        *,
+        from_leader: bool = False,
+        use_snapshots: bool = True,
+    ) -> Mapping[ShapeKey, LoadedShape]:
+        """Load many shapes: two reads for all of them, and one for each with a longer history."""
+        snapshots = await self._snapshots(keys) if use_snapshots else {}
+        heads: dict[ShapeKey, list[StoredMessage]] = {key: [] for key in keys}
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            heads[parse_log(message.subject)].append(message)
+        loaded = await asyncio.gather(
+            *(
+                self._load_one(key, heads[key], snapshots.get(key), from_leader=from_leader)
+                for key in keys
+            )
+        )
+        return dict(zip(keys, loaded, strict=True))
+
+    async def _load_one(
+        self,
+        key: ShapeKey,
+        heads: list[StoredMessage],
+        snapshot: StoredMessage | None,
+        *,
+        from_leader: bool,
+    ) -> LoadedShape:
+        head = max((message.seq for message in heads), default=0)
+        if from_leader:
+            newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
+            wanted = 0 if newest is None else newest.seq
+            if wanted > head:
+                head, heads = wanted, []
+        position = _position(snapshot)
+        if snapshot is not None and position > head:
+            snapshot, position = None, 0  # of another log: it knows more than there is
+        if position == head:
+            return LoadedShape(head, None if snapshot is None else snapshot.payload, ())
+        payload = None if snapshot is None else snapshot.payload
+        if snapshot is None and (short := _whole_history(heads)) is not None:
+            return LoadedShape(head, None, short)
+        events = await self._tail(key, position, head)
+        return LoadedShape(events[-1].position, payload, [each.event for each in events])
+
+    async def _tail(self, key: ShapeKey, after: int, head: int) -> list[StoredEvent]:
+        """Read a shape's events behind a position, at least up to ``head``."""
+        for _ in range(_LEADER_TRIES):
+            async with self._reads:
+                messages = await read_subject(
+                    self._nc, SHAPES, log_filter(key), start_seq=after + 1
+                )
+            if messages and messages[-1].seq >= head:
+                return [_decoded(message) for message in messages]
+            await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # a follower answered that lags behind
+        raise BusUnavailableError(f"{SHAPES}: no reader has {key} up to {head} yet")
+
+    async def _snapshots(self, keys: Sequence[ShapeKey]) -> dict[ShapeKey, StoredMessage]:
+        found = await last_for_subjects(self._nc, SNAPSHOTS, [state_snapshot(key) for key in keys])
+        by_subject = {message.subject: message for message in found}
+        return {
+            key: by_subject[subject]
+            for key in keys
+            if (subject := state_snapshot(key)) in by_subject
+        }
+
+    # --- reading
+
+    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
+        """Read every event of one shape."""
+        messages = await read_subject(self._nc, SHAPES, log_filter(key))
+        return [_decoded(message) for message in messages]
+
+    async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
+        """Read every event of the shapes of one kind in one namespace."""
+        messages = await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>")
+        return [_decoded(message) for message in messages]
+
+    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
+        """Follow the log from behind a position."""
+        return self._follow(after)
+
+    @asynccontextmanager
+    async def _follow(self, after: int) -> AsyncGenerator[EventFeed]:
+        async with follow(self._nc, SHAPES, start_seq=after + 1) as follower:
+            yield _Feed(follower)
+
+    async def last_position(self) -> int:
+        """Give the position of the newest event."""
+        return (await stream_state(self._nc, SHAPES)).last_seq
+
+
+class _Feed:
+    """Implements ``reconciler.ports.EventFeed``."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    @property
+    def caught_up(self) -> bool:
+        return self._follower.caught_up.is_set()
+
+    @property
+    def position(self) -> int:
+        return self._follower.position
+
+    async def next_events(self) -> Sequence[StoredEvent]:
+        return _readable(await anext(self._follower))
+
+
+def _readable(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+    """Decode what can be decoded; the rest is told, since a reader of the log must go on."""
+    events: list[StoredEvent] = []
+    for message in messages:
+        try:
+            events.append(StoredEvent(message.seq, decode_log(message.payload)))
+        except InvalidMessageError as error:
+            _logger.error(
+                "an event of the log cannot be read", position=message.seq, error=str(error)
+            )
+    return events
+
+
+async def open_log(nc: Client) -> JetStreamShapeLog:
+    """Open the log; raises ``NotFoundOnBusError`` if there is none yet."""
+    return JetStreamShapeLog(nc, await find_log_id(nc))
+
+
+def _outgoing(each: ShapeAppend) -> list[OutgoingMessage]:
+    prefix = f"log.{each.key.tokens}."
+    first, *others = each.events
+    return [
+        OutgoingMessage(
+            prefix + log_class(first.data),
+            encode_log(first),
+            expected_filter=prefix + ">",
+            expected_last=each.expected_position,
+        ),
+        *(OutgoingMessage(prefix + log_class(event.data), encode_log(event)) for event in others),
+    ]
+
+
+def _position(snapshot: StoredMessage | None) -> int:
+    if snapshot is None or snapshot.headers is None:
+        return 0
+    text = snapshot.headers.get(_POSITION_HEADER, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def _whole_history(heads: Sequence[StoredMessage]) -> list[LogEvent] | None:
+    """Give the events if the newest of each class are all there are."""
+    events = [decode_log(message.payload) for message in sorted(heads, key=_by_sequence)]
+    versions = [event.shapeversion for event in events]
+    return events if versions == list(range(1, len(events) + 1)) else None
+
+
+def _by_sequence(message: StoredMessage) -> int:
+    return message.seq
+
+
+def _decoded(message: StoredMessage) -> StoredEvent:
+    return StoredEvent(message.seq, decode_log(message.payload))

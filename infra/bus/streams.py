@@ -1,0 +1,261 @@
+"""Every stream and consumer of the product: defined here, made and upgraded here, and nowhere else.
+
+==============  ==================================  ===========================================
+stream          subjects                            keeps
+==============  ==================================  ===========================================
+INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (work queue)
+TIMERS          ``sched.>``, ``fired.>``            message schedules; what fires goes to INTAKE
+SHAPES          ``log.>``                           the event log, for ever
+OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES, and rejections
+SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
+OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
+DEADLETTERS     ``deadletter.>``                    what could not be used
+KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
+==============  ==================================  ===========================================
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from nats.aio.client import Client
+
+from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.reads import stream_state
+from infra.jetstream.topology import ensure_consumer, ensure_stream
+
+INTAKE: Final = "INTAKE"
+TIMERS: Final = "TIMERS"
+SHAPES: Final = "SHAPES"
+OUTCOMES: Final = "OUTCOMES"
+SNAPSHOTS: Final = "SNAPSHOTS"
+OBSERVATIONS: Final = "OBSERVATIONS"
+DEADLETTERS: Final = "DEADLETTERS"
+ROWS: Final = "KV_reconciler"
+ROWS_PREFIX: Final = "$KV.reconciler."
+
+PARTITIONS: Final = 8
+DECIDER_GROUP: Final = "deciders"
+WORKERS: Final = "workers"
+LOG_ID_METADATA: Final = "reconciler-log-id"
+
+_SECOND: Final = 1_000_000_000
+_HOUR: Final = 3_600 * _SECOND
+_DAY: Final = 24 * _HOUR
+_DUPLICATE_WINDOW: Final = 120 * _SECOND
+_LEASE: Final = 30 * _SECOND
+_PIN_TIMEOUT: Final = 3 * _SECOND
+
+Config = dict[str, Any]
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """What is settled about the bus: how many replicas, and the log's own name."""
+
+    log_id: str
+    changes: Mapping[str, str]
+
+
+def decider_consumers() -> list[str]:
+    """Names of the intake's consumers: one a partition, and one for what fits no partition."""
+    return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
+
+
+async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
+    """Make or upgrade every stream and consumer; doing it again changes nothing.
+
+    Raises ``IncompatibleStreamError`` for a difference that cannot be changed in place.
+    """
+    log_id, log_is_empty = await _existing_log(nc)
+    changes: dict[str, str] = {}
+    shapes: Config = {**_shapes(), "metadata": {LOG_ID_METADATA: log_id}}
+    for config in (
+        shapes,
+        _timers(),
+        await _intake(nc, log_is_empty=log_is_empty),
+        _outcomes(),
+        _snapshots(),
+        _observations(),
+        _dead_letters(),
+        _rows(),
+    ):
+        changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
+    for stream, consumer in _consumers():
+        name = f"{stream}/{consumer['durable_name']}"
+        changes[name] = await ensure_consumer(nc, stream, consumer)
+    return Topology(log_id, changes)
+
+
+async def find_log_id(nc: Client) -> str:
+    """Give the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
+    state = await stream_state(nc, SHAPES)
+    found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
+    if not found:
+        raise NotFoundOnBusError(
+            f"stream {SHAPES} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
+        )
+    return str(found)
+
+
+async def _existing_log(nc: Client) -> tuple[str, bool]:
+    try:
+        state = await stream_state(nc, SHAPES)
+    except NotFoundOnBusError:
+        return uuid.uuid4().hex[:12], True
+    found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
+    return str(found or uuid.uuid4().hex[:12]), state.last_seq == 0
+
+
+def _shapes() -> Config:
+    return _file_stream(
+        SHAPES,
+        ["log.>"],
+        discard="new",
+        deny_delete=True,
+        deny_purge=True,
+        allow_atomic=True,
+        compression="s2",
+    )
+
+
+async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
+    config = _file_stream(
+        INTAKE,
+        ["rec.>"],
+        retention="workqueue",
+        discard="new",
+        max_bytes=4 * 1024**3,
+        duplicate_window=_DUPLICATE_WINDOW,
+        subject_transform={
+            "src": "rec.*.*.*.*",
+            "dest": f"in.{{{{partition({PARTITIONS},2,3,4)}}}}."
+            + ".".join(f"{{{{wildcard({token})}}}}" for token in (1, 2, 3, 4)),
+        },
+        sources=[
+            {
+                "name": TIMERS,
+                "subject_transforms": [
+                    {
+                        "src": "fired.*.*.*",
+                        "dest": f"in.{{{{partition({PARTITIONS},1,2,3)}}}}.timer."
+                        + ".".join(f"{{{{wildcard({token})}}}}" for token in (1, 2, 3)),
+                    }
+                ],
+            }
+        ],
+    )
+    if log_is_empty or await _exists(nc, INTAKE):
+        return config
+    # Positions are the logical clock: an intake that is made anew beside an old log must not
+    # count from 1 again, or what it brings would look older than what the log knows.
+    return {**config, "first_seq": time.time_ns() // 1_000}
+
+
+def _timers() -> Config:
+    return _file_stream(
+        TIMERS,
+        ["sched.>", "fired.>"],
+        allow_msg_schedules=True,
+        allow_msg_ttl=True,
+        max_msgs_per_subject=1,
+        max_age=30 * _DAY,
+    )
+
+
+def _outcomes() -> Config:
+    return _file_stream(
+        OUTCOMES,
+        ["outcome.>"],
+        max_age=30 * _DAY,
+        sources=[
+            {
+                "name": SHAPES,
+                "subject_transforms": [
+                    {
+                        "src": "log.*.*.*.outcome",
+                        "dest": "outcome.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}",
+                    }
+                ],
+            }
+        ],
+    )
+
+
+def _snapshots() -> Config:
+    return _file_stream(SNAPSHOTS, ["snap.>"], max_msgs_per_subject=1, compression="s2")
+
+
+def _observations() -> Config:
+    return _file_stream(OBSERVATIONS, ["snapshot.>"], max_age=_HOUR, max_bytes=1024**3)
+
+
+def _dead_letters() -> Config:
+    return _file_stream(
+        DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
+    )
+
+
+def _rows() -> Config:
+    return _file_stream(
+        ROWS,
+        [ROWS_PREFIX + ">"],
+        max_msgs_per_subject=1,
+        discard="new",
+        allow_rollup_hdrs=True,
+        allow_atomic=True,
+        compression="s2",
+    )
+
+
+def _file_stream(name: str, subjects: list[str], **more: object) -> Config:
+    return {
+        "name": name,
+        "subjects": subjects,
+        "retention": "limits",
+        "storage": "file",
+        "allow_direct": True,
+        **more,
+    }
+
+
+def _consumers() -> list[tuple[str, Config]]:
+    filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
+    deciders = [
+        (INTAKE, _decider_consumer(name, subject_filter))
+        for name, subject_filter in zip(decider_consumers(), filters, strict=True)
+    ]
+    workers: Config = {
+        "durable_name": WORKERS,
+        "filter_subject": "log.*.*.*.action",
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": _LEASE,
+        "max_ack_pending": 4_096,
+    }
+    return [*deciders, (SHAPES, workers)]
+
+
+def _decider_consumer(name: str, subject_filter: str) -> Config:
+    return {
+        "durable_name": name,
+        "filter_subject": subject_filter,
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": _LEASE,
+        "max_ack_pending": 2_000,
+        "priority_policy": "pinned_client",
+        "priority_groups": [DECIDER_GROUP],
+        "priority_timeout": _PIN_TIMEOUT,
+    }
+
+
+async def _exists(nc: Client, stream: str) -> bool:
+    try:
+        await stream_state(nc, stream)
+    except NotFoundOnBusError:
+        return False
+    return True

@@ -1,0 +1,142 @@
+"""What an HTTP answer means: the ``ProviderError`` class of a refusal, and the body of a success.
+
+Whether a call was a write is seen from its method. After a write that got no clear answer the
+result is unknown; after a read there is nothing to be unknown, so it is only to be repeated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Protocol, TypeVar
+
+import httpx
+import msgspec
+
+from reconciler.errors import (
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+
+MAX_DETAIL_CHARACTERS = 500
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_T = TypeVar("_T")
+_N = TypeVar("_N", bound=_Named)
+_READS = frozenset({"GET", "HEAD"})
+_NOTHING_DONE_YET = frozenset({408, 425, 503})
+_SERVER_ERROR = 500
+_UNUSABLE_REQUEST = 400
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    """The parts of an RFC 9457 problem that are for people."""
+
+    type: str = ""
+    title: str = ""
+    detail: str = ""
+
+
+def is_read(method: str) -> bool:
+    """Tell whether a call changes nothing."""
+    return method in _READS
+
+
+def inconclusive(method: str) -> type[TransientError | UnknownResultError]:
+    """Give the class of a call that was sent and not clearly answered."""
+    return TransientError if is_read(method) else UnknownResultError
+
+
+def refusal(response: httpx.Response) -> ProviderError:
+    """Classify an answer that is not a success, and that means nothing special to this API."""
+    status = response.status_code
+    text = f"{_call(response)} was answered {status}: {problem_text(response)}"
+    wait = retry_after_seconds(response)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return ThrottledError(text, status=status, retry_after_seconds=wait)
+    if status in _NOTHING_DONE_YET:
+        return TransientError(text, status=status, retry_after_seconds=wait)
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return PermanentError(f"{text} (check the secret of spec.credentialsRef)", status=status)
+    if _UNUSABLE_REQUEST <= status < _SERVER_ERROR:
+        return PermanentError(text, status=status)
+    if response.is_redirect:
+        return PermanentError(
+            f"{text} (redirects are not followed: set spec.endpoint)", status=status
+        )
+    return inconclusive(response.request.method)(text, status=status, retry_after_seconds=wait)
+
+
+def decoded(response: httpx.Response, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
+    try:
+        return decoder.decode(response.content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise unusable(response, str(error)) from error
+
+
+def decoded_about(
+    external_name: str, response: httpx.Response, decoder: msgspec.json.Decoder[_N]
+) -> _N:
+    """Decode a success's body, which must be about the object that was asked for."""
+    thing = decoded(response, decoder)
+    if thing.name != external_name:
+        raise unusable(response, f"it is about {thing.name!r}, not {external_name!r}")
+    return thing
+
+
+def unusable(response: httpx.Response, why: str) -> ProviderError:
+    """Describe a success whose body is not what the API promises."""
+    return inconclusive(response.request.method)(
+        f"{_call(response)} was answered {response.status_code} with an unusable body: {why}",
+        status=response.status_code,
+    )
+
+
+def problem_text(response: httpx.Response) -> str:
+    """Give the API's own words: an RFC 9457 problem's, or the start of the body."""
+    try:
+        problem = msgspec.json.decode(response.content, type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = _Problem()
+    text = problem.detail or problem.title
+    if not text:
+        text = response.content[: 4 * MAX_DETAIL_CHARACTERS].decode(errors="replace").strip()
+    return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
+
+
+def retry_after_seconds(response: httpx.Response) -> float | None:
+    """Read ``Retry-After``: seconds, or a date (told by the API's own clock where it sends one)."""
+    text = response.headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+        seconds = float(text)
+        return seconds if math.isfinite(seconds) else None
+    at = _http_date(text)
+    if at is None:
+        return None
+    now = _http_date(response.headers.get("Date", "")) or datetime.now(UTC)
+    return max(0.0, (at - now).total_seconds())
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        at = parsedate_to_datetime(text)
+    except (ValueError, IndexError, TypeError):
+        return None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _call(response: httpx.Response) -> str:
+    """Name a call in a message, without its query: that may be long."""
+    return f"{response.request.method} {response.request.url.copy_with(query=None)}"

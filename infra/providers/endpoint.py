@@ -1,0 +1,63 @@
+"""Where an HTTP API is and how to be let in: checks of what people configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+import httpx
+
+from reconciler.errors import ConfigurationError, PermanentError
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """Return an endpoint's URL without a trailing slash; raises ``ConfigurationError``."""
+    try:
+        url = httpx.URL(endpoint)
+    except (httpx.InvalidURL, TypeError):
+        raise ConfigurationError(
+            f"spec.endpoint: {_shown(endpoint)} is not a URL: write http://HOST:PORT or https://HOST"
+        ) from None
+    if url.userinfo:
+        raise ConfigurationError(
+            f"spec.endpoint of {url.host}: a URL must not contain credentials, since it is kept in"
+            " the log: use spec.credentialsRef"
+        )
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ConfigurationError(
+            f"spec.endpoint: {_shown(endpoint)} cannot be called: write http://HOST:PORT or https://HOST"
+        )
+    if url.query or url.fragment:
+        raise ConfigurationError(
+            f"spec.endpoint of {url.host}: leave out the query (?...) and the fragment (#...)"
+        )
+    return str(url).rstrip("/")
+
+
+def path_segment(external_name: str, name_problem: Callable[[str], str | None]) -> str:
+    """Quote a name for a path; one that is not allowed must not become another path, such as ..
+
+    Raises ``PermanentError``: no object can have that name.
+    """
+    problem = name_problem(external_name)
+    if problem is not None:
+        raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+    return quote(external_name, safe="")
+
+
+def authorization(secret: str | None) -> dict[str, str]:
+    """Give a bearer token's header, or none; raises ``ConfigurationError`` without showing it."""
+    if secret is None:
+        return {}
+    token = secret.strip()
+    if not token or not all("!" <= character <= "~" for character in token):
+        raise ConfigurationError(
+            "spec.credentialsRef: the secret cannot be a bearer token: it must be printable ASCII"
+            " without spaces, and not empty"
+        )
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _shown(endpoint: str) -> str:
+    """Quote a wrong endpoint for a message, unless it may hold a password."""
+    return "the value (not shown: it has an @)" if "@" in endpoint else repr(endpoint[:200])

@@ -1,0 +1,43 @@
+"""Listings: all pages of a scope, or an exception."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from events.external import ExternalObject
+from events.manifest import Scope
+from reconciler.errors import TransientError
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page, and the API's token of the next one; None or empty after the last."""
+
+    objects: Sequence[ExternalObject]
+    next: str | None
+
+
+async def all_pages(
+    scope: Scope, fetch: Callable[[str], Awaitable[Page]]
+) -> AsyncIterator[Sequence[ExternalObject]]:
+    """Fetch page after page, the first with an empty token, and keep what belongs to the scope.
+
+    Objects are checked even where the API filters by itself: in an exclusive scope what is listed
+    and not declared is deleted, so a filter that an API ignores must not reach that far.
+    """
+    token = ""
+    while True:
+        page = await fetch(token)
+        yield [thing for thing in page.objects if _belongs(scope, thing)]
+        if not page.next:
+            return
+        if page.next == token:
+            raise TransientError("the listing gave the same token twice: it would never end")
+        token = page.next
+
+
+def _belongs(scope: Scope, thing: ExternalObject) -> bool:
+    return (
+        thing.name.startswith(scope.prefix or "") and scope.labels.items() <= thing.labels.items()
+    )

@@ -1,0 +1,231 @@
+"""The kind ``Record``, and the provider of the records API: a complete example of a kind's module.
+
+The endpoint names a zone: ``http://HOST:PORT/zones/example.org``. The API has no idempotency keys,
+so a record carries the key of the action that last wrote it, as a tag. When a write is refused
+because of the record's state, that tag tells our own earlier attempt, whose answer was lost, from a
+stranger's. The tag is this module's own: it is in no label that it shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+import httpx
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, ProviderConfigSpec, Scope
+from infra.providers.answers import decoded, decoded_about, problem_text, refusal
+from infra.providers.conflicts import check_uid
+from infra.providers.endpoint import path_segment
+from infra.providers.http import HttpApi
+from infra.providers.listing import Page, all_pages
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    ProviderError,
+    TransientError,
+)
+from reconciler.kinds import Kind
+from reconciler.provider import Capabilities, Effect
+
+DEFAULT_TTL_SECONDS = 300
+KEY_TAG = "reconciler/key"
+MAX_PAGE_SIZE = 1000
+
+_NAME = re.compile(
+    r"@|[a-z0-9_*]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*"
+)
+_MAX_NAME_CHARACTERS = 253
+
+
+class RecordFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``Record``'s spec; the order of ``values`` has no meaning."""
+
+    type: Literal["A", "AAAA", "CNAME", "MX", "TXT"]
+    values: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
+    ttl: Annotated[int, msgspec.Meta(ge=1, le=604_800)] = DEFAULT_TTL_SECONDS
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """A record in the API's JSON."""
+
+    name: str
+    id: str
+    etag: str
+    type: str
+    ttl: int
+    values: list[str]
+    tags: list[str]
+
+    def as_object(self) -> ExternalObject:
+        labels = _labels(self.tags)
+        labels.pop(KEY_TAG, None)
+        fields: Fields = {"type": self.type, "ttl": self.ttl, "values": self.values}
+        return ExternalObject(
+            name=self.name, fields=normalize(fields), uid=self.id, version=self.etag, labels=labels
+        )
+
+    def is_written_by(self, action: Action) -> bool:
+        return _labels(self.tags).get(KEY_TAG) == action.idempotency_key
+
+
+class _Page(msgspec.Struct, frozen=True):
+    records: list[_Record]
+    next_cursor: str | None
+
+
+_record_decoder = msgspec.json.Decoder(_Record)
+_page_decoder = msgspec.json.Decoder(_Page)
+_encoder = msgspec.json.Encoder()
+
+
+def normalize(fields: Fields) -> Fields:
+    """Give a record's fields their canonical form: values as a sorted set, the default ttl."""
+    values = sorted(set(fields.get("values", [])))
+    return {"ttl": DEFAULT_TTL_SECONDS, **fields, "values": values}
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a record's name, or nothing."""
+    if len(name) <= _MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None:
+        return None
+    return "use labels of the characters a-z 0-9 - _ joined by dots, or @ for the zone itself"
+
+
+class RecordsProvider:
+    """A client of the records API, for one zone."""
+
+    def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
+        self._api = HttpApi(config, secret=secret)
+
+    async def create(self, action: Action) -> Effect:
+        """Create a record if there is none; our own earlier attempt counts as the first answer."""
+        response = await self._put(action, {"If-None-Match": "*"})
+        if response.status_code == HTTPStatus.CREATED:
+            return Effect(object=_shown(response, action.external_name).as_object())
+        if response.status_code != HTTPStatus.PRECONDITION_FAILED:
+            raise refusal(response)
+        vanished = TransientError(f"{action.external_name!r} was there and is gone again")
+        return await self._own_or_refused(action, problem_text(response), absent=vanished)
+
+    async def update(self, action: Action) -> Effect:
+        """Replace a record that is still at the action's version: an etag is never used again."""
+        version = action.version
+        if version is None:
+            found = await self._found(action.external_name)
+            if found is None:
+                raise _not_there(action)
+            check_uid(found.as_object(), action)
+            version = found.etag
+        response = await self._put(action, {"If-Match": f'"{version}"'})
+        if response.status_code == HTTPStatus.OK:
+            return Effect(object=_shown(response, action.external_name).as_object())
+        if response.status_code != HTTPStatus.PRECONDITION_FAILED:
+            raise refusal(response)
+        return await self._own_or_refused(action, problem_text(response), absent=_not_there(action))
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete a record that is still the action's, whatever its version."""
+        found = await self._found(action.external_name)
+        if found is None:
+            return Effect(object=None)
+        check_uid(found.as_object(), action)
+        response = await self._api.call(
+            "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.etag}"'}
+        )
+        if response.status_code in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}:
+            return Effect(object=None)
+        if response.status_code == HTTPStatus.PRECONDITION_FAILED:
+            raise TransientError(f"{action.external_name!r} changed while it was to be deleted")
+        raise refusal(response)
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        """Read one record."""
+        found = await self._found(external_name)
+        return None if found is None else found.as_object()
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the records of a scope; the API knows no prefix, so that is looked at here."""
+        query = [("tag", f"{key}={value}") for key, value in sorted(scope.labels.items())]
+        query.append(("per_page", str(min(page_size, MAX_PAGE_SIZE))))
+        async for objects in all_pages(scope, partial(self._page, query)):
+            yield objects
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._api.close()
+
+    async def _put(self, action: Action, condition: dict[str, str]) -> httpx.Response:
+        tags = [f"{key}={value}" for key, value in sorted(action.labels.items())]
+        content = {**action.fields, "tags": [*tags, f"{KEY_TAG}={action.idempotency_key}"]}
+        return await self._api.call(
+            "PUT",
+            _path(action.external_name),
+            headers={"Content-Type": "application/json", **condition},
+            body=_encoder.encode(content),
+        )
+
+    async def _found(self, external_name: str) -> _Record | None:
+        response = await self._api.find(_path(external_name))
+        return None if response is None else _shown(response, external_name)
+
+    async def _page(self, query: list[tuple[str, str]], cursor: str) -> Page:
+        full = [*query, ("cursor", cursor)] if cursor else query
+        response = await self._api.call("GET", "/records", query=full)
+        if response.status_code != HTTPStatus.OK:
+            raise refusal(response)
+        page = decoded(response, _page_decoder)
+        return Page([record.as_object() for record in page.records], page.next_cursor)
+
+    async def _own_or_refused(self, action: Action, why: str, *, absent: ProviderError) -> Effect:
+        """Tell what a failed precondition means: our earlier attempt, a stranger, or nothing."""
+        found = await self._found(action.external_name)
+        if found is None:
+            raise absent
+        if found.is_written_by(action):
+            return Effect(object=found.as_object(), replayed=True)
+        raise ConflictError(
+            f"{action.external_name!r}: {why}",
+            status=HTTPStatus.PRECONDITION_FAILED,
+            obstacle=found.as_object(),
+        )
+
+
+def _path(external_name: str) -> str:
+    return f"/records/{path_segment(external_name, name_problem)}"
+
+
+def _shown(response: httpx.Response, external_name: str) -> _Record:
+    return decoded_about(external_name, response, _record_decoder)
+
+
+def _labels(tags: Sequence[str]) -> dict[str, str]:
+    parts = (tag.partition("=") for tag in tags)
+    return {key: value for key, _, value in parts}
+
+
+def _not_there(action: Action) -> NotFoundError:
+    return NotFoundError(f"record {action.external_name!r} is not there")
+
+
+RECORD = Kind(
+    name="Record",
+    api_version="records/v1",
+    provider="records",
+    schema=RecordFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=RecordsProvider,
+    normalize=normalize,
+    name_problem=name_problem,
+)
+"""The kind ``Record``."""

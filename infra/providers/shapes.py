@@ -1,0 +1,245 @@
+"""The kind ``Shape``, and the provider of the shapes API, whose contract is an OpenAPI file.
+
+What the API cannot promise, and what is done about it:
+
+- A version counts from one again when a new shape takes a name, so ``If-Match`` alone could replace
+  a stranger: an update reads the shape first and compares the uid.
+- ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
+  that takes the name between these two calls is deleted; only the API could prevent that.
+- One status, 409, says that the name is taken and that a request with the key still runs. The
+  second is told by its words or by ``Retry-After``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Literal
+
+import httpx
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import ProviderConfigSpec, Scope
+from infra.providers.answers import (
+    decoded,
+    decoded_about,
+    problem_text,
+    refusal,
+    retry_after_seconds,
+)
+from infra.providers.conflicts import check_uid, with_obstacle
+from infra.providers.endpoint import path_segment
+from infra.providers.http import HttpApi
+from infra.providers.listing import Page, all_pages
+from reconciler.errors import (
+    ConflictError,
+    ListingExpiredError,
+    NotFoundError,
+    ProviderError,
+    TransientError,
+)
+from reconciler.kinds import Kind
+from reconciler.provider import Capabilities, Effect
+
+MAX_PAGE_SIZE = 5000
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_STILL_RUNNING = re.compile(r"still running|in progress|outstanding|being processed", re.IGNORECASE)
+_REPLAY_HEADERS = ("Idempotency-Replayed", "Idempotent-Replayed")
+
+
+class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``Shape``'s spec."""
+
+    type: Literal["Square", "Circle", "Triangle", "Hexagon"]
+    color: Literal["Red", "Green", "Blue", "Purple", "Yellow", "Black", "White"]
+
+
+class _Shape(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A shape in the API's JSON; what it may say of fields is wider than what we may ask for."""
+
+    name: str
+    type: str
+    color: str
+    labels: dict[str, str] = {}
+    uid: str | None = None
+    version: int | None = None
+
+    def as_object(self) -> ExternalObject:
+        return ExternalObject(
+            name=self.name,
+            fields={"type": self.type, "color": self.color},
+            uid=self.uid,
+            version=None if self.version is None else str(self.version),
+            labels=self.labels,
+        )
+
+
+class _Page(msgspec.Struct, frozen=True, rename={"next": "continue"}):
+    items: list[_Shape]
+    next: str | None = None
+
+
+_shape_decoder = msgspec.json.Decoder(_Shape)
+_page_decoder = msgspec.json.Decoder(_Page)
+_encoder = msgspec.json.Encoder()
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a shape's name, or nothing."""
+    if _NAME.fullmatch(name) is not None:
+        return None
+    return "use 1 to 63 of the characters a-z 0-9 -, starting and ending with a letter or digit"
+
+
+class ShapesProvider:
+    """A client of the shapes API."""
+
+    def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
+        self._api = HttpApi(config, secret=secret)
+
+    async def create(self, action: Action) -> Effect:
+        """Create a shape under the action's key; the API gives the first answer to every repeat."""
+        _path(action.external_name)  # its check: the name is in the body here
+        response = await self._api.call(
+            "POST", "/shapes", headers=_headers(action), body=_body(action)
+        )
+        if response.status_code in {HTTPStatus.CREATED, HTTPStatus.OK}:
+            return _effect(response, action)
+        raise await self._refused(response, action)
+
+    async def update(self, action: Action) -> Effect:
+        """Replace a shape that is still the action's, at the action's version."""
+        version = action.version
+        if action.uid is not None or version is None:
+            found = await self.read(action.external_name)
+            if found is None:
+                raise NotFoundError(f"shape {action.external_name!r} is not there")
+            check_uid(found, action)
+            version = version or found.version
+        response = await self._api.call(
+            "PUT",
+            _path(action.external_name),
+            headers=_headers(action, version=version),
+            body=_body(action),
+        )
+        if response.status_code == HTTPStatus.OK:
+            return _effect(response, action)
+        raise await self._refused(response, action)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete a shape that is still the action's."""
+        if action.uid is not None:
+            found = await self.read(action.external_name)
+            if found is None:
+                return Effect(object=None)
+            check_uid(found, action)
+        response = await self._api.call(
+            "DELETE", _path(action.external_name), headers=_headers(action)
+        )
+        if response.status_code in {
+            HTTPStatus.NO_CONTENT,
+            HTTPStatus.OK,
+            HTTPStatus.NOT_FOUND,
+        }:
+            return Effect(object=None, replayed=_is_replay(response))
+        raise await self._refused(response, action)
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        """Read one shape."""
+        response = await self._api.find(_path(external_name))
+        return None if response is None else _shown(response, external_name)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the shapes of a scope."""
+        filters = [("label", f"{key}={value}") for key, value in sorted(scope.labels.items())]
+        if scope.prefix:
+            filters.append(("prefix", scope.prefix))
+        filters.append(("limit", str(min(page_size, MAX_PAGE_SIZE))))
+        async for objects in all_pages(scope, partial(self._page, filters)):
+            yield objects
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._api.close()
+
+    async def _page(self, filters: list[tuple[str, str]], token: str) -> Page:
+        query = [*filters, ("continue", token)] if token else filters
+        response = await self._api.call("GET", "/shapes", query=query)
+        if response.status_code == HTTPStatus.GONE:
+            raise ListingExpiredError(problem_text(response), status=response.status_code)
+        if response.status_code != HTTPStatus.OK:
+            raise refusal(response)
+        page = decoded(response, _page_decoder)
+        return Page([shape.as_object() for shape in page.items], page.next)
+
+    async def _refused(self, response: httpx.Response, action: Action) -> ProviderError:
+        """Classify a refused write, with what stands in its way."""
+        status = response.status_code
+        text = f"shape {action.external_name!r}: {problem_text(response)}"
+        if status == HTTPStatus.CONFLICT:
+            if _is_still_running(response):
+                wait = retry_after_seconds(response)
+                return TransientError(text, status=status, retry_after_seconds=wait)
+            # A refusal that was kept with the key would be repeated for ever, now without a cause.
+            absent = ConflictError if _is_replay(response) else TransientError
+            return await with_obstacle(self, action, absent(text, status=status))
+        if status == HTTPStatus.PRECONDITION_FAILED:
+            return await with_obstacle(self, action, NotFoundError(text, status=status))
+        if status == HTTPStatus.NOT_FOUND and action.operation == "Update":
+            return NotFoundError(text, status=status)
+        return refusal(response)
+
+
+def _path(external_name: str) -> str:
+    return f"/shapes/{path_segment(external_name, name_problem)}"
+
+
+def _headers(action: Action, *, version: str | None = None) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "Idempotency-Key": action.idempotency_key}
+    if version is not None:
+        headers["If-Match"] = f'"{version}"'
+    return headers
+
+
+def _body(action: Action) -> bytes:
+    return _encoder.encode({"name": action.external_name, "labels": action.labels, **action.fields})
+
+
+def _effect(response: httpx.Response, action: Action) -> Effect:
+    thing = _shown(response, action.external_name)
+    return Effect(object=thing, replayed=_is_replay(response))
+
+
+def _shown(response: httpx.Response, external_name: str) -> ExternalObject:
+    return decoded_about(external_name, response, _shape_decoder).as_object()
+
+
+def _is_replay(response: httpx.Response) -> bool:
+    """Tell whether the API says so; the contract names no header, these two are in use."""
+    return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
+
+
+def _is_still_running(response: httpx.Response) -> bool:
+    """Tell the two meanings of 409 apart: only the running request may be waited for."""
+    return "Retry-After" in response.headers or bool(_STILL_RUNNING.search(problem_text(response)))
+
+
+SHAPE = Kind(
+    name="Shape",
+    api_version="shapes/v1",
+    provider="shapes",
+    schema=ShapeFields,
+    capabilities=Capabilities(
+        idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=ShapesProvider,
+    name_problem=name_problem,
+)
+"""The kind ``Shape``: its fields have one spelling each, so there is nothing to normalise."""

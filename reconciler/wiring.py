@@ -1,0 +1,209 @@
+"""The only place of this package that knows what implements the ports: processes are wired here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from nats.aio.client import Client
+
+from infra.bus.actions import JetStreamActionReader
+from infra.bus.decision_sink import JetStreamDecisionSink
+from infra.bus.foreign_snapshots import JetStreamSnapshotReader
+from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
+from infra.bus.rows import JetStreamRows
+from infra.bus.shape_log import JetStreamShapeLog, open_log
+from infra.bus.streams import Topology, ensure_topology
+from infra.jetstream.connection import connect, require_jetstream
+from projections.read_models import ReadModels
+from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.services.configurations import Configurations
+from reconciler.services.decider import Decider
+from reconciler.services.foreign_snapshots import ForeignSnapshots
+from reconciler.services.log_feed import LogFeed
+from reconciler.services.observer import Observer
+from reconciler.services.projector import Projector, load_models
+from reconciler.services.providers import ProviderPool
+from reconciler.services.sweeper import Sweeper
+from reconciler.services.worker import Worker
+
+Role = Literal["decider", "worker", "observer", "projector"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def process_name() -> str:
+    """Name this process in events and on the server: host and process id."""
+    return f"reconciler@{socket.gethostname()}:{os.getpid()}"
+
+
+@asynccontextmanager
+async def connected(url: str, *, credentials: Path | None = None) -> AsyncGenerator[Client]:
+    """Connect to a JetStream that is new enough, and close in order at the end.
+
+    Raises ``BusUnavailableError`` or ``IncompatibleServerError``.
+    """
+    nc = await connect(url, name=process_name(), credentials=credentials)
+    try:
+        await require_jetstream(nc)
+        yield nc
+    finally:
+        await nc.close()
+
+
+async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
+    """Make or upgrade every stream, consumer and bucket; doing it again changes nothing."""
+    return await ensure_topology(nc, replicas=replicas)
+
+
+@dataclass(slots=True)
+class Running:
+    """The parts of a process that runs some of the roles."""
+
+    nc: Client
+    kinds: KindRegistry
+    log: JetStreamShapeLog
+    store: JetStreamRows
+    models: ReadModels
+    configurations: Configurations
+    feed: LogFeed
+    providers: ProviderPool
+    intake: JetStreamIntakeWriter
+    projector: Projector | None = None
+    observer: Observer | None = None
+    closers: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def close(self) -> None:
+        """Give back what was taken from the bus, then close the connections to the APIs."""
+        await self.closers.aclose()
+        await self.providers.close()
+
+
+@asynccontextmanager
+async def running(
+    nc: Client, roles: Sequence[Role], *, kinds: KindRegistry | None = None
+) -> AsyncGenerator[Running]:
+    """Run roles until the context ends; the streams must exist (``initialise``).
+
+    When entered, the process knows all that the log has. A role that fails ends the context, and its
+    error comes out in an exception group.
+    """
+    parts = await _load(nc, roles, kinds if kinds is not None else installed_kinds())
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(parts.feed.run(), name="log feed")]
+            await _caught_up(parts.feed, tasks[0])
+            for role in roles:
+                tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
+            try:
+                yield parts
+            finally:
+                for task in tasks:
+                    task.cancel()
+    finally:
+        await parts.close()
+
+
+async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
+    log = await open_log(nc)
+    configurations = Configurations()
+    await configurations.load(log)
+    store = JetStreamRows(nc)
+    needs_models = "projector" in roles or "observer" in roles
+    models = await load_models(store) if needs_models else ReadModels()
+    after = models.position if needs_models else await log.last_position()
+    feed = LogFeed(log, after=after)
+    feed.subscribe(lambda _position, event: configurations.apply(event))
+    parts = Running(
+        nc=nc,
+        kinds=kinds,
+        log=log,
+        store=store,
+        models=models,
+        configurations=configurations,
+        feed=feed,
+        providers=ProviderPool(kinds, configurations),
+        intake=JetStreamIntakeWriter(nc, process_name()),
+    )
+    if "projector" not in roles and needs_models:
+        feed.subscribe(models.apply)
+    elif needs_models:
+        _prepare_projector(parts)
+    return parts
+
+
+async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
+    """Wait until the log is read, or its reading has failed."""
+    waiting = asyncio.create_task(feed.caught_up.wait())
+    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def _prepare_projector(parts: Running) -> None:
+    parts.projector = Projector(parts.models, parts.store)
+    parts.feed.subscribe(parts.projector.apply)
+
+
+def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
+    reader = JetStreamIntakeReader(parts.nc)
+    parts.closers.push_async_callback(reader.close)
+    decider = Decider(
+        reader=reader,
+        log=parts.log,
+        sink=JetStreamDecisionSink(parts.nc),
+        kinds=parts.kinds,
+        configurations=parts.configurations,
+    )
+    return [decider.run()]
+
+
+def _worker(parts: Running) -> list[Coroutine[None, None, None]]:
+    reader = JetStreamActionReader(parts.nc)
+    parts.closers.push_async_callback(reader.close)
+    worker = Worker(
+        name=process_name(),
+        reader=reader,
+        intake=parts.intake,
+        log=parts.log,
+        configurations=parts.configurations,
+        providers=parts.providers,
+    )
+    return [worker.run()]
+
+
+def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
+    parts.observer = Observer(
+        intake=parts.intake,
+        configurations=parts.configurations,
+        providers=parts.providers,
+        kinds=parts.kinds,
+        models=parts.models,
+    )
+    sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
+    reader = JetStreamSnapshotReader(parts.nc)
+    parts.closers.push_async_callback(reader.close)
+    foreign = ForeignSnapshots(
+        reader=reader,
+        observer=parts.observer,
+        configurations=parts.configurations,
+        providers=parts.providers,
+    )
+    return [parts.observer.run(), sweeper.run(), foreign.run()]
+
+
+def _projector(parts: Running) -> list[Coroutine[None, None, None]]:
+    assert parts.projector is not None
+    return [parts.projector.run()]
+
+
+_MAKERS: dict[Role, Callable[[Running], list[Coroutine[None, None, None]]]] = {
+    "decider": _decider,
+    "worker": _worker,
+    "observer": _observer,
+    "projector": _projector,
+}

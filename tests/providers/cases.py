@@ -1,0 +1,38 @@
+"""What the contract suite needs to know of each provider: add a case, and the suite runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from events.manifest import Fields
+from infra.providers.records import RECORD
+from infra.providers.shapes import SHAPE
+from reconciler.kinds import Kind
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind, the module that serves its API, and two valid specs that differ."""
+
+    kind: Kind
+    api_module: str
+    fields: Fields
+    other_fields: Fields
+    endpoint_path: str = ""
+
+
+CASES = [
+    Case(
+        kind=SHAPE,
+        api_module="infra.shapes_api",
+        fields={"type": "Square", "color": "Red"},
+        other_fields={"type": "Square", "color": "Blue"},
+    ),
+    Case(
+        kind=RECORD,
+        api_module="infra.records_api",
+        fields={"type": "A", "values": ["192.0.2.1", "192.0.2.2"]},
+        other_fields={"type": "A", "values": ["192.0.2.3"], "ttl": 60},
+        endpoint_path="/zones/example.org",
+    ),
+]

@@ -1,0 +1,92 @@
+"""Fixtures: the API of each case in a process of its own, a proxy before it, and providers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from events.manifest import Limits, ProviderConfigSpec
+from reconciler.kinds import Kind
+from reconciler.provider import Provider
+from tests.providers.cases import CASES, Case
+from tests.providers.connect import Connect
+from tests.providers.proxy import Proxy
+
+
+@contextmanager
+def _running_api(module: str, folder: Path) -> Generator[str]:
+    # --exit-with-stdin: it ends with the tests, even if they are killed.
+    command = [sys.executable, "-m", module, "--exit-with-stdin", "--port", "0"]
+    command += ["--data", str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        prefix = "listening on "
+        assert line.startswith(prefix), f"{module} said {line!r}, not where it listens"
+        yield line.removeprefix(prefix).strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="session", params=CASES, ids=lambda case: case.kind.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def api_url(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with _running_api(case.api_module, tmp_path_factory.mktemp("api")) as url:
+        yield url
+
+
+@pytest.fixture
+async def proxy(api_url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(api_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Build providers that are closed at the end of the test."""
+    async with AsyncExitStack() as stack:
+
+        def build(
+            kind: Kind, endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
+        ) -> Provider:
+            assert kind.connect is not None
+            config = ProviderConfigSpec(
+                provider=kind.provider,
+                endpoint=endpoint,
+                limits=Limits(request_timeout_seconds=timeout_seconds),
+            )
+            provider = kind.connect(config, secret=secret)
+            stack.push_async_callback(provider.close)
+            return provider
+
+        yield build
+
+
+@pytest.fixture
+def provider(case: Case, api_url: str, connect: Connect) -> Provider:
+    """The provider, connected to its API."""
+    return connect(case.kind, api_url + case.endpoint_path)
+
+
+@pytest.fixture
+def harmed(case: Case, proxy: Proxy, connect: Connect) -> Provider:
+    """The provider, connected to its API through the proxy."""
+    return connect(case.kind, proxy.url + case.endpoint_path)
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses; also a prefix of which no other name starts."""
+    return f"t{uuid4().hex[:12]}"

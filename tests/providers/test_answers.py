@@ -1,0 +1,120 @@
+"""What answers mean, without any call."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+import pytest
+
+from infra.providers.answers import (
+    MAX_DETAIL_CHARACTERS,
+    decoded,
+    problem_text,
+    refusal,
+    retry_after_seconds,
+)
+from reconciler.errors import (
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+
+
+def answered(
+    status: int, body: bytes = b"", *, method: str = "PUT", headers: dict[str, str] | None = None
+) -> httpx.Response:
+    request = httpx.Request(method, "https://api.example/shapes?continue=long")
+    return httpx.Response(status, headers=headers, content=body, request=request)
+
+
+@pytest.mark.parametrize(
+    ("status", "of_a_write", "of_a_read"),
+    [
+        (302, PermanentError, PermanentError),
+        (400, PermanentError, PermanentError),
+        (401, PermanentError, PermanentError),
+        (403, PermanentError, PermanentError),
+        (404, PermanentError, PermanentError),
+        (408, TransientError, TransientError),
+        (422, PermanentError, PermanentError),
+        (429, ThrottledError, ThrottledError),
+        (500, UnknownResultError, TransientError),
+        (502, UnknownResultError, TransientError),
+        (503, TransientError, TransientError),
+        (504, UnknownResultError, TransientError),
+        (207, UnknownResultError, TransientError),
+    ],
+)
+def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
+    status: int, of_a_write: type[ProviderError], of_a_read: type[ProviderError]
+) -> None:
+    headers = {"Location": "https://elsewhere.example"} if status == 302 else None
+    for method in ("POST", "PUT", "DELETE"):
+        error = refusal(answered(status, method=method, headers=headers))
+        assert type(error) is of_a_write
+        assert error.status == status
+    assert type(refusal(answered(status, method="GET", headers=headers))) is of_a_read
+
+
+def test_a_refusal_says_which_call_and_why() -> None:
+    error = refusal(answered(422, b'{"type": "about:blank", "detail": "no such color"}'))
+    assert str(error) == "PUT https://api.example/shapes was answered 422: no such color"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"detail": "long  \\n story", "title": "Short"}', "long story"),
+        (b'{"title": "Short"}', "Short"),
+        (b'{"detail": 3}', '{"detail": 3}'),
+        (b"plain words", "plain words"),
+        (b"\xff", "�"),
+        (b"[]", "[]"),
+        (b"", "no explanation"),
+    ],
+)
+def test_the_apis_own_words_are_found(body: bytes, text: str) -> None:
+    assert problem_text(answered(400, body)) == text
+
+
+def test_the_apis_words_are_cut() -> None:
+    assert len(problem_text(answered(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("120", 120.0),
+        ("0", 0.0),
+        ("1.5", 1.5),
+        ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("-1", None),
+        ("soon", None),
+        ("9" * 400, None),
+        ("", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_of_the_apis_clock(
+    text: str, seconds: float | None
+) -> None:
+    headers = {"Retry-After": text, "Date": "Wed, 21 Oct 2015 07:28:00 GMT"}
+    assert retry_after_seconds(answered(429, headers=headers)) == seconds
+
+
+def test_without_the_apis_clock_a_date_is_compared_with_ours() -> None:
+    past = answered(429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+    future = answered(429, headers={"Retry-After": "Wed, 21 Oct 2139 07:28:00 GMT"})
+    assert retry_after_seconds(past) == 0.0
+    assert (retry_after_seconds(future) or 0.0) > 1e6
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"n": "x"}', b'{"n": 1', b"\xff"])
+def test_a_success_that_cannot_be_decoded_tells_nothing(body: bytes) -> None:
+    decoder = msgspec.json.Decoder(dict[str, int])
+    with pytest.raises(UnknownResultError):
+        decoded(answered(200, body), decoder)
+    with pytest.raises(TransientError):
+        decoded(answered(200, body, method="GET"), decoder)

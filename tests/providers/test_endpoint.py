@@ -1,0 +1,62 @@
+"""Endpoints and secrets that cannot work are refused before anything is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.providers.endpoint import authorization, checked_endpoint
+from reconciler.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("https://api.example/", "https://api.example"),
+        ("https://api.example/v2/zones/a/", "https://api.example/v2/zones/a"),
+        ("http://[::1]:80/x", "http://[::1]/x"),
+    ],
+)
+def test_a_url_of_http_is_an_endpoint(given: str, used: str) -> None:
+    assert checked_endpoint(given) == used
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "api.example",
+        "api.example:80",
+        "ftp://api.example",
+        "http://",
+        "http://:80",
+        "http://api.example:port",
+        "https://api.example?x=1",
+        "https://api.example/#there",
+        "http://a\x00b",
+    ],
+)
+def test_anything_else_is_a_configuration_error(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec\.endpoint"):
+        checked_endpoint(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["https://me:s3cr3t@api.example", "ftp://me:s3cr3t@api.example", "http://a:s3cr3t@:x"]
+)
+def test_credentials_in_an_endpoint_are_refused_and_not_shown(given: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        checked_endpoint(given)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_secret_becomes_a_bearer_token() -> None:
+    assert authorization("abc\n") == {"Authorization": "Bearer abc"}
+    assert authorization(None) == {}
+
+
+@pytest.mark.parametrize("secret", ["", " \n", "s3c r3t", "s3c\r\nr3t: x", "s3cr3t-é", "\udcff"])
+def test_a_secret_that_cannot_be_a_header_is_refused_and_not_shown(secret: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        authorization(secret)
+    assert "s3c" not in str(caught.value)

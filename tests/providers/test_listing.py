@@ -1,0 +1,39 @@
+"""A listing ends by completing or by raising, and shows the scope only."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.external import ExternalObject
+from events.manifest import Scope
+from infra.providers.listing import Page, all_pages
+from reconciler.errors import TransientError
+
+
+def named(*names: str) -> list[ExternalObject]:
+    return [ExternalObject(name=name, fields={}, labels={"n": name}) for name in names]
+
+
+async def test_pages_follow_each_other_until_there_is_no_token() -> None:
+    pages = {"": Page(named("a"), "t1"), "t1": Page([], "t2"), "t2": Page(named("b"), "")}
+
+    async def fetch(token: str) -> Page:
+        return pages[token]
+
+    assert [page async for page in all_pages(Scope(), fetch)] == [named("a"), [], named("b")]
+
+
+async def test_what_an_api_shows_beyond_the_scope_is_left_out() -> None:
+    async def fetch(_token: str) -> Page:
+        return Page(named("ours-1", "theirs", "ours-2"), None)
+
+    scope = Scope(prefix="ours", labels={"n": "ours-2"})
+    assert [page async for page in all_pages(scope, fetch)] == [named("ours-2")]
+
+
+async def test_a_listing_that_would_never_end_is_given_up() -> None:
+    async def fetch(_token: str) -> Page:
+        return Page(named("a"), "again")
+
+    with pytest.raises(TransientError):
+        assert [page async for page in all_pages(Scope(), fetch)]

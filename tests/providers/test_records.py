@@ -1,0 +1,59 @@
+"""What is special about records: a set of values, a default, and their own names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.providers.records import RECORD, name_problem, normalize
+from reconciler.errors import TransientError
+from reconciler.kinds import installed_kinds
+from tests.providers.connect import Connect, action
+from tests.providers.proxy import Proxy, answer
+
+values = st.lists(st.text(max_size=5), min_size=1)
+
+
+@given(st.data(), values)
+def test_the_order_and_number_of_values_has_no_meaning(
+    data: st.DataObject, some: list[str]
+) -> None:
+    other = data.draw(st.permutations([*some, some[0]]))
+    assert normalize({"type": "A", "values": list(other)}) == normalize(
+        {"type": "A", "values": some, "ttl": 300}
+    )
+
+
+@given(values)
+def test_normalizing_twice_changes_nothing(given_values: list[str]) -> None:
+    once = normalize({"type": "TXT", "values": given_values})
+    assert normalize(once) == once
+
+
+@pytest.mark.parametrize("name", ["@", "www", "_dmarc.mail", "*.dev", "*", "a.b.c"])
+def test_names_that_the_api_allows(name: str) -> None:
+    assert name_problem(name) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a..b", "a.", "-a", "A", "a/b", "a\n", "a." * 127])
+def test_names_that_the_api_refuses(name: str) -> None:
+    assert name_problem(name) is not None
+
+
+def test_the_kind_is_found_by_its_entry_point() -> None:
+    assert installed_kinds()["Record"] is RECORD
+    assert {"Shape", "Record"} <= set(installed_kinds())
+
+
+async def test_a_record_that_changes_while_it_is_to_be_deleted_stays(connect: Connect) -> None:
+    found = (
+        '{"name": "www", "id": "i", "etag": "e7", "type": "A", "ttl": 300, "values": ["x"],'
+        ' "tags": ["prod"]}'
+    )
+    async with Proxy("http://never-asked.invalid") as proxy:
+        proxy.plan.extend([answer(200, found), answer(412)])
+        with pytest.raises(TransientError):
+            await connect(RECORD, proxy.url).delete(action("Delete", "www", {}))
+    assert proxy.methods() == ["GET", "DELETE"]
+    assert 'if-match: "e7"' in proxy.heads[1].lower()

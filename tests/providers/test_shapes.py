@@ -1,0 +1,137 @@
+"""What is special about shapes: keys, and the two meanings of 409."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from events.manifest import InvalidManifestError, Scope
+from infra.providers.shapes import SHAPE, name_problem
+from reconciler.errors import (
+    ConflictError,
+    ListingExpiredError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+)
+from reconciler.provider import Provider
+from tests.providers.connect import Connect, action, listing
+from tests.providers.proxy import Proxy, answer
+
+FIELDS = {"type": "Square", "color": "Red"}
+FOUND = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
+ABSENT = answer(404)
+REPLAYED = {"Idempotent_Replayed": "true"}
+
+
+@pytest.fixture
+async def planned() -> AsyncIterator[Proxy]:
+    async with Proxy("http://never-asked.invalid") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def shapes(planned: Proxy, connect: Connect) -> Provider:
+    return connect(SHAPE, planned.url)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "then", "error"),
+    [
+        (answer(409, '{"detail": "name taken"}'), FOUND, ConflictError),
+        (answer(409, '{"detail": "name taken"}'), ABSENT, TransientError),
+        (answer(409, '{"detail": "name taken"}', **REPLAYED), ABSENT, ConflictError),
+        (answer(409, '{"detail": "this key is still running"}'), None, TransientError),
+        (answer(409, Retry_After="3"), None, TransientError),
+        (answer(422, '{"detail": "the key was used with another body"}'), None, PermanentError),
+        (answer(409, '{"detail": "name taken"}'), answer(503), TransientError),
+    ],
+)
+async def test_a_refused_create_is_understood(
+    shapes: Provider,
+    planned: Proxy,
+    refusal: bytes,
+    then: bytes | None,
+    error: type[ProviderError],
+) -> None:
+    planned.plan.extend(part for part in (refusal, then) if part is not None)
+
+    with pytest.raises(error) as caught:
+        await shapes.create(action("Create", "foo", FIELDS))
+    assert type(caught.value) is error
+    assert not planned.plan
+    assert (caught.value.obstacle is not None) == (then is FOUND)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "then", "error"),
+    [
+        (answer(412), FOUND, ConflictError),
+        (answer(412), ABSENT, NotFoundError),
+        (answer(404), None, NotFoundError),
+        (answer(409, '{"detail": "this key is still running"}'), None, TransientError),
+    ],
+)
+async def test_a_refused_update_is_understood(
+    shapes: Provider,
+    planned: Proxy,
+    refusal: bytes,
+    then: bytes | None,
+    error: type[ProviderError],
+) -> None:
+    planned.plan.extend(part for part in (FOUND, refusal, then) if part is not None)
+
+    with pytest.raises(error) as caught:
+        await shapes.update(action("Update", "foo", FIELDS))
+    assert type(caught.value) is error
+    assert (caught.value.obstacle is not None) == (then is FOUND)
+
+
+async def test_every_write_carries_its_key(shapes: Provider, planned: Proxy) -> None:
+    create = action("Create", "foo", FIELDS)
+    planned.plan.append(answer(503))
+    with pytest.raises(TransientError):
+        await shapes.create(create)
+    assert f"idempotency-key: {create.idempotency_key}" in planned.heads[0].lower()
+
+
+async def test_an_expired_listing_says_so(shapes: Provider, planned: Proxy) -> None:
+    planned.plan.extend([answer(200, '{"items": [], "continue": "t"}'), answer(410)])
+    with pytest.raises(ListingExpiredError):
+        await listing(shapes, Scope())
+
+
+async def test_values_that_are_new_to_us_are_shown_as_they_are(
+    shapes: Provider, planned: Proxy
+) -> None:
+    planned.plan.append(FOUND)
+    found = await shapes.read("foo")
+    assert found is not None
+    assert found.fields == {"type": "Star", "color": "Mauve"}
+    assert (found.uid, found.version, found.labels) == (None, None, {})
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a-b", "a" * 63])
+def test_names_that_the_api_allows(name: str) -> None:
+    assert name_problem(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a.b", "a_b", "a" * 64, "a\n", "é", ".."])
+def test_names_that_the_api_refuses(name: str) -> None:
+    assert name_problem(name) is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "Square"},
+        {"type": "Square", "color": "red"},
+        {"type": "Square", "color": "Red", "size": 3},
+    ],
+)
+def test_a_spec_that_is_no_shape_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidManifestError):
+        SHAPE.checked_fields(fields)
