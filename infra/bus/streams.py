@@ -129,6 +129,7 @@ async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
         retention="workqueue",
         discard="new",
         max_bytes=4 * 1024**3,
+        allow_atomic=True,
         duplicate_window=_DUPLICATE_WINDOW,
         subject_transform={
             "src": "rec.*.*.*.*",

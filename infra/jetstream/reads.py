@@ -1,0 +1,267 @@
+"""Reads without a consumer: the last message of many subjects, a subject's history, the leader."""
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from infra.jetstream.connection import API_TIMEOUT_SECONDS, api_request
+from infra.jetstream.errors import (
+    BusError,
+    BusRefusedError,
+    BusUnavailableError,
+    NotFoundOnBusError,
+)
+from infra.jetstream.wire import DESCRIPTION, send, status_of, subscribe, unsubscribe
+
+FILTERS_PER_REQUEST: Final = 512  # the server answers 413 above 1,024 subjects
+MESSAGES_PER_REQUEST: Final = 1_000
+_MAX_SUBJECTS: Final = 1_024
+
+_SEQUENCE: Final = "Nats-Sequence"
+_SUBJECT: Final = "Nats-Subject"
+_TIME: Final = "Nats-Time-Stamp"
+_PENDING: Final = "Nats-Num-Pending"
+_ADDED_BY_READ: Final = frozenset(
+    {_SEQUENCE, _SUBJECT, _TIME, _PENDING}
+    | {"Nats-Stream", "Nats-Last-Sequence", "Nats-UpTo-Sequence"}
+)
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """A message of a stream.
+
+    Attributes:
+        stamp: when it was stored, as the server wrote it: nanoseconds, or RFC 3339.
+    """
+
+    seq: int
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] | None
+    stamp: int | str
+
+    @property
+    def time_ns(self) -> int:
+        """When the server stored it, in nanoseconds since 1970."""
+        if isinstance(self.stamp, int):
+            return self.stamp
+        seconds, _, fraction = self.stamp.rstrip("Z").partition(".")
+        whole = datetime.fromisoformat(seconds).replace(tzinfo=UTC)
+        return int(whole.timestamp()) * 1_000_000_000 + int(fraction.ljust(9, "0"))
+
+    @property
+    def time(self) -> datetime:
+        """When the server stored it, to the microsecond."""
+        seconds, nanoseconds = divmod(self.time_ns, 1_000_000_000)
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1_000)
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """What a stream holds, and how it is configured.
+
+    Attributes:
+        first_seq: sequence of the oldest message still there (last_seq + 1 when empty).
+        last_seq: sequence given last, 0 when none ever was.
+        bytes: stored size.
+    """
+
+    first_seq: int
+    last_seq: int
+    messages: int
+    bytes: int
+    config: dict[str, Any]
+    created: str
+
+
+async def last_for_subjects(
+    nc: Client, stream: str, filters: Sequence[str], *, up_to: int | None = None
+) -> list[StoredMessage]:
+    """Return the last message of every subject that the filters match, in no promised order.
+
+    Any number of filters; a filter with wildcards that matches over 1,024 subjects needs to be
+    split by the caller. A follower may answer: what was stored a moment ago may be missing.
+
+    Args:
+        up_to: as of this stream sequence.
+
+    Raises:
+        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+        BusRefusedError: 413, one filter matches more than 1,024 subjects.
+    """
+    found: list[StoredMessage] = []
+    for start in range(0, len(filters), FILTERS_PER_REQUEST):
+        found += await _last_of(nc, stream, filters[start : start + FILTERS_PER_REQUEST], up_to)
+    return found
+
+
+async def _last_of(
+    nc: Client, stream: str, filters: Sequence[str], up_to: int | None
+) -> list[StoredMessage]:
+    body: dict[str, Any] = {"multi_last": filters, "batch": _MAX_SUBJECTS}
+    if up_to is not None:
+        body["up_to_seq"] = up_to
+    try:
+        messages, _ = await _direct_get(nc, stream, body)
+    except BusRefusedError as error:
+        if error.code != 413 or len(filters) == 1:  # noqa: PLR2004 - Too Many Results
+            raise
+        half = len(filters) // 2  # filters with wildcards: fewer of them at a time
+        first = await _last_of(nc, stream, filters[:half], up_to)
+        return first + await _last_of(nc, stream, filters[half:], up_to)
+    return messages
+
+
+async def read_subject(
+    nc: Client,
+    stream: str,
+    subject_filter: str,
+    *,
+    start_seq: int = 1,
+    limit: int | None = None,
+) -> list[StoredMessage]:
+    """Return the messages under a subject filter in stream order, from `start_seq` on.
+
+    A follower may answer: what was stored a moment ago may be missing.
+
+    Args:
+        limit: at most so many; all by default.
+
+    Raises:
+        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+    """
+    found: list[StoredMessage] = []
+    while limit is None or len(found) < limit:
+        wanted = MESSAGES_PER_REQUEST
+        if limit is not None:
+            wanted = min(wanted, limit - len(found))
+        body = {"batch": wanted, "seq": start_seq, "next_by_subj": subject_filter}
+        messages, more = await _direct_get(nc, stream, body)
+        found += messages
+        if not more or not messages:
+            break
+        start_seq = messages[-1].seq + 1
+    return found
+
+
+async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> StoredMessage | None:
+    """Return the last message under a filter as the stream's leader knows it, or None.
+
+    Slower than a direct read, and sees every acknowledged append.
+
+    Raises:
+        NotFoundOnBusError: the stream doesn't exist.
+        BusUnavailableError: no answer.
+    """
+    try:
+        answer = await api_request(nc, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject_filter})
+    except NotFoundOnBusError as error:
+        if "no message found" in str(error):
+            return None
+        raise
+    message: dict[str, Any] = answer["message"]
+    return StoredMessage(
+        message["seq"],
+        message["subject"],
+        base64.b64decode(message.get("data") or ""),
+        _parse_headers(base64.b64decode(message.get("hdrs") or "")),
+        message["time"],
+    )
+
+
+async def stream_state(nc: Client, stream: str) -> StreamState:
+    """Return the stream's state and configuration, as its leader knows them.
+
+    Raises:
+        NotFoundOnBusError: it doesn't exist.
+        BusUnavailableError: no answer.
+    """
+    info = await api_request(nc, f"STREAM.INFO.{stream}", None)
+    state = info["state"]
+    return StreamState(
+        first_seq=state["first_seq"],
+        last_seq=state["last_seq"],
+        messages=state["messages"],
+        bytes=state["bytes"],
+        config=info["config"],
+        created=info["created"],
+    )
+
+
+class _Answers:
+    """The answers to one direct get, up to the one without content that ends them."""
+
+    def __init__(self) -> None:
+        self.messages: list[StoredMessage] = []
+        self.pending = 0
+        self._end: Msg | None = None
+        self._moved = asyncio.Event()
+
+    async def take(self, message: Msg) -> None:
+        headers = message.headers or {}
+        if status_of(message):
+            self._end = message
+        else:
+            self.pending = int(headers.get(_PENDING, "0"))
+            self.messages.append(_from_direct(message.data, headers))
+        self._moved.set()
+
+    async def end(self, patience_seconds: float) -> Msg:
+        """Return the last answer; TimeoutError after so many seconds without any."""
+        while self._end is None:
+            async with asyncio.timeout(patience_seconds):
+                await self._moved.wait()
+            self._moved.clear()
+        return self._end
+
+
+async def _direct_get(
+    nc: Client, stream: str, body: dict[str, Any]
+) -> tuple[list[StoredMessage], bool]:
+    """Ask for a batch; return its messages and whether the stream has more of them."""
+    inbox = nc.new_inbox()
+    answers = _Answers()
+    subject = f"$JS.API.DIRECT.GET.{stream}"
+    subscription = await subscribe(nc, inbox, answers.take)
+    try:
+        await send(nc, subject, msgspec.json.encode(body), reply=inbox)
+        end = await answers.end(API_TIMEOUT_SECONDS)
+    except TimeoutError as error:
+        raise BusUnavailableError(f"{subject}: no answer in time") from error
+    finally:
+        await unsubscribe(subscription)
+    status = status_of(end)
+    if status not in ("204", "404"):  # end of batch, no such message
+        raise _refused(subject, status, (end.headers or {}).get(DESCRIPTION, ""))
+    more = int((end.headers or {}).get(_PENDING, answers.pending)) > 0
+    return answers.messages, more
+
+
+def _refused(subject: str, status: str, description: str) -> BusError:
+    if status == "503":
+        return BusUnavailableError(
+            f"{subject}: nothing answers (stream missing, without allow_direct, or starting)"
+        )
+    return BusRefusedError(f"{subject}: {status} {description}", code=int(status))
+
+
+def _from_direct(payload: bytes, headers: Mapping[str, str]) -> StoredMessage:
+    own = {name: value for name, value in headers.items() if name not in _ADDED_BY_READ}
+    return StoredMessage(
+        int(headers[_SEQUENCE]), headers[_SUBJECT], payload, own or None, headers[_TIME]
+    )
+
+
+def _parse_headers(raw: bytes) -> dict[str, str] | None:
+    """Return the headers of a stored block (status line, then `Name: value` lines)."""
+    parsed: dict[str, str] = {}
+    for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            parsed[name.strip()] = value.strip()
+    return parsed or None

@@ -1,0 +1,179 @@
+"""Streams and consumers as configured: create them, update them in place, or say why not.
+
+Configurations are the server's own JSON objects: the client's classes drop the fields that they
+don't know.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, cast
+
+from nats.aio.client import Client
+
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import (
+    BusRefusedError,
+    IncompatibleStreamError,
+    NotFoundOnBusError,
+)
+
+Config = Mapping[str, object]
+
+_NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # made by somebody else a moment ago
+_NOTHING: Final[Config] = {}
+# What the server answers for a limit that was given as 0 or left out.
+_UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
+
+
+async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updated", "unchanged"]:
+    """Make the stream `config["name"]` as given. Keys that `config` doesn't set are left alone.
+
+    Raises:
+        IncompatibleStreamError: it exists and can't be changed in place: which field, what is
+            wanted, what was found, what to do.
+        BusRefusedError: the server refuses the configuration itself.
+        BusUnavailableError: no answer.
+    """
+    name = str(config["name"])
+    found = await _found(nc, f"STREAM.INFO.{name}")
+    if found is None:
+        try:
+            await api_request(nc, f"STREAM.CREATE.{name}", dict(config))
+        except BusRefusedError as error:
+            if error.err_code not in _NAME_IN_USE:
+                raise
+            found = await _found(nc, f"STREAM.INFO.{name}") or {}
+        else:
+            return "created"
+    wrong = differences(config, found)
+    if not wrong:
+        return "unchanged"
+    try:
+        await api_request(nc, f"STREAM.UPDATE.{name}", {**found, **config})
+    except BusRefusedError as error:
+        raise _incompatible(f"stream {name}", wrong, error) from error
+    return "updated"
+
+
+async def ensure_consumer(
+    nc: Client, stream: str, config: Config
+) -> Literal["created", "updated", "unchanged"]:
+    """Make the durable consumer `config["durable_name"]` (or `"name"`) of a stream as given.
+
+    Raises:
+        NotFoundOnBusError: the stream doesn't exist.
+        IncompatibleStreamError, BusRefusedError, BusUnavailableError: as for `ensure_stream`.
+    """
+    name = str(config.get("durable_name") or config["name"])
+    wanted = {**config, "name": name}
+    found = await _found(nc, f"CONSUMER.INFO.{stream}.{name}")
+    if found is None:
+        try:
+            await _put_consumer(nc, stream, name, wanted, "create")
+        except BusRefusedError as error:
+            if error.err_code not in _NAME_IN_USE:
+                raise
+            found = await _found(nc, f"CONSUMER.INFO.{stream}.{name}") or {}
+        else:
+            return "created"
+    wrong = differences(wanted, found)
+    if not wrong:
+        return "unchanged"
+    try:
+        await _put_consumer(nc, stream, name, {**found, **wanted}, "update")
+    except BusRefusedError as error:
+        raise _incompatible(f"consumer {name} of stream {stream}", wrong, error) from error
+    return "updated"
+
+
+async def delete_stream(nc: Client, name: str) -> bool:
+    """Delete a stream with all its messages and consumers; whether there was one.
+
+    Raises:
+        BusUnavailableError: no answer.
+        BusRefusedError: the stream is sealed against deletion.
+    """
+    return await _deleted(nc, f"STREAM.DELETE.{name}")
+
+
+async def delete_consumer(nc: Client, stream: str, name: str) -> bool:
+    """Delete a consumer; whether there was one.
+
+    Raises:
+        BusUnavailableError: no answer.
+    """
+    return await _deleted(nc, f"CONSUMER.DELETE.{stream}.{name}")
+
+
+def differences(wanted: Config, found: Config, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the fields set in `wanted` that `found` has otherwise: path to (wanted, found)."""
+    wrong: dict[str, tuple[Any, Any]] = {}
+    for key, value in wanted.items():
+        wrong |= _difference(value, found.get(key), f"{path}{key}")
+    return wrong
+
+
+def _difference(wanted: object, found: object, path: str) -> dict[str, tuple[Any, Any]]:
+    if isinstance(wanted, Mapping):
+        inner = cast("Config", found if isinstance(found, Mapping) else _NOTHING)
+        return differences(cast("Config", wanted), inner, f"{path}.")
+    if isinstance(wanted, list | tuple):
+        return _list_difference(cast("Sequence[object]", wanted), found, path)
+    if wanted == found or (_is_unset(wanted) and _is_unset(found)):
+        return {}
+    return {path: (wanted, found)}
+
+
+def _list_difference(
+    wanted: Sequence[object], found: object, path: str
+) -> dict[str, tuple[Any, Any]]:
+    items = cast("Sequence[object]", found) if isinstance(found, list) else ()
+    if len(items) != len(wanted):
+        return {path: (wanted, found)}
+    wrong: dict[str, tuple[Any, Any]] = {}
+    for index, (one, other) in enumerate(zip(wanted, items, strict=True)):
+        wrong |= _difference(one, other, f"{path}[{index}]")
+    return wrong
+
+
+def _is_unset(value: object) -> bool:
+    return any(value is one or value == one for one in _UNSET)
+
+
+async def _found(nc: Client, question: str) -> dict[str, Any] | None:
+    try:
+        return (await api_request(nc, question, None))["config"]
+    except NotFoundOnBusError as error:
+        if question.startswith("CONSUMER") and "stream not found" in str(error):
+            raise
+        return None
+
+
+async def _put_consumer(
+    nc: Client, stream: str, name: str, config: Mapping[str, object], action: str
+) -> None:
+    subject = f"CONSUMER.CREATE.{stream}.{name}"
+    only_filter = config.get("filter_subject")
+    if only_filter:  # in the subject too, so that permissions can bind it
+        subject += f".{only_filter}"
+    await api_request(nc, subject, {"stream_name": stream, "config": config, "action": action})
+
+
+async def _deleted(nc: Client, request: str) -> bool:
+    try:
+        await api_request(nc, request, None)
+    except NotFoundOnBusError:
+        return False
+    return True
+
+
+def _incompatible(
+    what: str, wrong: Mapping[str, tuple[Any, Any]], error: BusRefusedError
+) -> IncompatibleStreamError:
+    fields = "; ".join(
+        f"{path}: wanted {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
+    )
+    return IncompatibleStreamError(
+        f"{what} exists and can't be changed in place ({error}). {fields}. "
+        "Go back to the configuration it was made with, or copy its messages to a new one "
+        "under another name"
+    )

@@ -1,0 +1,264 @@
+"""What goes over the wire: requests, sizes, and the server's errors as ours.
+
+The only module that knows nats-py's exceptions; the others raise and catch the tree of `errors`.
+"""
+
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from infra.jetstream.errors import (
+    BusError,
+    BusRefusedError,
+    BusUnavailableError,
+    IncompatibleServerError,
+    MessageTooLargeError,
+    NotFoundOnBusError,
+    StreamFullError,
+)
+
+STATUS: Final = "Status"  # nats-py's names for the parts of an inline status line
+DESCRIPTION: Final = "Description"
+
+MAX_HEADERS_BYTES: Final = 65_535  # JetStream's limit (10097); the connection itself has none
+# The server closes the connection on a protocol line above 4,096 bytes, and nats-py then closes
+# for good: leave room for the reply subject and the sizes.
+MAX_SUBJECT_BYTES: Final = 3_000
+
+PENDING_BYTES: Final = 64 * 1024 * 1024  # what may wait for the socket, or for a reconnection
+
+_HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
+_NO_LINE_ENDS: Final = {ord("\r"): " ", ord("\n"): " "}
+_OLD_REPLY_TOKENS: Final = 9
+_STREAM_FULL: Final = frozenset({10023, 10028, 10047, 10077})
+_TOO_LARGE: Final = frozenset({10054, 10097})
+_NOT_FOUND: Final = frozenset({10014, 10037, 10059})
+_JETSTREAM_OFF: Final = frozenset({10039, 10076})
+_AWAY: Final = frozenset({10008, 10009, 10041})
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """The `error` object of a JetStream answer."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+def to_bus_error(error: ApiError, what: str) -> BusError:
+    """Return the error of our tree that the server's answer to `what` means."""
+    text = f"{what}: {error.description} (code {error.code}/{error.err_code})"
+    if error.err_code in _STREAM_FULL:
+        return StreamFullError(text)
+    if error.err_code in _TOO_LARGE:
+        return MessageTooLargeError(text)
+    if error.err_code in _NOT_FOUND:
+        return NotFoundOnBusError(text)
+    if error.err_code in _JETSTREAM_OFF:
+        return IncompatibleServerError(f"{text}: start the server with JetStream (-js)")
+    if error.err_code in _AWAY:
+        return BusUnavailableError(text)
+    return BusRefusedError(text, code=error.code, err_code=error.err_code)
+
+
+@contextlib.contextmanager
+def bus_errors(what: str) -> Generator[None]:
+    """Raise nats-py's exceptions as ours, naming `what` was being done."""
+    try:
+        yield
+    except nats.errors.MaxPayloadError as error:
+        raise MessageTooLargeError(f"{what}: longer than the server's max_payload") from error
+    except nats.errors.NoRespondersError as error:
+        raise BusUnavailableError(
+            f"{what}: nothing answers (stream missing, JetStream off, or still starting)"
+        ) from error
+    except (nats.errors.TimeoutError, TimeoutError) as error:
+        raise BusUnavailableError(f"{what}: no answer in time, the result is unknown") from error
+    except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
+        raise ValueError(f"{what}: {error}") from error
+    except (nats.errors.Error, OSError) as error:
+        name = type(error).__name__
+        raise BusUnavailableError(f"{what}: {name}: {error}") from error
+
+
+async def request(
+    nc: Client,
+    subject: str,
+    payload: bytes,
+    *,
+    timeout: float,  # noqa: ASYNC109 - nats-py's own request takes it
+    headers: Mapping[str, str] | None = None,
+) -> Msg:
+    """Send a request and return the one answer.
+
+    Raises:
+        BusUnavailableError: no answer within `timeout` seconds, or nobody listens.
+        MessageTooLargeError: longer than the server accepts; nothing was sent.
+    """
+    check_size(nc, subject, payload, headers)
+    with bus_errors(f"request to {subject}"):
+        return await nc.request(
+            subject, payload, timeout=timeout, headers=dict(headers) if headers else None
+        )
+
+
+async def send(
+    nc: Client,
+    subject: str,
+    payload: bytes,
+    *,
+    reply: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Publish without an answer; the size is checked first.
+
+    Raises:
+        BusUnavailableError: the connection is closed, or its buffer is full while it reconnects.
+        MessageTooLargeError: longer than the server accepts; nothing was sent.
+    """
+    check_size(nc, subject, payload, headers)
+    with bus_errors(subject):
+        await nc.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
+
+
+def encode(
+    nc: Client, subject: str, payload: bytes, headers: Mapping[str, str], *, reply: str = ""
+) -> bytes:
+    """Return the protocol's bytes for one message, for `write`.
+
+    Raises:
+        MessageTooLargeError: longer than the server accepts.
+        ValueError: the subject or a header's name can't go over the wire.
+    """
+    if not subject.isprintable() or " " in subject or not subject:
+        raise ValueError(f"subject {subject!r}: spaces and control characters are not allowed")
+    text = "NATS/1.0\r\n"
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"header name {name!r} of a message to {subject}")
+        clean = value if value.isprintable() else value.translate(_NO_LINE_ENDS)
+        text += f"{name}: {clean}\r\n"
+    block = (text + "\r\n").encode() if headers else b""
+    size = len(block) + len(payload)
+    if size > nc.max_payload or len(block) > MAX_HEADERS_BYTES or len(subject) > MAX_SUBJECT_BYTES:
+        check_size(nc, subject, payload, headers)
+    if not headers:
+        return f"PUB {subject} {reply} {size}\r\n".encode() + payload + b"\r\n"
+    line = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode()
+    return b"".join((line, block, payload, b"\r\n"))
+
+
+async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
+    """Put encoded messages on the connection, in one go.
+
+    A batch of 500 with headers through nats-py's `publish` took 18 µs of processor time a message,
+    this way 3 to 7 µs, and 1.3 to 1.7 times the throughput. The only use of the client's
+    internals: what `publish` does with its command, waiting for a reconnection included.
+
+    Raises:
+        BusUnavailableError: the connection is closed, or its buffer is full while it reconnects.
+    """
+    buffer = b"".join(commands)
+    if nc.is_closed or nc.is_draining_pubs:
+        raise BusUnavailableError(f"{what}: the connection to the bus was closed")
+    if not nc.is_connected and nc.pending_data_size + len(buffer) > PENDING_BYTES:
+        raise BusUnavailableError(f"{what}: reconnecting, and the buffer is full; nothing was sent")
+    with bus_errors(what):
+        await nc._send_command(buffer)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        await nc._flush_pending()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+class FastClient(Client):
+    """The client with a quicker header parser: 1.8 µs for four headers, its own one takes 7.3 µs.
+
+    That was 40 % of a follower's time.
+
+    Where another version of nats-py has no such method, its own parser is used again.
+    """
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        parsed: dict[str, str] = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon and " " not in name:
+                parsed[name] = value.strip()
+        return parsed
+
+
+def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+    """Refuse what the server would answer by closing the connection.
+
+    nats-py counts the payload alone, the server payload and headers together; its refusal is a
+    protocol error, after which nats-py closes the client for good.
+
+    Raises:
+        MessageTooLargeError: with the size and the limit.
+    """
+    if len(subject) > MAX_SUBJECT_BYTES:
+        raise MessageTooLargeError(
+            f"subject {subject[:80]}…: {len(subject)} bytes, at most {MAX_SUBJECT_BYTES}"
+        )
+    header_bytes = headers_size(headers) if headers else 0
+    if header_bytes > MAX_HEADERS_BYTES:
+        raise MessageTooLargeError(
+            f"message to {subject}: {header_bytes} bytes of headers, at most {MAX_HEADERS_BYTES}"
+        )
+    size = header_bytes + len(payload)
+    limit = nc.max_payload
+    if size > limit:
+        raise MessageTooLargeError(
+            f"message to {subject}: {size} bytes with headers, the server's max_payload is {limit}"
+        )
+
+
+def headers_size(headers: Mapping[str, str]) -> int:
+    """Return the bytes that the headers take on the wire."""
+    size = 12  # "NATS/1.0", its line end, and the empty line
+    for name, value in headers.items():
+        size += len(name) + 4 + (len(value) if value.isascii() else len(value.encode()))
+    return size
+
+
+def status_of(message: Msg) -> str:
+    """Return the message's inline status ("404"), or "" for a message of content."""
+    return message.headers.get(STATUS, "") if message.headers else ""
+
+
+async def subscribe(
+    nc: Client, subject: str, callback: Callable[[Msg], Awaitable[None]]
+) -> Subscription:
+    """Subscribe; the callback takes the messages one by one, in order.
+
+    Raises:
+        BusUnavailableError: the connection is closed.
+    """
+    with bus_errors(subject):
+        # Without nats-py's own limits on waiting messages, which drop: the callbacks of this
+        # package only append to a list, and bound what the server may send.
+        return await nc.subscribe(  # pyright: ignore[reportUnknownMemberType]
+            subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+
+async def unsubscribe(subscription: Subscription) -> None:
+    """End a subscription; nothing happens when it or its connection has ended."""
+    with contextlib.suppress(nats.errors.Error):
+        await subscription.unsubscribe()
+
+
+def split_reply(reply: str) -> list[str]:
+    """Return an acknowledgement subject's last five parts, and the consumer before them.
+
+    The parts: consumer, times delivered, stream sequence, consumer sequence, time in ns, pending.
+    Nine tokens in the old form, eleven or more in the one with domain and account.
+    """
+    tokens = reply.split(".")
+    return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]

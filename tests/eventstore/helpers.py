@@ -1,0 +1,38 @@
+"""What the tests of the event store share."""
+
+from uuid import UUID, uuid4
+
+from eventsourcing.persistence import StoredEvent
+from eventsourcing.utils import Environment
+
+from infra.eventstore.application_recorder import JetStreamApplicationRecorder
+from infra.eventstore.factory import JetStreamFactory
+from infra.eventstore.process_recorder import JetStreamProcessRecorder
+
+
+def new_environment(url: str, **more: str) -> Environment:
+    """Settings of an application whose streams nobody else has."""
+    settings = {
+        "PERSISTENCE_MODULE": "infra.eventstore",
+        "NATS_URL": url,
+        "NATS_STREAM_PREFIX": uuid4().hex,
+    }
+    return Environment("App", {**settings, **more})
+
+
+def stored(
+    originator_id: UUID | str, version: int, topic: str = "topic", state: bytes = b"state"
+) -> StoredEvent:
+    return StoredEvent(originator_id, version, topic, state)
+
+
+def application_recorder(factory: JetStreamFactory) -> JetStreamApplicationRecorder:
+    recorder = factory.application_recorder()
+    assert isinstance(recorder, JetStreamApplicationRecorder)
+    return recorder
+
+
+def process_recorder(factory: JetStreamFactory) -> JetStreamProcessRecorder:
+    recorder = factory.process_recorder()
+    assert isinstance(recorder, JetStreamProcessRecorder)
+    return recorder

@@ -1,0 +1,103 @@
+"""Settings, and what a wrong one says."""
+
+import gc
+import threading
+from uuid import uuid4
+
+import pytest
+from eventsourcing.application import Application
+from eventsourcing.persistence import (
+    InfrastructureFactoryError,
+    InterfaceError,
+    OperationalError,
+)
+from eventsourcing.utils import Environment
+
+from infra.embedded import EmbeddedServer
+from infra.eventstore import JetStreamFactory
+from infra.eventstore.settings import Settings
+from infra.jetstream.reads import stream_state
+from tests.eventstore.helpers import application_recorder, new_environment, stored
+
+
+def test_without_a_url_the_error_says_what_to_set() -> None:
+    with pytest.raises(OSError, match="set APP_NATS_URL or NATS_URL, as in NATS_URL=nats://"):
+        JetStreamFactory(Environment("App", {"NATS_URL": " "}))
+
+
+def test_without_any_name_the_error_says_what_to_set() -> None:
+    with pytest.raises(InfrastructureFactoryError, match="set NATS_STREAM_PREFIX"):
+        JetStreamFactory({"NATS_URL": "nats://127.0.0.1:1"})
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+@pytest.mark.parametrize("key", ["NATS_STREAM_REPLICAS", "NATS_TIMEOUT_SECONDS"])
+def test_numbers_are_checked(key: str, value: str) -> None:
+    with pytest.raises(InfrastructureFactoryError, match=f"{key} must be a number above 0"):
+        Settings.from_environment(Environment("App", {"NATS_URL": "nats://x", key: value}))
+
+
+def test_an_applications_own_key_goes_first() -> None:
+    env = {"NATS_URL": "nats://x", "APP_NATS_URL": "nats://own", "NATS_STREAM_PREFIX": "p"}
+    assert Settings.from_environment(Environment("App", env)) == Settings(
+        "nats://own", None, "p-App", 1, 20.0
+    )
+
+
+def test_no_server_is_an_operational_error() -> None:
+    with pytest.raises(OperationalError, match=r"cannot reach nats://127\.0\.0\.1:1"):
+        JetStreamFactory(new_environment("nats://127.0.0.1:1", NATS_TIMEOUT_SECONDS="0.3"))
+
+
+def test_a_missing_stream_is_not_created_when_told_so(nats_server: EmbeddedServer) -> None:
+    environment = new_environment(nats_server.url, CREATE_TABLE="no", NATS_TIMEOUT_SECONDS="1")
+    with JetStreamFactory(environment) as factory:
+        recorder = application_recorder(factory)
+        with pytest.raises(OperationalError, match="stream missing"):
+            recorder.insert_events([stored(uuid4(), 1)])
+        factory.close()
+
+
+def test_a_wrong_recorder_topic_is_refused(environment: Environment) -> None:
+    environment["APPLICATION_RECORDER_TOPIC"] = "eventsourcing.popo:POPOApplicationRecorder"
+    factory = JetStreamFactory(environment)
+    with pytest.raises(InfrastructureFactoryError, match="not a JetStreamApplicationRecorder"):
+        factory.application_recorder()
+    factory.close()
+
+
+def test_applications_with_one_prefix_have_their_own_streams(environment: Environment) -> None:
+    other = Environment("Other app.*", environment)
+    factories = [JetStreamFactory(environment), JetStreamFactory(other)]
+    recorders = [application_recorder(factory) for factory in factories]
+    for recorder in recorders:
+        assert recorder.insert_events([stored("one", 1)]) == [1]
+    assert recorders[0].layout.stream == f"{environment['NATS_STREAM_PREFIX']}-App_events"
+    for factory in factories:
+        factory.close()
+
+
+def test_the_stream_never_drops_history(factory: JetStreamFactory) -> None:
+    stream = application_recorder(factory).layout.stream
+    config = factory.bus.call(stream_state(factory.bus.nc, stream)).config
+    wanted = {"discard": "new", "deny_delete": True, "deny_purge": True, "retention": "limits"}
+    assert wanted.items() <= config.items()
+
+
+def test_a_closed_store_says_so(factory: JetStreamFactory) -> None:
+    recorder = application_recorder(factory)
+    factory.close()
+    factory.close()
+    with pytest.raises(InterfaceError, match="closed"):
+        recorder.select_events("one")
+
+
+def test_a_forgotten_application_ends_its_thread(nats_server: EmbeddedServer) -> None:
+    environment = new_environment(nats_server.url)
+    name = f"eventstore {environment['NATS_STREAM_PREFIX']}-Application"
+    app = Application[object](environment)  # pyright: ignore[reportInvalidTypeArguments]
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
+    del app
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,67 @@
+"""Ids, topics and versions on the bus, and back."""
+
+import re
+from uuid import UUID
+
+import pytest
+from eventsourcing.persistence import DataError, StoredEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.eventstore.header_layout import HeaderLayout
+from infra.eventstore.shape_layout import ShapeLayout
+from infra.eventstore.tokens import originator_id_of, token_of
+from infra.jetstream.reads import StoredMessage
+
+texts = st.text(st.characters(exclude_categories=()), max_size=80)
+ids = st.uuids() | texts
+
+
+@given(ids)
+def test_an_id_survives_its_token(originator_id: UUID | str) -> None:
+    token = token_of(originator_id)
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", token)
+    assert originator_id_of(token) == originator_id
+
+
+@given(ids, ids)
+def test_two_ids_have_two_tokens(one: UUID | str, other: UUID | str) -> None:
+    assert (one == other) == (token_of(one) == token_of(other))
+
+
+@pytest.mark.parametrize("token", ["", "x", "u-1", "s-_", "s-_zz", "s-ü", "s-a.b_20"])
+def test_a_foreign_token_is_refused(token: str) -> None:
+    with pytest.raises(DataError):
+        print(repr(originator_id_of(token)))
+
+
+events = st.builds(
+    StoredEvent,
+    originator_id=ids,
+    originator_version=st.integers(0, 2**63),
+    topic=st.text(max_size=50),
+    state=st.binary(max_size=50),
+)
+
+
+@given(events)
+def test_an_event_survives_its_message(event: StoredEvent) -> None:
+    layout = HeaderLayout("base")
+    entry = layout.encode(event)
+    message = StoredMessage(1, entry.subject, entry.payload, entry.headers, 0)
+    assert layout.decode(message) == event
+    assert layout.position_of(message) == (entry.sequence, event.originator_version)
+    assert all("\r" not in v and "\n" not in v for v in (entry.headers or {}).values())
+
+
+@pytest.mark.parametrize("headers", [None, {"ES-Version": "1"}, {"ES-Topic": "t"}])
+def test_a_message_without_our_headers_is_refused(headers: dict[str, str] | None) -> None:
+    message = StoredMessage(7, "es.base.events.s-a", b"", headers, 0)
+    with pytest.raises(DataError, match=r"message 7 on es\.base\.events\.s-a"):
+        HeaderLayout("base").decode(message)
+
+
+@pytest.mark.parametrize("shape", ["a", "a/b", "a/b/c/d", "a/b/*", "a/b/c.d", UUID(int=0)])
+def test_what_is_no_shape_is_refused(shape: str | UUID) -> None:
+    with pytest.raises(DataError):
+        ShapeLayout().sequence_of(shape)

@@ -1,0 +1,165 @@
+"""The product's log, opened with the library."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from eventsourcing.persistence import (
+    DataError,
+    IntegrityError,
+    InternalError,
+    NotSupportedError,
+    ProgrammingError,
+    StoredEvent,
+)
+
+from events import subjects
+from events.envelope import decode_log, encode_log
+from events.intake import ActionError
+from events.log import (
+    SOURCE,
+    ActionFailed,
+    GenerationSuperseded,
+    LogEvent,
+    OutcomeRecorded,
+    ShapeEvent,
+    SpecWithdrawn,
+    event_id,
+    event_type,
+    log_class,
+)
+from events.names import ShapeKey
+from infra.embedded import EmbeddedServer
+from infra.eventstore import JetStreamFactory
+from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.reads import read_subject
+from infra.jetstream.topology import ensure_stream
+from tests.eventstore.helpers import application_recorder, new_environment
+
+KEY, OTHER = ShapeKey("team", "Shape", "foo_1"), ShapeKey("team", "Shape", "foo_2")
+TOPIC = "infra.eventstore.shape_layout:ShapeLayout"
+CONFIG: dict[str, object] = {
+    "name": "SHAPES",
+    "subjects": ["log.>"],
+    "discard": "new",
+    "allow_direct": True,
+    "allow_atomic": True,
+}
+HISTORY: list[ShapeEvent] = [
+    GenerationSuperseded(1, 2),
+    SpecWithdrawn(2),
+    OutcomeRecorded("Deleted", 2, "Withdrawn"),
+    ActionFailed("a", "Delete", 1, ActionError("Throttled", "slow down")),
+]
+
+
+@pytest.fixture
+def factory(own_server: EmbeddedServer) -> Iterator[JetStreamFactory]:
+    environment = new_environment(own_server.url, EVENT_LAYOUT_TOPIC=TOPIC, CREATE_TABLE="no")
+    factory = JetStreamFactory(environment)
+    factory.bus.call(ensure_stream(factory.bus.nc, CONFIG))
+    yield factory
+    factory.close()
+
+
+def _log_event(key: ShapeKey, version: int, data: ShapeEvent) -> LogEvent:
+    now = datetime(2026, 11, 21, 8, tzinfo=UTC)
+    return LogEvent(event_id(key, version), SOURCE, event_type(data), str(key), now, version, data)
+
+
+def _stored(event: LogEvent) -> StoredEvent:
+    return StoredEvent(event.subject, event.shapeversion, event.type, encode_log(event))
+
+
+def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent]) -> None:
+    messages = [
+        OutgoingMessage(subjects.log(event.key, log_class(event.data)), encode_log(event))
+        for event in events
+    ]
+    factory.bus.call(append(factory.bus.nc, messages))
+
+
+def test_the_library_reads_what_the_product_wrote(factory: JetStreamFactory) -> None:
+    mine = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
+    others = [_log_event(OTHER, 1, HISTORY[0])]
+    _append_as_the_product_does(factory, mine + others)
+    recorder = application_recorder(factory)
+
+    assert recorder.select_events(str(KEY)) == [_stored(event) for event in mine]
+    assert recorder.select_events(str(KEY), desc=True, limit=1) == [_stored(mine[-1])]
+    assert recorder.select_events(str(KEY), gt=1, lte=3) == [_stored(e) for e in mine[1:3]]
+    assert [decode_log(n.state) for n in recorder.select_notifications(1, 10)] == mine + others
+    topics = ["reconciler.shape.OutcomeRecorded"]
+    assert [n.id for n in recorder.select_notifications(1, 10, topics=topics)] == [3]
+    assert recorder.max_notification_id() == 5
+    with recorder.subscribe(gt=4) as subscription:
+        assert next(subscription).originator_id == str(OTHER)
+
+
+def test_the_product_reads_what_the_library_wrote(factory: JetStreamFactory) -> None:
+    events = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
+    recorder = application_recorder(factory)
+
+    assert recorder.insert_events([_stored(event) for event in events[:2]]) == [1, 2]
+    assert recorder.insert_events([_stored(event) for event in events[2:]]) == [3, 4]
+
+    messages = factory.bus.call(read_subject(factory.bus.nc, "SHAPES", subjects.log_filter(KEY)))
+    assert [decode_log(message.payload) for message in messages] == events
+    assert [message.subject.rpartition(".")[2] for message in messages] == [
+        "fact",
+        "fact",
+        "outcome",
+        "fact",
+    ]
+
+
+def test_both_write_one_shape_and_each_version_is_written_once(
+    factory: JetStreamFactory,
+) -> None:
+    events = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
+    recorder = application_recorder(factory)
+    recorder.insert_events([_stored(events[0])])
+    _append_as_the_product_does(factory, [events[1]])
+
+    with pytest.raises(IntegrityError, match="is taken: the last one is 2"):
+        recorder.insert_events([_stored(events[1])])
+    with pytest.raises(IntegrityError, match="would leave a gap: the next one is 3"):
+        recorder.insert_events([_stored(events[3])])
+    assert recorder.insert_events([_stored(events[2])]) == [3]
+
+
+def test_a_shape_begins_with_version_one(factory: JetStreamFactory) -> None:
+    event = _stored(_log_event(KEY, 2, HISTORY[0]))
+    with pytest.raises(IntegrityError, match="would leave a gap: the next one is 1"):
+        application_recorder(factory).insert_events([event])
+
+
+def test_a_hole_in_a_shapes_history_is_not_read_over(factory: JetStreamFactory) -> None:
+    events = [_log_event(KEY, n, HISTORY[0]) for n in (1, 2, 4)]
+    _append_as_the_product_does(factory, events)
+    with pytest.raises(InternalError, match="has version 4 where 3 belongs"):
+        application_recorder(factory).select_events(str(KEY))
+
+
+def test_what_contradicts_its_own_envelope_is_refused(factory: JetStreamFactory) -> None:
+    recorder = application_recorder(factory)
+    good = _stored(_log_event(KEY, 1, HISTORY[0]))
+    for wrong in (
+        replace(good, originator_id=str(OTHER)),
+        replace(good, originator_version=2),
+        replace(good, topic="reconciler.shape.SpecWithdrawn"),
+        replace(good, state=b"{}"),
+        replace(good, state=b"\xff"),
+    ):
+        with pytest.raises(DataError):
+            recorder.insert_events([wrong])
+    assert recorder.max_notification_id() is None
+
+
+def test_the_log_is_neither_created_nor_tracked_in(factory: JetStreamFactory) -> None:
+    with pytest.raises(NotSupportedError, match="no place for tracking records in SHAPES"):
+        factory.process_recorder()
+    factory.env["CREATE_TABLE"] = "yes"
+    with pytest.raises(ProgrammingError, match="set CREATE_TABLE=no"):
+        factory.application_recorder()

@@ -1,0 +1,50 @@
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect
+from infra.jetstream.topology import delete_stream, ensure_stream
+
+
+@pytest.fixture
+async def stream(nc: Client, unique: str) -> AsyncIterator[str]:
+    """A stream of the test's own, with all subjects under its name."""
+    config = {
+        "name": unique,
+        "subjects": [f"{unique}.>"],
+        "allow_atomic": True,
+        "allow_direct": True,
+        "discard": "new",
+    }
+    await ensure_stream(nc, config)
+    yield unique
+    await delete_stream(nc, unique)
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    """A server that the test may stop, kill and start again."""
+    server = EmbeddedServer()
+    await server.start(tmp_path / "own")
+    yield server
+    await server.stop()
+
+
+Connect = Callable[[EmbeddedServer], Awaitable[Client]]
+
+
+@pytest.fixture
+async def connected() -> AsyncIterator[Connect]:
+    """Makes connections that are closed after the test."""
+    clients: list[Client] = []
+
+    async def make(server: EmbeddedServer) -> Client:
+        clients.append(await connect(server.url, name="test"))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()

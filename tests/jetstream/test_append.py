@@ -1,0 +1,236 @@
+import os
+import signal
+
+import pytest
+from nats.aio.client import Client
+
+from infra.embedded import EmbeddedServer
+from infra.jetstream.append import (
+    OutgoingMessage,
+    PublishAck,
+    append,
+    publish,
+    publish_in_batches,
+    publish_many,
+    subject_matches,
+)
+from infra.jetstream.errors import (
+    AppendConflictError,
+    BusRefusedError,
+    BusUnavailableError,
+    MessageTooLargeError,
+    StreamFullError,
+)
+from infra.jetstream.reads import last_for_subjects, last_from_leader, read_subject, stream_state
+from infra.jetstream.topology import ensure_stream
+from infra.jetstream.wire import FastClient
+from tests.jetstream.conftest import Connect
+from tests.jetstream.helpers import message, until
+
+
+async def test_one_message_and_its_conflict(nc: Client, stream: str) -> None:
+    shape = f"{stream}.a.>"
+    assert await append(nc, [message(f"{stream}.a.made", b"1", shape, 0)]) == [1]
+    with pytest.raises(AppendConflictError) as caught:
+        await append(nc, [message(f"{stream}.a.made", b"2", shape, 0)])
+    assert caught.value.filters == {shape: 0}
+    assert caught.value.actual_last == 1
+    assert await append(nc, [message(f"{stream}.a.changed", b"2", shape, 1)]) == [2]
+
+
+async def test_a_batch_is_stored_whole_or_not_at_all(nc: Client, stream: str) -> None:
+    await append(nc, [message(f"{stream}.b.made")])
+    batch = [
+        message(f"{stream}.a.made", b"1", f"{stream}.a.>", 0),
+        message(f"{stream}.a.changed", b"2"),
+        message(f"{stream}.b.made", b"3", f"{stream}.b.>", 0),
+    ]
+    with pytest.raises(AppendConflictError) as caught:
+        await append(nc, batch)
+    assert caught.value.filters == {f"{stream}.a.>": 0, f"{stream}.b.>": 0}
+    assert (await stream_state(nc, stream)).messages == 1
+    batch[2] = message(f"{stream}.b.changed", b"3", f"{stream}.b.>", 1)
+    assert await append(nc, batch) == [2, 3, 4]
+    assert [one.payload for one in await read_subject(nc, stream, f"{stream}.a.>")] == [b"1", b"2"]
+
+
+async def test_a_thousand_shapes_in_a_batch_and_no_more(nc: Client, stream: str) -> None:
+    batch = [message(f"{stream}.{i}.made", b"", f"{stream}.{i}.>", 0) for i in range(1_000)]
+    assert await append(nc, batch) == list(range(1, 1_001))
+    with pytest.raises(ValueError, match="at most 1000"):
+        await append(nc, [*batch, message(f"{stream}.more")])
+
+
+async def test_nothing_to_append(nc: Client) -> None:
+    assert await append(nc, []) == []
+
+
+async def test_an_expectation_must_cover_the_subject(nc: Client, stream: str) -> None:
+    with pytest.raises(ValueError, match="doesn't cover"):
+        await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.b.>", 0)])
+    with pytest.raises(ValueError, match="below 0"):
+        await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.a.>", -1)])
+
+
+async def test_repeat_after_a_lost_ack(nc: Client, stream: str) -> None:
+    """With a stale expectation the repeat is a conflict, not a duplicate: who asks must read."""
+    once = OutgoingMessage(f"{stream}.a", b"1", {"Nats-Msg-Id": "m"}, f"{stream}.a", 0)
+    assert await append(nc, [once]) == [1]
+    with pytest.raises(AppendConflictError):
+        await append(nc, [once])
+    ack = await publish(nc, f"{stream}.a", b"1", msg_id="m")
+    assert ack == PublishAck(stream, 1, duplicate=True)
+
+
+async def test_no_answer_means_unknown(own_server: EmbeddedServer, connected: Connect) -> None:
+    nc = await connected(own_server)
+    await ensure_stream(nc, {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(BusUnavailableError, match="unknown"):
+            await append(nc, [message("s.a"), message("s.b")], timeout=0.2)
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+
+    async def stored_after_all() -> bool:
+        return (await stream_state(nc, "S")).messages == 2
+
+    await until(stored_after_all)
+
+
+async def test_no_stream_takes_the_subject(nc: Client, unique: str) -> None:
+    with pytest.raises(BusUnavailableError):
+        await append(nc, [message(f"{unique}.nowhere")])
+    with pytest.raises(BusUnavailableError):
+        await append(nc, [message(f"{unique}.nowhere")] * 2)
+
+
+async def test_a_full_stream(nc: Client, stream: str) -> None:
+    config = {"name": stream, "max_msgs": 1, "discard": "new"}
+    await ensure_stream(nc, {"subjects": [f"{stream}.>"], **config})
+    await append(nc, [message(f"{stream}.a")])
+    with pytest.raises(StreamFullError):
+        await append(nc, [message(f"{stream}.b")])
+
+
+async def test_a_message_too_large_leaves_the_connection_alone(nc: Client, stream: str) -> None:
+    limit = nc.max_payload
+    too_large = [
+        OutgoingMessage(f"{stream}.a", b"x" * (limit + 1)),
+        OutgoingMessage(f"{stream}.a", b"x" * limit, {"name": "value"}),
+        OutgoingMessage(f"{stream}.a", b"", {"name": "x" * 65_536}),
+        OutgoingMessage(f"{stream}.{'a' * 4_000}", b""),
+    ]
+    for one in too_large:
+        with pytest.raises(MessageTooLargeError):
+            await append(nc, [one])
+        with pytest.raises(MessageTooLargeError):
+            await append(nc, [message(f"{stream}.b"), one])
+    largest = OutgoingMessage(f"{stream}.a", b"", {"name": "x" * (65_535 - 20)})
+    assert await append(nc, [largest]) == [1]
+    await ensure_stream(nc, {"name": stream, "max_msg_size": 100})
+    with pytest.raises(MessageTooLargeError):
+        await append(nc, [message(f"{stream}.b", b"x" * 200)])
+
+
+async def test_a_stream_without_batches_refuses_them(nc: Client, stream: str) -> None:
+    await ensure_stream(nc, {"name": stream, "allow_atomic": False})
+    with pytest.raises(BusRefusedError) as caught:
+        await append(nc, [message(f"{stream}.a")] * 2)
+    assert caught.value.err_code == 10174
+
+
+async def test_publish_many_gives_each_its_own_result(nc: Client, stream: str) -> None:
+    await append(nc, [message(f"{stream}.1")])
+    wanted = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(300)]
+    wanted[2] = message(f"elsewhere-{stream}")
+    wanted[3] = OutgoingMessage(f"{stream}.3", b"", {"name": "x" * 70_000})
+    results = await publish_many(nc, wanted, window=50)
+    assert isinstance(results[1], AppendConflictError)
+    assert isinstance(results[2], BusUnavailableError)
+    assert isinstance(results[3], MessageTooLargeError)
+    acks = [one for one in results if isinstance(one, PublishAck)]
+    assert [ack.seq for ack in acks] == list(range(2, 299))
+    assert await publish_many(nc, []) == []
+
+
+async def test_what_would_break_the_protocol_is_refused(nc: Client, stream: str) -> None:
+    good = message(f"{stream}.a")
+    wrong = [
+        message(f"{stream}.a 1\r\nPUB {stream}.b 0\r\n"),
+        message(""),
+        OutgoingMessage(f"{stream}.a", b"", {"na me": "value"}),
+    ]
+    for one in wrong:
+        with pytest.raises(ValueError, match=r"subject|header|Subject|Header"):
+            await append(nc, [one])
+        with pytest.raises(ValueError, match=r"subject|header"):
+            await append(nc, [one, good])
+        [first, second] = await publish_many(nc, [one, good])
+        assert isinstance(first, BusRefusedError)
+        assert isinstance(second, PublishAck)
+    injected = OutgoingMessage(f"{stream}.b", b"", {"Name": "a\r\nNats-Msg-Id: b"})
+    await append(nc, [injected, injected])
+    [found] = await last_for_subjects(nc, stream, [f"{stream}.b"])
+    assert (found.headers or {})["Name"] == "a  Nats-Msg-Id: b"
+    assert "Nats-Msg-Id" not in (found.headers or {})
+
+
+def test_the_client_still_has_the_parser_that_ours_replaces() -> None:
+    assert hasattr(Client, FastClient._parse_header_lines.__name__)  # pyright: ignore[reportPrivateUsage]
+    block = b"\r\nA: b\r\nC:d:e\r\nEmpty:\r\nno colon\r\nBa d: x\r\nW: w\xc3\xa9\r\n\r\n"
+    ours = FastClient._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
+    assert ours == {"A": "b", "C": "d:e", "Empty": "", "W": "wé"}
+    assert ours == Client._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_publish_many_reports_the_unanswered(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
+    nc = await connected(own_server)
+    await ensure_stream(nc, {"name": "S", "subjects": ["s.>"]})
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        results = await publish_many(nc, [message("s.a")] * 3, timeout=0.2)
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    assert [type(one) for one in results] == [BusUnavailableError] * 3
+
+
+async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stream: str) -> None:
+    wanted = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(100)]
+    await append(nc, [message(f"{stream}.77")])
+    results = await publish_in_batches(nc, wanted, batch=50)
+    assert isinstance(results[77], AppendConflictError)
+    acks = [one for one in results if isinstance(one, PublishAck)]
+    assert [ack.seq for ack in acks] == list(range(2, 101))
+
+
+async def test_a_message_under_the_expected_filter_is_seen_by_the_leader(
+    nc: Client, stream: str
+) -> None:
+    await append(nc, [message(f"{stream}.a.{i}", b"%d" % i) for i in range(5)])
+    found = await last_from_leader(nc, stream, f"{stream}.a.>")
+    assert found is not None
+    assert (found.seq, found.payload) == (5, b"4")
+
+
+@pytest.mark.parametrize(
+    ("subject_filter", "subject", "matches"),
+    [
+        ("a.>", "a.b", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("*.b", "a.b", True),
+        ("a.*.>", "a.b.c", True),
+        ("a.*.>", "a.b", False),
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.b.c", "a.b", False),
+    ],
+)
+def test_subject_matches(subject_filter: str, subject: str, *, matches: bool) -> None:
+    assert subject_matches(subject_filter, subject) is matches

@@ -1,0 +1,116 @@
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from infra.embedded import EmbeddedServer, EmbeddedServerError
+from infra.jetstream.append import append
+from infra.jetstream.connection import connect
+from infra.jetstream.reads import read_subject
+from infra.jetstream.topology import ensure_stream
+from tests.jetstream.conftest import Connect
+from tests.jetstream.helpers import message, until
+
+
+async def test_acknowledged_messages_survive_a_kill(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
+    nc = await connected(own_server)
+    await ensure_stream(
+        nc, {"name": "S", "subjects": ["s.>"], "allow_atomic": True, "allow_direct": True}
+    )
+    await append(nc, [message("s.a", b"%d" % i) for i in range(100)])
+    folder = own_server.data_dir
+    await own_server.kill()
+    assert not own_server.is_running
+    other = EmbeddedServer()
+    await other.start(folder)
+    nc = await connected(other)
+    assert [one.payload for one in await read_subject(nc, "S", "s.a")] == [
+        b"%d" % i for i in range(100)
+    ]
+    await other.stop()
+
+
+async def test_a_folder_has_one_server(own_server: EmbeddedServer) -> None:
+    port = own_server.port
+    with pytest.raises(EmbeddedServerError, match="in use by another server"):
+        await EmbeddedServer().start(own_server.data_dir)
+    with pytest.raises(EmbeddedServerError, match="already runs"):
+        await own_server.start(own_server.data_dir)
+    nc = await connect(own_server.url, name="test")  # the first one is unharmed
+    await nc.close()
+    assert own_server.port == port
+
+
+async def test_a_port_has_one_server(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    second = EmbeddedServer()
+    with pytest.raises(EmbeddedServerError, match="taken by another process"):
+        await second.start(tmp_path / "second", port=own_server.port)
+    assert not second.is_running
+
+
+async def test_a_configuration_error_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match="no_such_setting") as caught:
+        await EmbeddedServer().start(tmp_path, extra_config="no_such_setting: 1")
+    assert "\n" not in str(caught.value)
+
+
+async def test_what_it_was_told(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    with pytest.raises(EmbeddedServerError, match="start"):
+        _ = server.pid
+    free = EmbeddedServer()
+    await free.start(tmp_path / "free")
+    port = free.port
+    await free.stop()
+    await server.start(tmp_path / "own", http_port=port, max_payload=100_000)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz") as answer:  # noqa: ASYNC210
+        facts = json.load(answer)
+    assert facts["max_payload"] == 100_000
+    assert facts["jetstream"]["config"]["sync_always"] is True
+    await server.stop()
+    await server.stop()
+    assert not server.is_running
+
+
+_STARTS_ONE_AND_HANGS = """
+import asyncio, pathlib, sys
+from infra.embedded import EmbeddedServer
+async def main():
+    server = EmbeddedServer()
+    await server.start(pathlib.Path(sys.argv[1]))
+    print(server.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end the server")
+async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", _STARTS_ONE_AND_HANGS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    server_pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+
+    async def ended() -> bool:
+        try:
+            os.kill(server_pid, 0)
+        except ProcessLookupError:
+            return True
+        status = Path(f"/proc/{server_pid}/stat").read_text().split(")")[1].split()[0]  # noqa: ASYNC240
+        return status == "Z"  # ended; in a container without init nobody reaps it
+
+    await until(ended)
+    server = EmbeddedServer()
+    await server.start(tmp_path)
+    await server.stop()

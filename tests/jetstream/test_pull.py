@@ -1,0 +1,232 @@
+import asyncio
+import time
+
+import pytest
+from nats.aio.client import Client
+
+from infra.embedded import EmbeddedServer
+from infra.jetstream.append import append, publish
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.pull import PullGroup, PullReader, ack, in_progress, nak, terminate
+from infra.jetstream.topology import delete_consumer, delete_stream, ensure_consumer, ensure_stream
+from tests.jetstream.conftest import Connect
+from tests.jetstream.helpers import message, pulled, until
+
+SECOND = 1_000_000_000
+
+
+async def make_consumer(nc: Client, stream: str, name: str, **config: object) -> None:
+    given = {"durable_name": name, "ack_policy": "explicit", **config}
+    await ensure_consumer(nc, stream, given)
+
+
+async def make_pinned(nc: Client, stream: str, names: list[str], seconds: float) -> None:
+    for name in names:
+        await make_consumer(
+            nc,
+            stream,
+            name,
+            filter_subject=f"{stream}.{name}.>",
+            priority_policy="pinned_client",
+            priority_groups=["g"],
+            priority_timeout=int(seconds * SECOND),
+        )
+
+
+async def unacknowledged(nc: Client, stream: str, consumer: str) -> int:
+    info = await api_request(nc, f"CONSUMER.INFO.{stream}.{consumer}", None)
+    return int(info["num_ack_pending"]) + int(info["num_pending"])
+
+
+async def test_all_that_is_there_up_to_the_batch(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c")
+    await append(nc, [message(f"{stream}.{i}", b"%d" % i) for i in range(250)])
+    reader = PullReader(nc, stream, "c", max_batch=100)
+    found = await pulled(reader, 250)
+    assert [one.seq for one in found] == list(range(1, 251))
+    assert found[7].payload == b"7"
+    assert (found[7].delivered, found[7].consumer) == (1, "c")
+    assert abs(found[7].time_ns / SECOND - time.time()) < 60
+    await ack(nc, found)
+
+    async def all_acknowledged() -> bool:
+        return await unacknowledged(nc, stream, "c") == 0
+
+    await until(all_acknowledged)
+    await reader.close()
+
+
+async def test_several_consumers_in_one_queue(nc: Client, stream: str) -> None:
+    names = [f"p{i}" for i in range(8)]
+    await make_pinned(nc, stream, names, seconds=3)
+    await append(nc, [message(f"{stream}.p{i % 8}.{i}") for i in range(1_000)])
+    group = PullGroup(nc, stream, names, group="g", max_batch=50)
+    found = await pulled(group, 1_000)
+    assert sorted(one.seq for one in found) == list(range(1, 1_001))
+    for name in names:
+        of_one = [one.seq for one in found if one.consumer == name]
+        assert of_one == sorted(of_one)
+    await ack(nc, found)
+    await publish(nc, f"{stream}.p3.new", b"")
+    [new] = await group.next_batch()
+    assert new.subject == f"{stream}.p3.new"
+    await group.close()
+
+
+async def test_what_waits_here_is_bounded(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c", max_ack_pending=1_000)
+    await append(nc, [message(f"{stream}.{i}") for i in range(500)])
+    reader = PullReader(nc, stream, "c", max_batch=20)
+    taken = len(await reader.next_batch())
+    await nc.flush()
+    info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
+    assert int(info["num_ack_pending"]) <= taken + 20
+    await reader.close()
+
+
+async def test_the_other_reader_takes_over(
+    nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
+) -> None:
+    """The pinned reader vanishes; after `priority_timeout` the server pins the one that waits."""
+    await make_pinned(nc, stream, ["p0", "p1"], seconds=1)
+    first_nc = await connected(nats_server)
+    first = PullGroup(first_nc, stream, ["p0", "p1"], group="g")
+    second = PullGroup(nc, stream, ["p0", "p1"], group="g")
+    await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
+    found = await pulled(first, 20)
+    await ack(first_nc, found)
+    await first_nc.flush()
+    await first_nc.close()
+    await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
+    began = time.monotonic()
+    found = await pulled(second, 20)
+    assert time.monotonic() - began < 5
+    assert sorted(one.seq for one in found) == list(range(21, 41))
+    assert {one.delivered for one in found} == {1}
+    await second.close()
+
+
+async def test_a_reader_that_closes_hands_over_at_once(
+    nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
+) -> None:
+    await make_pinned(nc, stream, ["p0"], seconds=30)
+    first_nc = await connected(nats_server)
+    first = PullGroup(first_nc, stream, ["p0"], group="g", max_batch=10)
+    await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
+    await ack(first_nc, await pulled(first, 10))
+    await first.close()
+    await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
+    second = PullGroup(nc, stream, ["p0"], group="g")
+    began = time.monotonic()
+    assert len(await pulled(second, 10)) == 10
+    assert time.monotonic() - began < 5
+    await second.close()
+
+
+async def test_a_closed_reader_gives_back_what_it_had_not_handed_out(
+    nc: Client, stream: str
+) -> None:
+    await make_consumer(nc, stream, "c", ack_wait=60 * SECOND)
+    await append(nc, [message(f"{stream}.{i}") for i in range(10)])
+    reader = PullReader(nc, stream, "c", max_batch=4)
+    handed_out = await reader.next_batch()
+    await nc.flush()
+    await reader.close()
+    other = PullReader(nc, stream, "c")
+    rest = await pulled(other, 10 - len(handed_out))
+    everything = sorted(one.seq for one in [*handed_out, *rest])
+    assert everything == list(range(1, 11))
+    await other.close()
+    await other.close()
+    assert vars(nc)["_subs"].keys() <= {1}  # only the client's own for requests
+
+
+async def test_nak_comes_again_and_terminate_never(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c", ack_wait=60 * SECOND)
+    await append(nc, [message(f"{stream}.{i}") for i in range(3)])
+    reader = PullReader(nc, stream, "c")
+    first, second, third = await pulled(reader, 3)
+    await terminate(nc, first, "of no use")
+    await nak(nc, second, 0.3)
+    began = time.monotonic()
+    await nak(nc, third)
+    [again] = await reader.next_batch()
+    assert (again.seq, again.delivered) == (3, 2)
+    [again] = await reader.next_batch()
+    assert (again.seq, again.delivered) == (2, 2)
+    assert time.monotonic() - began >= 0.25
+    await reader.close()
+
+
+async def test_in_progress_keeps_a_message(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c", ack_wait=int(0.8 * SECOND))
+    await append(nc, [message(f"{stream}.kept"), message(f"{stream}.dropped")])
+    reader = PullReader(nc, stream, "c")
+    kept, dropped = await pulled(reader, 2)
+    seen: list[int] = []
+    while dropped.seq not in seen:  # until the other one came again, keep this one
+        await in_progress(nc, [kept])
+        info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
+        if info["num_redelivered"]:
+            seen += [one.seq for one in await reader.next_batch()]
+    assert seen == [dropped.seq]
+    await reader.close()
+
+
+async def test_it_goes_on_after_the_server_was_killed(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
+    nc = await connected(own_server)
+    await ensure_stream(nc, {"name": "S", "subjects": ["S.>"], "allow_atomic": True})
+    await make_pinned(nc, "S", ["p0", "p1"], seconds=2)
+    group = PullGroup(nc, "S", ["p0", "p1"], group="g")
+    await append(nc, [message(f"S.p{i % 2}.{i}") for i in range(10)])
+    await ack(nc, await pulled(group, 10))
+    await nc.flush()
+    await own_server.kill()
+    await own_server.start(own_server.data_dir, port=own_server.port)
+    writer = await connected(own_server)
+    await append(writer, [message(f"S.p{i % 2}.{i}") for i in range(10)])
+    found: set[int] = set()
+    while not found >= set(range(11, 21)):  # acknowledged ones may come again: their acks raced
+        found |= {one.seq for one in await pulled(group, 1)}
+    await group.close()
+
+
+async def test_a_deleted_consumer_is_an_error(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c")
+    with pytest.raises(NotFoundOnBusError):
+        await PullReader(nc, stream, "none").next_batch()
+    reader = PullReader(nc, stream, "c")
+    await append(nc, [message(f"{stream}.a")])
+    await reader.next_batch()
+    await delete_consumer(nc, stream, "c")
+    with pytest.raises(NotFoundOnBusError, match="deleted"):
+        await reader.next_batch()
+    await reader.close()
+
+
+async def test_a_deleted_stream_is_an_error(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c")
+    reader = PullReader(nc, stream, "c", expires_seconds=1)
+    await append(nc, [message(f"{stream}.a")])
+    await reader.next_batch()
+    await delete_stream(nc, stream)
+    with pytest.raises(NotFoundOnBusError):
+        await reader.next_batch()
+    await reader.close()
+
+
+async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c", ack_wait=60 * SECOND)
+    reader = PullReader(nc, stream, "c")
+    for number in range(1, 20):
+        waiting = asyncio.ensure_future(reader.next_batch())
+        await asyncio.sleep(0.001 * (number % 4))
+        await publish(nc, f"{stream}.a", b"")
+        waiting.cancel()
+        done = await asyncio.gather(waiting, return_exceptions=True)
+        found = done[0] if isinstance(done[0], list) else await reader.next_batch()
+        assert [one.seq for one in found] == [number]
+    await reader.close()

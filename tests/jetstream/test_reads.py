@@ -1,0 +1,83 @@
+import pytest
+from nats.aio.client import Client
+
+from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.errors import BusRefusedError, BusUnavailableError, NotFoundOnBusError
+from infra.jetstream.reads import (
+    last_for_subjects,
+    last_from_leader,
+    read_subject,
+    stream_state,
+)
+from tests.jetstream.helpers import message
+
+
+async def fill(nc: Client, stream: str, subjects: int) -> None:
+    for start in range(0, subjects, 1_000):
+        numbers = range(start, min(start + 1_000, subjects))
+        await append(nc, [message(f"{stream}.{i % 10}.{i}", b"%d" % i) for i in numbers])
+
+
+async def test_last_of_more_subjects_than_one_request_may_name(nc: Client, stream: str) -> None:
+    await fill(nc, stream, 2_500)
+    await append(nc, [message(f"{stream}.7.7", b"new")])
+    filters = [f"{stream}.{i % 10}.{i}" for i in range(2_500)]
+    found = {one.subject: one for one in await last_for_subjects(nc, stream, filters)}
+    assert len(found) == 2_500
+    assert found[f"{stream}.7.7"].payload == b"new"
+    before = await last_for_subjects(nc, stream, [f"{stream}.7.7"], up_to=2_500)
+    assert [one.payload for one in before] == [b"7"]
+
+
+async def test_wildcards_are_split_until_they_fit(nc: Client, stream: str) -> None:
+    await fill(nc, stream, 2_500)
+    filters = [f"{stream}.{i}.>" for i in range(10)]
+    assert len(await last_for_subjects(nc, stream, filters)) == 2_500
+    with pytest.raises(BusRefusedError) as caught:
+        await last_for_subjects(nc, stream, [f"{stream}.>"])
+    assert caught.value.code == 413
+
+
+async def test_nothing_found(nc: Client, stream: str) -> None:
+    assert await last_for_subjects(nc, stream, []) == []
+    assert await last_for_subjects(nc, stream, [f"{stream}.a"]) == []
+    assert await read_subject(nc, stream, f"{stream}.>") == []
+    assert await last_from_leader(nc, stream, f"{stream}.a") is None
+
+
+async def test_a_subject_read_in_pages(nc: Client, stream: str) -> None:
+    await fill(nc, stream, 2_345)
+    everything = await read_subject(nc, stream, f"{stream}.>")
+    assert [one.seq for one in everything] == list(range(1, 2_346))
+    part = await read_subject(nc, stream, f"{stream}.5.>", start_seq=100, limit=3)
+    assert [one.payload for one in part] == [b"105", b"115", b"125"]
+    exactly_a_page = await read_subject(nc, stream, f"{stream}.>", start_seq=1_346)
+    assert len(exactly_a_page) == 1_000
+
+
+async def test_both_ways_of_reading_give_the_same_message(nc: Client, stream: str) -> None:
+    await append(nc, [OutgoingMessage(f"{stream}.a", b"\x00\xff", {"Name": "wért: 1"})])
+    [direct] = await last_for_subjects(nc, stream, [f"{stream}.a"])
+    leader = await last_from_leader(nc, stream, f"{stream}.a")
+    assert leader is not None
+    assert (leader.payload, leader.headers) == (b"\x00\xff", {"Name": "wért: 1"})
+    assert (direct.payload, direct.headers) == (leader.payload, leader.headers)
+    assert direct.time_ns == leader.time_ns
+    assert direct.time == leader.time
+    assert int(direct.time.timestamp()) == direct.time_ns // 1_000_000_000
+
+
+async def test_the_state_of_a_stream(nc: Client, stream: str) -> None:
+    await fill(nc, stream, 3)
+    state = await stream_state(nc, stream)
+    assert (state.first_seq, state.last_seq, state.messages) == (1, 3, 3)
+    assert state.config["name"] == stream
+
+
+async def test_no_such_stream(nc: Client, unique: str) -> None:
+    with pytest.raises(NotFoundOnBusError):
+        await stream_state(nc, unique)
+    with pytest.raises(NotFoundOnBusError):
+        await last_from_leader(nc, unique, "a")
+    with pytest.raises(BusUnavailableError):
+        await read_subject(nc, unique, "a")

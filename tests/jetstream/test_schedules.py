@@ -1,0 +1,103 @@
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from nats.aio.client import Client
+
+from infra.jetstream.append import PublishAck
+from infra.jetstream.errors import BusRefusedError
+from infra.jetstream.follow import follow
+from infra.jetstream.reads import read_subject
+from infra.jetstream.schedules import Schedule, cancel, schedule, schedule_many
+from infra.jetstream.topology import delete_stream, ensure_stream
+from tests.jetstream.helpers import collect, until
+
+
+@pytest.fixture
+async def timers(nc: Client, unique: str) -> AsyncIterator[str]:
+    config = {
+        "name": unique,
+        "subjects": [f"{unique}.>"],
+        "allow_msg_schedules": True,
+        "allow_msg_ttl": True,
+        "allow_direct": True,
+    }
+    await ensure_stream(nc, config)
+    assert await ensure_stream(nc, config) == "unchanged"
+    yield unique
+    await delete_stream(nc, unique)
+
+
+def soon(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+async def test_it_comes_not_early_and_only_once(nc: Client, timers: str) -> None:
+    at = soon(0.5)
+    await schedule(
+        nc,
+        subject=f"{timers}.sched.a",
+        target=f"{timers}.fired.a",
+        at=at,
+        payload=b"wake",
+        headers={"Why": "retry"},
+    )
+    async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
+        [one] = await collect(follower, 1)
+    assert (one.subject, one.payload) == (f"{timers}.fired.a", b"wake")
+    assert one.headers is not None
+    assert one.headers["Why"] == "retry"
+    assert 0 <= time.time() - at.timestamp() < 2
+    assert await read_subject(nc, timers, f"{timers}.sched.>") == []
+
+
+async def test_replaced_cancelled_and_late_ones(nc: Client, timers: str) -> None:
+    for payload, seconds in ((b"first", 0.3), (b"second", 0.6)):
+        await schedule(
+            nc,
+            subject=f"{timers}.sched.a",
+            target=f"{timers}.fired.a",
+            at=soon(seconds),
+            payload=payload,
+        )
+    many = [
+        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", soon(0.3), b"cancelled"),
+        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", soon(1.2), b"last"),
+        Schedule(f"{timers}.sched.d", f"{timers}.fired.d", soon(-60), b"overdue"),
+    ]
+    results = await schedule_many(nc, many)
+    assert all(isinstance(one, PublishAck) for one in results)
+    assert await cancel(nc, timers, f"{timers}.sched.b")
+    assert not await cancel(nc, timers, f"{timers}.sched.b")
+    async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
+        found = await collect(follower, 3)
+    assert [one.payload for one in found] == [b"overdue", b"second", b"last"]
+
+
+async def test_what_came_is_deleted_after_its_time(nc: Client, timers: str) -> None:
+    await schedule(
+        nc,
+        subject=f"{timers}.sched.a",
+        target=f"{timers}.fired.a",
+        at=soon(0),
+        payload=b"",
+        keep_seconds=1,
+    )
+    async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
+        await collect(follower, 1)
+
+    async def gone() -> bool:
+        return await read_subject(nc, timers, f"{timers}.>") == []
+
+    await until(gone)
+
+
+async def test_a_stream_without_schedules_refuses_them(nc: Client, stream: str) -> None:
+    with pytest.raises(BusRefusedError):
+        await schedule(nc, subject=f"{stream}.a", target=f"{stream}.b", at=soon(1), payload=b"")
+
+
+async def test_a_time_needs_a_zone(nc: Client) -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        await schedule(nc, subject="a", target="b", at=datetime(2030, 1, 1), payload=b"")  # noqa: DTZ001

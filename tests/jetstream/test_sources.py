@@ -1,0 +1,152 @@
+"""What the streams of the project rely on: sources, subject transforms and partitions."""
+
+from datetime import UTC, datetime
+
+from nats.aio.client import Client
+
+from infra.jetstream.append import OutgoingMessage, append, publish
+from infra.jetstream.follow import follow
+from infra.jetstream.pull import PullGroup, PullReader, ack
+from infra.jetstream.reads import stream_state
+from infra.jetstream.schedules import schedule
+from infra.jetstream.topology import delete_stream, ensure_consumer, ensure_stream
+from tests.jetstream.helpers import collect, message, pulled
+
+
+async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str) -> None:
+    """Headers are kept, those of the batch are not; own publishes go beside the sourced ones."""
+    log, outcomes = f"{unique}-log", f"{unique}-outcomes"
+    await ensure_stream(
+        nc,
+        {
+            "name": log,
+            "subjects": [f"log{unique}.>"],
+            "allow_atomic": True,
+            "allow_direct": True,
+            "deny_delete": True,
+            "deny_purge": True,
+            "first_seq": 1_000,
+        },
+    )
+    config = {
+        "name": outcomes,
+        "subjects": [f"outcome{unique}.>"],
+        "sources": [
+            {
+                "name": log,
+                "subject_transforms": [
+                    {
+                        "src": f"log{unique}.*.*.*.outcome",
+                        "dest": f"outcome{unique}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}."
+                        "{{wildcard(3)}}",
+                    }
+                ],
+            }
+        ],
+    }
+    assert await ensure_stream(nc, config) == "created"
+    assert await ensure_stream(nc, config) == "unchanged"
+    shape = f"log{unique}.Shape.ns.a"
+    batch = [
+        message(f"{shape}.decided", b"1", f"{shape}.>", 0),
+        OutgoingMessage(f"{shape}.outcome", b"2", {"Own": "kept"}),
+    ]
+    assert await append(nc, batch) == [1_000, 1_001]  # first_seq is where the log begins
+    await publish(nc, f"outcome{unique}.Shape.ns.b", b"own")
+    async with follow(nc, outcomes) as follower:
+        found = {one.subject: one for one in await collect(follower, 2)}
+    sourced = found[f"outcome{unique}.Shape.ns.a"]
+    assert sourced.payload == b"2"
+    assert sourced.headers is not None
+    assert sourced.headers["Own"] == "kept"
+    assert sourced.headers["Nats-Stream-Source"].startswith(f"{log} 1001 ")
+    assert "Nats-Batch-Id" not in sourced.headers
+    assert found[f"outcome{unique}.Shape.ns.b"].payload == b"own"
+    await delete_stream(nc, outcomes)
+    await delete_stream(nc, log)
+
+
+async def test_inputs_and_timers_of_a_shape_share_a_partition(nc: Client, unique: str) -> None:
+    """`partition(n, …)` hashes the tokens of the named wildcards, wherever they stand."""
+    timers, intake = f"{unique}-timers", f"{unique}-intake"
+    await ensure_stream(
+        nc,
+        {
+            "name": timers,
+            "subjects": [f"sched{unique}.>", f"fired{unique}.>"],
+            "allow_msg_schedules": True,
+            "allow_msg_ttl": True,
+        },
+    )
+    await ensure_stream(nc, _intake(intake, unique, timers))
+    partitions = [f"p{i}" for i in range(8)]
+    for index, name in enumerate(partitions):
+        await _consumer(nc, intake, name, f"in{unique}.{index}.>")
+    await _consumer(nc, intake, "misfits", f"rec{unique}.>")
+    for i in range(20):
+        await schedule(
+            nc,
+            subject=f"sched{unique}.Shape.ns.n{i}",
+            target=f"fired{unique}.Shape.ns.n{i}",
+            at=datetime.now(UTC),
+            payload=b"wake",
+        )
+    await append(nc, [message(f"rec{unique}.desired.Shape.ns.n{i}") for i in range(20)])
+    group = PullGroup(nc, intake, partitions)
+    where: dict[str, set[str]] = {}
+    origins: set[str] = set()
+    for one in await pulled(group, 40):
+        _, partition, origin, _, _, name = one.subject.split(".")
+        where.setdefault(name, set()).add(partition)
+        origins.add(origin)
+        await ack(nc, [one])
+    await group.close()
+    assert origins == {"desired", "timer"}
+    assert [len(found) for found in where.values()] == [1] * 20
+    assert len({partition for found in where.values() for partition in found}) > 1
+    await _misfits_stay_readable(nc, intake, unique)
+    assert (await stream_state(nc, intake)).first_seq >= 500
+    await delete_stream(nc, intake)
+    await delete_stream(nc, timers)
+
+
+async def _misfits_stay_readable(nc: Client, intake: str, unique: str) -> None:
+    """What the transform doesn't match is stored under its own subject."""
+    wrong = [f"rec{unique}.foo", f"rec{unique}.a.b.c.d.e.f"]
+    for subject in wrong:
+        await publish(nc, subject, b"")
+    reader = PullReader(nc, intake, "misfits")
+    assert [one.subject for one in await pulled(reader, 2)] == wrong
+    await reader.close()
+
+
+def _intake(name: str, unique: str, timers: str) -> dict[str, object]:
+    rest = ".".join(f"{{{{wildcard({i})}}}}" for i in (1, 2, 3, 4))
+    of_timer = ".".join(f"{{{{wildcard({i})}}}}" for i in (1, 2, 3))
+    return {
+        "name": name,
+        "subjects": [f"rec{unique}.>"],
+        "retention": "workqueue",
+        "allow_atomic": True,
+        "first_seq": 500,
+        "subject_transform": {
+            "src": f"rec{unique}.*.*.*.*",
+            "dest": f"in{unique}.{{{{partition(8,2,3,4)}}}}.{rest}",
+        },
+        "sources": [
+            {
+                "name": timers,
+                "subject_transforms": [
+                    {
+                        "src": f"fired{unique}.*.*.*",
+                        "dest": f"in{unique}.{{{{partition(8,1,2,3)}}}}.timer.{of_timer}",
+                    }
+                ],
+            }
+        ],
+    }
+
+
+async def _consumer(nc: Client, stream: str, name: str, subject_filter: str) -> None:
+    config = {"durable_name": name, "ack_policy": "explicit", "filter_subject": subject_filter}
+    await ensure_consumer(nc, stream, config)

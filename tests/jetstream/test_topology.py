@@ -1,0 +1,73 @@
+import pytest
+from nats.aio.client import Client
+
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import BusRefusedError, IncompatibleStreamError, NotFoundOnBusError
+from infra.jetstream.reads import stream_state
+from infra.jetstream.topology import (
+    delete_consumer,
+    delete_stream,
+    differences,
+    ensure_consumer,
+    ensure_stream,
+)
+
+
+async def test_a_stream_is_created_left_alone_and_updated(nc: Client, unique: str) -> None:
+    config = {"name": unique, "subjects": [f"{unique}.>"], "max_bytes": 0, "max_age": 10**12}
+    assert await ensure_stream(nc, config) == "created"
+    assert await ensure_stream(nc, config) == "unchanged"
+    assert await ensure_stream(nc, {**config, "max_msgs": 5}) == "updated"
+    assert await ensure_stream(nc, config) == "unchanged"  # what we don't set is not ours
+    assert (await stream_state(nc, unique)).config["max_msgs"] == 5
+    assert await delete_stream(nc, unique)
+    assert not await delete_stream(nc, unique)
+
+
+async def test_an_incompatible_stream_says_what_differs(nc: Client, stream: str) -> None:
+    with pytest.raises(IncompatibleStreamError) as caught:
+        await ensure_stream(nc, {"name": stream, "storage": "memory"})
+    text = str(caught.value)
+    assert "storage: wanted 'memory', found 'file'" in text
+    assert stream in text
+    assert "another name" in text
+
+
+async def test_an_impossible_stream_is_refused(nc: Client, unique: str) -> None:
+    with pytest.raises(BusRefusedError):
+        await ensure_stream(nc, {"name": unique, "subjects": ["a b"]})
+
+
+async def test_consumers(nc: Client, stream: str) -> None:
+    config: dict[str, object] = {
+        "durable_name": "c",
+        "ack_policy": "explicit",
+        "filter_subject": f"{stream}.a.>",
+        "priority_policy": "pinned_client",
+        "priority_groups": ["g"],
+        "priority_timeout": 2_000_000_000,
+    }
+    assert await ensure_consumer(nc, stream, config) == "created"
+    assert await ensure_consumer(nc, stream, config) == "unchanged"
+    assert await ensure_consumer(nc, stream, {**config, "max_ack_pending": 7}) == "updated"
+    info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
+    assert info["config"]["priority_groups"] == ["g"]
+    with pytest.raises(IncompatibleStreamError, match="ack_policy: wanted 'none'"):
+        await ensure_consumer(nc, stream, {**config, "ack_policy": "none"})
+    assert await delete_consumer(nc, stream, "c")
+    assert not await delete_consumer(nc, stream, "c")
+
+
+async def test_a_consumer_of_no_stream(nc: Client, unique: str) -> None:
+    with pytest.raises(NotFoundOnBusError):
+        await ensure_consumer(nc, unique, {"durable_name": "c", "ack_policy": "explicit"})
+
+
+def test_differences_only_in_what_is_wanted() -> None:
+    found = {"a": 1, "b": {"c": [1, {"d": 2, "e": 3}]}, "f": -1}
+    assert differences({"b": {"c": [1, {"d": 2}]}, "f": 0, "g": None}, found) == {}
+    assert differences({"b": {"c": [1, {"d": 4}]}}, found) == {"b.c[1].d": (4, 2)}
+    assert differences({"b": {"c": [1]}, "x": {"y": 1}}, found) == {
+        "b.c": ([1], [1, {"d": 2, "e": 3}]),
+        "x.y": (1, None),
+    }

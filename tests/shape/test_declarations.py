@@ -1,0 +1,245 @@
+"""What is accepted as desired state, what is refused and why: scenarios 26 and 27."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.intake import Declared, IntakeData, TimerFired, Withdrawn
+from events.manifest import Manifest, Metadata
+from events.names import ShapeKey
+from tests.shape.building import (
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    manifest,
+    names,
+    provider_config_story,
+)
+
+
+def test_the_same_message_twice_is_one_generation():
+    story = Story()
+    command = story.command(Declared(manifest()), message_id="a")
+    story.give([command])
+    assert story.give([command]) == []
+    assert story.answer.reason == "Duplicate"
+    assert story.state.generation == 1
+
+
+def test_the_same_message_published_again_late_is_one_generation():
+    story = Story()
+    story.give([story.command(Declared(manifest({"color": "Red"})), message_id="a")])
+    story.give([story.command(Declared(manifest({"color": "Blue"})), message_id="b")])
+    again = story.command(Declared(manifest({"color": "Red"})), message_id="a")
+    assert story.give([again]) == []
+    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+
+
+def test_ids_of_two_publishers_are_not_mixed_up():
+    story = Story()
+    red, blue = Declared(manifest({"color": "Red"})), Declared(manifest({"color": "Blue"}))
+    story.give([story.command(red, message_id="1", actor="one")])
+    story.give([story.command(blue, message_id="1", actor="two")])
+    assert story.answer.reason == "Accepted"
+    assert story.state.generation == 2
+
+
+def test_a_declaration_that_comes_after_a_newer_is_refused():
+    story = Story()
+    first = story.command(Declared(manifest({"color": "Red"})))
+    second = story.command(Declared(manifest({"color": "Blue"})))
+    story.give([second])
+    assert story.give([first]) == []
+    assert (story.answer.accepted, story.answer.reason) == (False, "Superseded")
+
+
+def test_an_equal_declaration_is_no_new_generation():
+    story = converged()
+    assert story.declare() == []
+    assert (story.answer.accepted, story.answer.reason) == (True, "Unchanged")
+    assert story.answer.generation == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Declared(manifest({"color": "Blue"})),
+        Declared(manifest(labels={"team": "a"})),
+        Declared(manifest(annotations={"note": "x"})),
+        Declared(manifest(policy={"paused": True})),
+    ],
+)
+def test_any_change_is_a_new_generation(changed: Declared):
+    story = converged()
+    story.turn(changed)
+    assert (story.answer.reason, story.answer.generation) == ("Accepted", 2)
+
+
+def test_a_withdrawal_of_nothing_is_no_event():
+    story = Story()
+    assert story.withdraw() == []
+    assert story.answer.reason == "Unchanged"
+
+
+def test_a_withdrawal_twice_is_one_generation():
+    story = converged()
+    command = story.command(Withdrawn(), message_id="w")
+    story.give([command])
+    assert story.give([command]) == []
+    assert story.withdraw() == []
+    assert story.state.generation == 2
+
+
+@pytest.mark.parametrize(("expected", "accepted"), [(0, False), (1, True), (2, False)])
+def test_an_expected_generation_is_checked(expected: int, accepted: bool):
+    story = converged()
+    story.declare({"color": "Blue"}, expected=expected)
+    assert story.answer.accepted is accepted
+    story = converged()
+    story.withdraw(expected)
+    assert story.answer.accepted is accepted
+    assert accepted or story.answer.reason == "StaleGeneration"
+
+
+def test_generation_0_means_that_it_does_not_exist_yet():
+    story = Story()
+    story.declare(expected=0)
+    assert story.answer.accepted
+    story.declare({"color": "Blue"}, expected=0)
+    assert not story.answer.accepted
+    assert story.state.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (manifest({"colour": "Red"}), "colour"),
+        (manifest({"color": 1}), "color"),
+        (manifest(api_version="tests/v2"), "apiVersion"),
+        (manifest(policy={"mode": "Sometimes"}), "mode"),
+        (manifest(config="a.b"), "providerConfigRef"),
+        (manifest(key=ShapeKey("default", "Block", "Bar")), "published for"),
+        (manifest(annotations={"reconciler/external-name": "Forbidden"}), "another name"),
+        (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
+    ],
+)
+def test_a_bad_manifest_is_refused_with_the_reason_and_no_event(bad: Manifest, said: str):
+    story = Story()
+    assert story.turn(Declared(bad)) == []
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert said in story.answer.message
+
+
+def test_a_bad_manifest_does_not_hurt_the_good_ones_in_its_batch():
+    story = Story()
+    story.turn(
+        Declared(manifest({"color": 1})),
+        Declared(manifest({"color": "Red"})),
+        Declared(manifest({"colour": "Red"})),
+    )
+    reasons = [None if each is None else each.reason for each in story.answers]
+    assert reasons == ["Invalid", "Accepted", "Invalid"]
+    assert story.action.fields == {"color": "Red"}
+
+
+def test_an_unknown_kind_is_refused():
+    story = Story(kind=None)
+    assert story.declare() == []
+    assert (story.answer.accepted, story.answer.reason) == (False, "UnknownKind")
+    assert "'Block'" in story.answer.message
+
+
+def test_a_shape_whose_kind_is_no_longer_registered_is_held():
+    story = converged()
+    kind, story.kind = story.kind, None
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "UnknownKind")
+    story.kind = kind
+    story.wake()
+    assert story.action.operation == "Delete"
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        Declared(manifest(annotations={"reconciler/external-name": "Other"})),
+        Declared(manifest(config="other")),
+    ],
+)
+def test_a_shape_cannot_move_while_it_lives(moved: Declared):
+    story = converged(configs={CONFIG: SHARED, "other": SHARED})
+    assert story.turn(moved) == []
+    assert story.answer.reason == "Immutable"
+    story.withdraw()
+    story.turn(moved)
+    assert story.answer.reason == "Immutable"
+    story.succeed()
+    story.turn(moved)
+    assert story.answer.reason == "Accepted"
+    assert story.action.operation == "Create"
+
+
+def test_a_shape_cannot_move_while_it_is_made():
+    story = Story()
+    story.declare()
+    story.declare(annotations={"reconciler/external-name": "Other"})
+    assert story.answer.reason == "Immutable"
+
+
+def test_without_its_provider_config_a_shape_is_held_until_it_appears():
+    story = Story(configs={})
+    story.declare()
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "ProviderConfigMissing")
+    assert story.wake() == []
+    story.configs[CONFIG] = SHARED
+    assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_without_its_provider_config_a_withdrawn_shape_is_held():
+    story = converged()
+    story.configs.clear()
+    story.withdraw()
+    assert story.idle
+    assert story.outcome == "Held"
+
+
+def test_a_provider_config_is_what_it_is_declared():
+    story = provider_config_story()
+    spec = Manifest(
+        "reconciler/v1",
+        "ProviderConfig",
+        Metadata("default", "system"),
+        {"provider": "tests", "endpoint": "http://localhost"},
+    )
+    story.turn(Declared(spec))
+    assert story.outcomes() == [("Converged", 1)]
+    assert story.state.spec is not None
+    assert story.state.spec.fields == {"provider": "tests", "endpoint": "http://localhost"}
+    assert story.wake() == []
+    story.withdraw()
+    assert story.outcomes()[-1] == ("Deleted", 2)
+    assert story.wake() == []
+
+
+def test_a_provider_config_with_an_unknown_field_is_refused():
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": "http://localhost", "retries": 3}
+    story.turn(
+        Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
+    )
+    assert story.answer.reason == "Invalid"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [Declared(manifest()), Withdrawn(), TimerFired("Sweep")],
+    ids=["declared", "withdrawn", "timer"],
+)
+def test_only_declarations_and_withdrawals_are_answered(data: IntakeData):
+    story = Story()
+    story.turn(data)
+    assert (story.answers[0] is None) is isinstance(data, TimerFired)

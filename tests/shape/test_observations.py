@@ -1,0 +1,117 @@
+"""What proves that something is there or gone, and what proves nothing: scenario 16."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from events.intake import Observed
+from tests.shape.building import (
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    names,
+    repainted,
+    thing,
+)
+
+
+def test_a_listing_that_began_before_our_effect_proves_no_absence():
+    story = converged()
+    assert story.see(None, as_of=story.state.effect_position - 1) == []
+    assert story.outcome == "Converged"
+
+
+def test_a_listing_that_began_after_our_effect_proves_absence():
+    story = converged()
+    assert "ExternalObserved" in names(story.see(None, as_of=story.state.effect_position))
+
+
+def test_an_observation_without_a_position_is_older_than_everything():
+    story = converged()
+    assert story.turn(Observed(CONFIG, "Foo", None)) == []
+
+
+def test_an_observation_is_ignored_while_an_action_is_in_flight():
+    story = Story()
+    story.declare()
+    assert story.see(None) == []
+    assert story.see(thing()) == []
+
+
+def test_an_older_observation_never_reverts_a_newer():
+    story = converged()
+    green = repainted(story.seen, color="Green")
+    story.declare({"type": "Square", "color": "Red"}, policy={"mode": "CreateOnly"})
+    story.see(green)
+    newest = story.state.observed_position
+    assert story.see(None, as_of=newest - 1) == []
+    assert story.seen == green
+
+
+def test_an_observation_of_the_future_does_not_blind_the_shape():
+    story = converged(policy={"mode": "CreateOnly"})
+    story.see(repainted(story.seen, color="Green"), as_of=10**9)
+    assert names(story.see(repainted(story.seen, color="Blue")))[0] == "ExternalObserved"
+
+
+@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
+def test_an_observation_counts_only_past_the_consistency_grace(
+    after_seconds: float, believed: bool
+):
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = converged(configs={CONFIG: slow})
+    began = story.now + timedelta(seconds=after_seconds)
+    assert bool(story.see(None, began_at=began)) is believed
+
+
+def test_with_a_grace_an_observation_without_a_time_proves_nothing():
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = converged(configs={CONFIG: slow})
+    assert story.see(None) == []
+
+
+def test_what_is_seen_in_another_place_is_not_about_us():
+    story = converged()
+    assert story.see(None, config="elsewhere") == []
+    assert story.see(None, name="Bar") == []
+    story = Story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert story.see(thing(name="Bar"), name="Bar") == []
+
+
+def test_the_same_observation_twice_is_one_event():
+    story = Story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    first = story.see(thing(), as_of=1)
+    assert names(first) == ["ExternalObserved", "OutcomeRecorded"]
+    assert story.see(thing(), as_of=1) == []
+
+
+def test_gone_with_nothing_ever_declared_says_nothing():
+    story = Story()
+    assert story.see(None) == []
+    assert story.wake() == []
+
+
+def test_an_unowned_object_that_goes_is_told():
+    story = Story()
+    story.see(thing())
+    assert story.outcome == "Unowned"
+    story.see(None)
+    assert (story.outcome, story.reason) == ("Deleted", "GoneByOthers")
+
+
+def test_a_new_version_resolves_a_conflict_that_showed_no_object():
+    story = converged()
+    story.declare({"type": "Circle"})
+    for _ in range(4):
+        story.fail("Conflict")
+    assert story.idle
+    touched = repainted(story.seen)
+    assert names(story.see(touched)) == ["ExternalObserved"]
+    story.wake(600)
+    assert story.action.version == touched.version

@@ -1,0 +1,246 @@
+"""Every stored format comes back equal: the events of the log, and the state of a snapshot."""
+
+from __future__ import annotations
+
+import string
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from events.envelope import InvalidMessageError, decode_log, encode_log
+from events.external import ExternalObject
+from events.intake import ActionError, ErrorClass
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    ActionSucceeded,
+    Condition,
+    ConditionType,
+    DriftDetected,
+    ExternalObserved,
+    FieldDifference,
+    GenerationSuperseded,
+    LogEvent,
+    Operation,
+    OutcomeName,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    RetryScheduled,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+    event_id,
+    event_type,
+)
+from events.manifest import Adoption, Deletion, Mode, Policy
+from reconciler.shape.evolve import HistoryGapError, fold
+from reconciler.shape.state import NEW, Applied, InFlight, Owned, ShapeState, Spec
+from tests.shape.building import FOO, converged, repainted
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+texts = st.text(max_size=8)
+numbers = st.integers(min_value=0, max_value=2**53)
+scalars = st.none() | st.booleans() | numbers | st.floats(-1e300, 1e300) | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=3,
+)
+fields = st.dictionaries(texts, values, max_size=3)
+labels = st.dictionaries(texts, texts, max_size=3)
+moments = numbers.map(lambda number: EPOCH + timedelta(microseconds=number))
+seconds = st.floats(min_value=0, max_value=1e6)
+
+
+def literal(alias: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(get_args(alias))
+
+
+objects = st.builds(
+    ExternalObject, texts, fields, st.none() | texts, st.none() | texts, labels=labels
+)
+policies = st.builds(
+    Policy,
+    literal(Deletion),
+    literal(Mode),
+    literal(Adoption),
+    st.lists(texts, max_size=2).map(tuple),
+    st.booleans(),
+)
+errors = st.builds(
+    ActionError, literal(ErrorClass), texts, st.none() | numbers, st.none() | seconds
+)
+actions = st.builds(
+    Action,
+    texts,
+    texts,
+    literal(Operation),
+    numbers,
+    texts,
+    texts,
+    st.lists(texts, max_size=2).map(tuple),
+    fields,
+    labels,
+    st.none() | texts,
+    st.none() | texts,
+)
+differences = st.lists(st.builds(FieldDifference, texts, values, values), max_size=2).map(tuple)
+conditions = st.lists(
+    st.builds(
+        Condition,
+        literal(ConditionType),
+        st.sampled_from(["True", "False", "Unknown"]),
+        texts,
+        texts,
+        numbers,
+    ),
+    max_size=2,
+).map(tuple)
+evidence = st.sampled_from(["CompleteListing", "Read"])
+maybe_objects = st.none() | objects
+maybe_numbers = st.none() | numbers
+maybe_texts = st.none() | texts
+
+BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
+    SpecDeclared: st.builds(
+        SpecDeclared, numbers, texts, texts, texts, fields, labels, labels, policies
+    ),
+    SpecWithdrawn: st.builds(SpecWithdrawn, numbers),
+    GenerationSuperseded: st.builds(GenerationSuperseded, numbers, numbers),
+    ExternalObserved: st.builds(
+        ExternalObserved,
+        texts,
+        texts,
+        maybe_objects,
+        evidence,
+        numbers,
+        maybe_numbers,
+        maybe_numbers,
+    ),
+    DriftDetected: st.builds(DriftDetected, numbers, st.booleans(), differences),
+    OwnershipClaimed: st.builds(
+        OwnershipClaimed,
+        texts,
+        maybe_texts,
+        st.sampled_from(["Adopted", "Label", "ExclusiveScope"]),
+        texts,
+    ),
+    OwnershipReleased: st.builds(
+        OwnershipReleased,
+        texts,
+        maybe_texts,
+        st.sampled_from(["Orphaned", "Gone", "Replaced"]),
+        texts,
+    ),
+    ActionDecided: st.builds(ActionDecided, actions),
+    ActionRetried: st.builds(ActionRetried, actions, numbers),
+    ActionSucceeded: st.builds(
+        ActionSucceeded, texts, literal(Operation), numbers, maybe_objects, st.booleans()
+    ),
+    ActionFailed: st.builds(
+        ActionFailed, texts, literal(Operation), numbers, errors, maybe_objects
+    ),
+    ActionAbandoned: st.builds(ActionAbandoned, texts, literal(Operation), texts),
+    RetryScheduled: st.builds(RetryScheduled, moments, seconds, texts, maybe_texts),
+    OutcomeRecorded: st.builds(
+        OutcomeRecorded, literal(OutcomeName), numbers, texts, texts, conditions, maybe_texts
+    ),
+}
+
+states = st.builds(
+    ShapeState,
+    version=numbers,
+    declared=st.booleans(),
+    spec=st.none() | st.builds(Spec, texts, texts, texts, fields, labels, labels, policies),
+    declaration_ids=st.lists(texts, max_size=3).map(tuple),
+    owned=st.none() | st.builds(Owned, texts, texts, maybe_texts),
+    applied=st.none() | st.builds(Applied, fields, labels, maybe_objects),
+    orphaned=st.booleans(),
+    observed=maybe_objects,
+    effect_at=st.none() | moments,
+    strays=maybe_numbers,
+    in_flight=st.none()
+    | st.builds(InFlight, actions, numbers, st.none() | errors, st.none() | moments, st.none()),
+    failure=st.none() | errors,
+    hold_until=st.none() | moments,
+    outcome=st.none() | BUILDERS[OutcomeRecorded],
+    because=texts,
+)
+
+
+def test_there_is_a_builder_for_every_event_of_the_log():
+    assert set(BUILDERS) == set(get_args(ShapeEvent))
+
+
+@pytest.mark.parametrize("kind", list(BUILDERS), ids=lambda kind: kind.__name__)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), numbers, moments)
+def test_every_event_comes_back_equal(
+    kind: type[ShapeEvent], data: st.DataObject, version: int, time: datetime
+):
+    event: ShapeEvent = data.draw(BUILDERS[kind])
+    cause = data.draw(texts)
+    envelope = LogEvent(
+        event_id(FOO, version),
+        "reconciler",
+        event_type(event),
+        str(FOO),
+        time,
+        version,
+        event,
+        causeid=cause,
+        causeposition=version,
+        actor=cause,
+    )
+    stored = encode_log(envelope)
+    assert decode_log(stored) == envelope
+    assert encode_log(decode_log(stored)) == stored
+    assert decode_log(stored).key == FOO
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(states)
+def test_a_state_comes_back_equal(state: ShapeState):
+    packed = msgspec.msgpack.encode(state)
+    assert msgspec.msgpack.decode(packed, type=ShapeState) == state
+    text = msgspec.json.encode(state)
+    assert msgspec.json.decode(text, type=ShapeState) == state
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"{", b"null", b"\xff", b'{"data":{"event":"Unheard"}}', b"[1]"]
+)
+def test_what_is_no_event_is_told_so(stored: bytes):
+    with pytest.raises(InvalidMessageError):
+        decode_log(stored)
+
+
+@given(st.text(alphabet=string.printable, max_size=30))
+def test_no_text_breaks_the_decoder(text: str):
+    with pytest.raises(InvalidMessageError):
+        decode_log(text.encode())
+
+
+def test_a_stored_history_folds_to_the_same_state_in_two_parts():
+    story = converged(labels={"team": "a"})
+    story.see(repainted(story.seen, color="Green"))
+    stored = [encode_log(event) for event in story.log]
+    decoded = [decode_log(each) for each in stored]
+    for cut in range(len(decoded) + 1):
+        assert fold(decoded[cut:], fold(decoded[:cut])) == story.state
+
+
+def test_a_hole_a_double_and_a_swap_in_a_history_are_found():
+    log = converged().log
+    for broken in (log[1:], log[:1] + log[2:], log[:2] + log[1:], [log[1], log[0], *log[2:]]):
+        with pytest.raises(HistoryGapError):
+            fold(broken, NEW)

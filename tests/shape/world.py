@@ -1,0 +1,255 @@
+"""A tiny pure world around one shape: an external API, humans, a worker, an observer, a bus.
+
+The world is strict: it refuses with an assertion whatever the reconciler must never do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    LogEvent,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+from events.manifest import Fields
+from reconciler.shape.evolve import fold
+from reconciler.shape.inputs import Command, Context
+from reconciler.shape.state import ShapeState
+from reconciler.shape.turn import take_turn
+from tests.shape.building import CONFIG, LOG_ID, Story, manifest
+
+Result = tuple[ExternalObject | None, ActionError | None]
+Fault = Literal[
+    "none", "transient", "throttled", "permanent", "unknown-before", "unknown-after", "lost"
+]
+FAULTS: tuple[Fault, ...] = (
+    "none",
+    "none",
+    "none",
+    "transient",
+    "throttled",
+    "permanent",
+    "unknown-before",
+    "unknown-after",
+    "lost",
+)
+
+
+@dataclass
+class Api:
+    """Objects with uids, versions and idempotency keys. ``ours``: what may be written."""
+
+    object: ExternalObject | None = None
+    kept: dict[str, ExternalObject | None] = field(default_factory=dict[str, ExternalObject | None])
+    creates: Counter[str] = field(default_factory=Counter[str])
+    seen: dict[str, Action] = field(default_factory=dict[str, Action])
+    ours: set[str] = field(default_factory=set[str])
+    effects: int = 0
+    _serial: int = 0
+
+    def next(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+    def call(self, action: Action, *, shows_obstacle: bool) -> Result:
+        assert self.seen.setdefault(action.idempotency_key, action) == action
+        if action.idempotency_key in self.kept:
+            return self.kept[action.idempotency_key], None
+        found = self.object
+        if found is None and action.operation == "Update":
+            return None, ActionError("NotFound", "it is not there")
+        taken = found is not None and (
+            action.operation == "Create"
+            or (action.uid is not None and action.uid != found.uid)
+            or (action.version is not None and action.version != found.version)
+        )
+        if taken:
+            return (found if shows_obstacle else None), ActionError("Conflict", "in the way")
+        self._do(action, found)
+        self.kept[action.idempotency_key] = self.object
+        return self.object, None
+
+    def _do(self, action: Action, found: ExternalObject | None) -> None:
+        if found is not None:
+            assert found.uid in self.ours, f"{action.operation} of what is not ours"
+        self.effects += found is not None or action.operation == "Create"
+        if action.operation == "Delete":
+            self.object = None
+            return
+        if action.operation == "Create":
+            self.creates[action.idempotency_key] += 1
+            assert self.creates[action.idempotency_key] == 1
+        uid = f"u{self.next()}" if found is None else found.uid
+        assert uid is not None
+        self.ours.add(uid)
+        self.object = ExternalObject(
+            action.external_name, action.fields, uid, self.next(), action.labels
+        )
+
+
+class World:
+    """A shape and all that surrounds it. Every message has its place in the intake."""
+
+    def __init__(self) -> None:
+        self.story = Story()
+        self.api = Api()
+        self.intake: list[Command] = []
+        self.delivered = 0
+        self.looks: list[Observed] = []
+        self._reported: set[tuple[str, int]] = set()
+        self.turns: list[tuple[ShapeState, Sequence[Command], Context, list[LogEvent]]] = []
+
+    # --- the bus
+
+    def publish(self, data: IntakeData) -> None:
+        position = len(self.intake) + 1
+        self.intake.append(Command(position, f"m{position}", "world", data))
+
+    def deliver(self, count: int) -> list[LogEvent]:
+        batch = self.intake[self.delivered : self.delivered + count]
+        self.delivered += len(batch)
+        return self.turn(batch) if batch else []
+
+    def redeliver(self, index: int) -> None:
+        """Deliver again what was delivered: once all is decided, that is no event."""
+        if self.delivered:
+            self.turn([Command(self.delivered, "wake", "world", TimerFired("Sweep"))])
+            assert self.turn([self.intake[index % self.delivered]]) == []
+
+    def turn(self, commands: Sequence[Command]) -> list[LogEvent]:
+        story = self.story
+        before, context = story.state, story.context
+        turn = take_turn(before, commands, context)
+        self.turns.append((before, commands, context, turn.events))
+        story.state = turn.state
+        story.log += turn.events
+        self._check(before, turn.events)
+        return turn.events
+
+    def _check(self, before: ShapeState, events: list[LogEvent]) -> None:
+        log = self.story.log
+        assert fold(log) == self.story.state
+        assert [event.shapeversion for event in log] == list(range(1, len(log) + 1))
+        state = before
+        for event in events:
+            match event.data:
+                case ActionDecided(action):
+                    assert state.in_flight is None
+                    assert action.action_id == event.id
+                case ActionRetried(action):
+                    assert state.in_flight is not None
+                    assert state.in_flight.action == action
+                case OwnershipClaimed(uid=str(uid)):
+                    self.api.ours.add(uid)
+                case OwnershipReleased(uid=str(uid), reason="Orphaned"):
+                    self.api.ours.discard(uid)
+                case _:
+                    pass
+            state = fold([event], state)
+
+    # --- others
+
+    def declare(self, fields: Fields, policy: Fields) -> None:
+        self.publish(Declared(manifest(fields, policy=policy)))
+
+    def human_makes(self, color: str) -> None:
+        if self.api.object is None:
+            self.api.object = ExternalObject(
+                "Foo", {"color": color, "note": "mine"}, f"h{self.api.next()}", self.api.next()
+            )
+
+    def human_edits(self, changed: Fields) -> None:
+        found = self.api.object
+        if found is not None:
+            self.api.object = replace(
+                found, fields={**found.fields, **changed}, version=self.api.next()
+            )
+
+    def human_strips_labels(self) -> None:
+        if self.api.object is not None:
+            self.api.object = replace(self.api.object, labels={}, version=self.api.next())
+
+    def human_touches(self) -> None:
+        if self.api.object is not None:
+            self.api.object = replace(self.api.object, version=self.api.next())
+
+    def human_deletes(self) -> None:
+        self.api.object = None
+
+    def look(self) -> None:
+        """Begin to observe; what was seen is published some time later, or never."""
+        self.looks.append(
+            Observed(CONFIG, "Foo", self.api.object, "CompleteListing", len(self.intake))
+        )
+
+    def show(self, index: int) -> None:
+        if self.looks:
+            self.publish(self.looks[index % len(self.looks)])
+
+    def work(self, fault: Fault, shows_obstacle: bool = True) -> None:
+        """Make one attempt at what is in flight; ``lost``: the worker dies before it reports."""
+        flight = self.story.state.in_flight
+        if flight is None or (flight.action.action_id, flight.attempt) in self._reported:
+            return
+        shown: ExternalObject | None = None
+        error: ActionError | None = None
+        if fault in ("none", "unknown-after", "lost"):
+            shown, error = self.api.call(flight.action, shows_obstacle=shows_obstacle)
+        if fault == "lost":
+            return
+        self._reported.add((flight.action.action_id, flight.attempt))
+        if fault in {"unknown-before", "unknown-after"}:
+            shown, error = None, ActionError("Unknown", "no answer")
+        elif fault == "transient":
+            error = ActionError("Transient", "connection refused")
+        elif fault == "throttled":
+            error = ActionError("Throttled", "slower", 429, 5.0)
+        elif fault == "permanent" and flight.action.idempotency_key not in self.api.kept:
+            error = ActionError("Permanent", "no", 422)
+        elif fault == "permanent":
+            shown = self.api.kept[flight.action.idempotency_key]
+        now = self.story.now
+        self.publish(Reported(flight.action.action_id, flight.attempt, now, now, "w", error, shown))
+
+    def wait(self, seconds: float) -> None:
+        self.story.now += timedelta(seconds=seconds)
+        self.publish(TimerFired("Sweep"))
+
+    # --- the end
+
+    def settle(self) -> None:
+        """No more faults: fresh observations, timers and a working worker, until all is quiet."""
+        quiet = 0
+        for _ in range(60):
+            self.work("none")
+            self.deliver(1000)
+            self.look()
+            self.show(-1)
+            self.wait(3600)
+            quiet = 0 if self.deliver(1000) or self.story.state.in_flight else quiet + 1
+            if quiet == 3:
+                return
+        raise AssertionError("the world never came to rest")
+
+    def check_determinism(self) -> None:
+        for before, commands, context, events in self.turns:
+            assert take_turn(before, commands, context).events == events
+
+    @property
+    def owner_label_is_ours(self) -> bool:
+        found = self.api.object
+        return found is not None and any(
+            value.startswith(LOG_ID) for value in found.labels.values()
+        )
