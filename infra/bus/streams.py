@@ -3,7 +3,7 @@
 ==============  ==================================  ===========================================
 stream          subjects                            keeps
 ==============  ==================================  ===========================================
-INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (work queue)
+INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (then trimmed)
 TIMERS          ``sched.>``, ``fired.>``            message schedules; what fires goes to INTAKE
 SHAPES          ``log.>``                           the event log, for ever
 OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES, and rejections
@@ -49,6 +49,10 @@ _DAY: Final = 24 * _HOUR
 _DUPLICATE_WINDOW: Final = 120 * _SECOND
 _LEASE: Final = 30 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
+
+_RESTORABLE: Final = "async"
+"""Persistence of what is derived or a hint: after a power cut it is read again from its source, so it
+need not wait for the disk at every message."""
 
 Config = dict[str, Any]
 
@@ -126,7 +130,6 @@ async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
     config = _file_stream(
         INTAKE,
         ["rec.>"],
-        retention="workqueue",
         discard="new",
         max_bytes=4 * 1024**3,
         allow_atomic=True,
@@ -164,6 +167,7 @@ def _timers() -> Config:
         allow_msg_ttl=True,
         max_msgs_per_subject=1,
         max_age=30 * _DAY,
+        persist_mode=_RESTORABLE,
     )
 
 
@@ -172,6 +176,7 @@ def _outcomes() -> Config:
         OUTCOMES,
         ["outcome.>"],
         max_age=30 * _DAY,
+        persist_mode=_RESTORABLE,
         sources=[
             {
                 "name": SHAPES,
@@ -187,11 +192,23 @@ def _outcomes() -> Config:
 
 
 def _snapshots() -> Config:
-    return _file_stream(SNAPSHOTS, ["snap.>"], max_msgs_per_subject=1, compression="s2")
+    return _file_stream(
+        SNAPSHOTS,
+        ["snap.>"],
+        max_msgs_per_subject=1,
+        compression="s2",
+        persist_mode=_RESTORABLE,
+    )
 
 
 def _observations() -> Config:
-    return _file_stream(OBSERVATIONS, ["snapshot.>"], max_age=_HOUR, max_bytes=1024**3)
+    return _file_stream(
+        OBSERVATIONS,
+        ["snapshot.>"],
+        max_age=_HOUR,
+        max_bytes=1024**3,
+        persist_mode=_RESTORABLE,
+    )
 
 
 def _dead_letters() -> Config:
