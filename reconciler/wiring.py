@@ -17,6 +17,7 @@ from infra.bus.actions import JetStreamActionReader
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
+from infra.bus.intake_trim import trim_for_ever
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
@@ -43,12 +44,17 @@ def process_name() -> str:
 
 
 @asynccontextmanager
-async def connected(url: str, *, credentials: Path | None = None) -> AsyncGenerator[Client]:
+async def connected(
+    url: str, *, credentials: Path | None = None, patience_seconds: float = 30
+) -> AsyncGenerator[Client]:
     """Connect to a JetStream that is new enough, and close in order at the end.
 
-    Raises ``BusUnavailableError`` or ``IncompatibleServerError``.
+    ``patience_seconds``: how long a server may take that is still starting. Raises
+    ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
-    nc = await connect(url, name=process_name(), credentials=credentials)
+    nc = await connect(
+        url, name=process_name(), credentials=credentials, patience_seconds=patience_seconds
+    )
     try:
         await require_jetstream(nc)
         yield nc
@@ -90,8 +96,8 @@ async def running(
 ) -> AsyncGenerator[Running]:
     """Run roles until the context ends; the streams must exist (``initialise``).
 
-    When entered, the process knows all that the log has. A role that fails ends the context, and its
-    error comes out in an exception group.
+    When entered, the process knows all that the log has. A role that fails ends the context, and
+    its error comes out in an exception group.
     """
     parts = await _load(nc, roles, kinds if kinds is not None else installed_kinds())
     try:
@@ -159,7 +165,7 @@ def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
         kinds=parts.kinds,
         configurations=parts.configurations,
     )
-    return [decider.run()]
+    return [decider.run(), trim_for_ever(parts.nc)]
 
 
 def _worker(parts: Running) -> list[Coroutine[None, None, None]]:

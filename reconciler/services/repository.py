@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,9 @@ from reconciler.shape.state import NEW, STATE_SCHEMA, ShapeState
 EVENTS_BETWEEN_SNAPSHOTS = 50
 MOST_EVENTS_AT_ONCE = 1_000
 """JetStream's limit for one atomic batch."""
+
+_FEW_SHAPES = 4
+"""So few are appended each by itself, at the same time: an atomic batch pays only for many."""
 
 _CACHED_SHAPES = 50_000
 
@@ -81,6 +85,15 @@ class ShapeRepository:
         Of those nothing is stored, and the newest state is kept instead.
         """
         remaining = [commit for commit in commits if commit.events]
+        if len(remaining) <= _FEW_SHAPES:
+            lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
+            lost = [each for some in lost_each for each in some]
+        else:
+            lost = await self._commit(remaining)
+        self._trim()
+        return lost
+
+    async def _commit(self, remaining: Sequence[Commit]) -> list[Commit]:
         lost: list[Commit] = []
         while remaining:
             try:
@@ -94,7 +107,6 @@ class ShapeRepository:
                 raise
             else:
                 break
-        self._trim()
         return lost
 
     async def _append(self, commits: Sequence[Commit]) -> None:

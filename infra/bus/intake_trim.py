@@ -1,0 +1,53 @@
+"""Removes from the intake what every decider is done with.
+
+The intake is a stream with limits, not a work queue: a work queue deletes each message at its
+acknowledgement and waits for the disk at each, which is twenty times slower (ADR 0007). Nothing is
+removed by age: what is not decided yet stays, however long the deciders are away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import structlog
+from nats.aio.client import Client
+
+from infra.bus.streams import INTAKE, decider_consumers
+from infra.jetstream.connection import api_request
+from infra.jetstream.reads import stream_state
+
+TRIM_SECONDS: Final = 30.0
+KEPT_MESSAGES: Final = 10_000
+"""So many decided messages stay, for people who look into what came in."""
+
+_logger = structlog.get_logger(__name__)
+
+
+async def trim_for_ever(nc: Client) -> None:
+    """Trim at intervals; several processes may do so at once."""
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        try:
+            await trim(nc)
+        except Exception as error:  # noqa: BLE001 - the next time does it
+            _logger.info("the intake was not trimmed", error=str(error))
+
+
+async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
+    """Remove decided messages but the newest ``keep``; gives how many were removed."""
+    state = await stream_state(nc, INTAKE)  # before the consumers: what comes later is not counted
+    done = min([await _done_up_to(nc, name, state.last_seq) for name in decider_consumers()])
+    upto = min(done, state.last_seq - keep)
+    if upto < state.first_seq:
+        return 0
+    answer = await api_request(nc, f"STREAM.PURGE.{INTAKE}", {"seq": upto + 1})
+    return int(answer.get("purged", 0))
+
+
+async def _done_up_to(nc: Client, consumer: str, last: int) -> int:
+    """Give the position up to which a consumer has nothing left to do."""
+    info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", {})
+    if not info["num_pending"] and not info["num_ack_pending"]:
+        return last
+    return int(info["ack_floor"]["stream_seq"])
