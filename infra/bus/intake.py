@@ -77,9 +77,9 @@ class JetStreamIntakeReader:
 async def store_all(nc: Client, messages: Sequence[OutgoingMessage]) -> None:
     """Store many messages, each with an id of its own, the fastest way; raises the first failure.
 
-    Every acknowledged publish waits for the disk, an atomic batch waits once (measured in ADR 0007).
-    A batch is refused as a whole if one of it was stored before; then each is published alone, and
-    the stream recognises those that it has.
+    Every acknowledged publish waits for the disk, an atomic batch waits once (measured in ADR
+    0007). A batch is refused as a whole if one of it was stored before; then each is published
+    alone, and the stream recognises those that it has.
     """
     if len(messages) < _BATCH_FROM:
         await _store_each(nc, messages)

@@ -54,9 +54,10 @@ class JetStreamShapeLog:
     async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
         """Append for many shapes in one atomic batch; see the port.
 
-        One or two events of one shape go as plain publishes instead, the second upon the first: that
-        is several times faster than a batch of two (ADR 0007). A crash between them leaves a turn
-        half stored, which is harmless: the cause is delivered again, and what is missing is decided
+        One or two events of one shape go as plain publishes instead, the second upon the first:
+        that is several times faster than a batch of two (ADR 0007). A crash between them leaves a
+        turn half stored, which is harmless: the cause is delivered again, and what is missing is
+        decided
         from the state.
         """
         if len(appends) == 1 and len(appends[0].events) <= _EVENTS_ONE_BY_ONE:

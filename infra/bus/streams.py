@@ -51,8 +51,8 @@ _LEASE: Final = 30 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 
 _RESTORABLE: Final = "async"
-"""Persistence of what is derived or a hint: after a power cut it is read again from its source, so it
-need not wait for the disk at every message."""
+"""Persistence of what is derived or a hint: after a power cut it is read again from its source, so
+it need not wait for the disk at every message."""
 
 Config = dict[str, Any]
 

@@ -139,6 +139,7 @@ def _observed(state: ShapeState, data: ExternalObserved, event: LogEvent) -> Sha
         orphaned=state.orphaned and _is_same_object(state.observed, data.object),
         observed_in=data.provider_config,
         observed_position=data.as_of,
+        observed_message=event.causeposition,
         strays=data.strays,
         total=data.total,
         conflicts=0,

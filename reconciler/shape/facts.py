@@ -181,7 +181,7 @@ def _immutable_problem(state: ShapeState, event: SpecDeclared) -> str | None:
 
 def _observe(state: ShapeState, command: Command, context: Context, record: Record) -> None:
     data: Observed = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
-    if not _is_about_us(state, data) or _is_stale(state, data, context):
+    if not _is_about_us(state, data) or _is_stale(state, command.position, data, context):
         return
     if (
         same_content(state.observed, data.object)
@@ -213,11 +213,13 @@ def _is_about_us(state: ShapeState, data: Observed) -> bool:
     return True
 
 
-def _is_stale(state: ShapeState, data: Observed, context: Context) -> bool:
+def _is_stale(state: ShapeState, position: int, data: Observed, context: Context) -> bool:
     """Tell whether the observation began before something that we know better (invariant 6)."""
     if state.in_flight is not None:
         return True
-    if data.as_of < max(state.effect_position, state.observed_position):
+    if data.as_of < state.effect_position:
+        return True
+    if (data.as_of, position) < (state.observed_position, state.observed_message):
         return True
     config = context.configs.get(data.provider_config)
     grace = 0.0 if config is None else config.consistency_grace_seconds

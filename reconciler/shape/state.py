@@ -70,7 +70,9 @@ class ShapeState(msgspec.Struct, frozen=True):
 
     ``version`` counts its events. ``generation`` counts its declarations and withdrawals;
     ``declared_position`` is the intake position of the newest. ``effect_position`` is the position
-    of the newest result of an action: an observation that began before it is stale. ``because`` is
+    of the newest result of an action: an observation that began before it is stale.
+    ``observed_message`` is the intake position of the newest observation, which decides between two
+    that began at the same ``observed_position``. ``because`` is
     the event that the next action would rest on. ``orphaned``: the object that is there was ours,
     and was let go on purpose.
     """
@@ -89,6 +91,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     observed: ExternalObject | None = None
     observed_in: str = ""
     observed_position: int = 0
+    observed_message: int = 0
     effect_position: int = 0
     effect_at: datetime | None = None
     strays: int | None = None

@@ -115,3 +115,13 @@ def test_a_new_version_resolves_a_conflict_that_showed_no_object():
     assert names(story.see(touched)) == ["ExternalObserved"]
     story.wake(600)
     assert story.action.version == touched.version
+
+
+def test_of_two_looks_that_began_together_the_later_told_stands():
+    story = Story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    first = story.command(Observed(CONFIG, "Foo", thing({"color": "Red"}), as_of=1))
+    second = story.command(Observed(CONFIG, "Foo", thing({"color": "Blue"}), as_of=1))
+    story.give([first, second])
+    assert story.seen.fields == {"color": "Blue"}
+    assert story.give([first]) == []

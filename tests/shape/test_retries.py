@@ -333,3 +333,23 @@ def test_a_stranger_in_the_way_of_a_retry_is_left_alone():
     story.fail("Conflict", shown=thing())
     assert story.idle
     assert story.outcome == "Conflict"
+
+
+def test_an_update_of_unknown_end_that_did_happen_leaves_no_field_behind():
+    # The first attempt was done, and its key was forgotten by the API before the second.
+    story = converged({"type": "Square"})
+    before = story.seen
+    story.declare({"type": "Square", "color": "Blue"})
+    story.fail("Unknown")
+    story.declare({"type": "Circle"})
+    story.wake(3600)
+    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    assert story.action.fields == {"type": "Circle"}
+
+
+def test_the_same_inputs_give_the_same_decisions():
+    logs = [converged().log for _ in range(2)]
+    assert logs[0] == logs[1]
+    assert (
+        len({story.action.idempotency_key for story in (Story(), Story()) if story.declare()}) == 1
+    )

@@ -14,7 +14,15 @@ from typing import Literal
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
+from events.intake import (
+    ActionError,
+    Declared,
+    IntakeData,
+    Observed,
+    Reported,
+    TimerFired,
+    Withdrawn,
+)
 from events.log import (
     Action,
     ActionDecided,
@@ -152,6 +160,8 @@ class World:
                     assert state.in_flight is not None
                     assert state.in_flight.action == action
                 case OwnershipClaimed(uid=str(uid)):
+                    assert state.spec is not None
+                    assert state.spec.policy.adoption == "Adopt"
                     self.api.ours.add(uid)
                 case OwnershipReleased(uid=str(uid), reason="Orphaned"):
                     self.api.ours.discard(uid)
@@ -163,6 +173,9 @@ class World:
 
     def declare(self, fields: Fields, policy: Fields) -> None:
         self.publish(Declared(manifest(fields, policy=policy)))
+
+    def withdraw(self) -> None:
+        self.publish(Withdrawn())
 
     def human_makes(self, color: str) -> None:
         if self.api.object is None:
@@ -238,7 +251,10 @@ class World:
             self.look()
             self.show(-1)
             self.wait(3600)
-            quiet = 0 if self.deliver(1000) or self.story.state.in_flight else quiet + 1
+            busy = self.deliver(1000) or (
+                self.story.state.in_flight is not None and self.story.outcome != "Paused"
+            )
+            quiet = 0 if busy else quiet + 1
             if quiet == 3:
                 return
         raise AssertionError("the world never came to rest")
