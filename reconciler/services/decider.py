@@ -11,6 +11,7 @@ for the same interpreter lock, and pay a hop besides.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,9 @@ MOST_MESSAGE_BYTES = 512 * 1024
 _MOST_COMMANDS_A_TURN = 200
 _MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
+_TRIES = 20
+"""The same batch is tried again before the next is taken: what comes later must not overtake it."""
+
 _HELD_SECONDS = 30.0
 _UNUSABLE = ("Invalid", "UnknownKind")
 
@@ -97,13 +101,17 @@ class Decider:
         self._jitter = jitter
 
     async def run(self) -> None:
-        """Decide for ever; a failure of the bus is waited out by having the batch redelivered."""
+        """Decide for ever."""
         while True:
             batch = await self._reader.next_batch()
-            try:
-                await self.handle(batch)
-            except Exception as error:  # noqa: BLE001 - whatever it was, the batch comes again
-                _logger.warning("a batch is decided again", error=str(error), messages=len(batch))
+            for _ in range(_TRIES):
+                try:
+                    await self.handle(batch)
+                    break
+                except Exception as error:  # noqa: BLE001 - such as the bus being away
+                    _logger.warning("a batch is decided again", why=str(error), size=len(batch))
+                    await asyncio.sleep(_RETRY_SECONDS)
+            else:
                 await self._reader.retry_later(batch, _RETRY_SECONDS)
 
     async def handle(self, batch: Sequence[IntakeDelivery]) -> None:

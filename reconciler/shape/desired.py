@@ -39,11 +39,16 @@ def wanted(state: ShapeState, context: Context) -> Wanted:
 
 
 def labels_of(state: ShapeState, context: Context) -> dict[str, str]:
-    """Give the labels that the object should carry: the declared ones, and our owner label."""
+    """Give the labels that the object should carry: the declared ones, and our owner label.
+
+    An object that is only observed is not ours to label.
+    """
     assert state.spec is not None
     capabilities = None if context.kind is None else context.kind.capabilities
     if capabilities is not None and not capabilities.labels:
         return {}
+    if state.spec.policy.mode == "ObserveOnly":
+        return state.spec.labels
     return {**state.spec.labels, OWNER_LABEL: context.owner}
 
 
