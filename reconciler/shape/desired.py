@@ -47,7 +47,7 @@ def labels_of(state: ShapeState, context: Context) -> dict[str, str]:
     capabilities = None if context.kind is None else context.kind.capabilities
     if capabilities is not None and not capabilities.labels:
         return {}
-    if state.spec.policy.mode == "ObserveOnly":
+    if state.spec.policy.mode == "ObserveOnly" and state.owned is None:
         return state.spec.labels
     return {**state.spec.labels, OWNER_LABEL: context.owner}
 
