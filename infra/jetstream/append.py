@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.wire import (
     ApiError,
+    FastClient,
     check_size,
     encode,
     request,
@@ -238,17 +239,21 @@ class _Pipeline:
         self._patience = patience
         self._answers: list[Msg | BusError | None] = [None] * len(messages)
         self._in_flight = 0
+        self._lost = False
         self._room = asyncio.Event()
         self._wanted = 0  # the waiter sleeps until no more than these are in flight
 
     async def run(self) -> list[PublishAck | BusError]:
         inbox = self._nc.new_inbox()
         subscription = await subscribe(self._nc, f"{inbox}.*", self._answered)
+        lost = self._nc.when_lost if isinstance(self._nc, FastClient) else set[Callable[[], None]]()
+        lost.add(self._connection_lost)
         try:
             await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
             pass  # what has no answer is reported as unknown, in its place
         finally:
+            lost.discard(self._connection_lost)
             await unsubscribe(subscription)
         return [self._result(index) for index in range(len(self._messages))]
 
@@ -282,10 +287,16 @@ class _Pipeline:
             if self._in_flight <= self._wanted:
                 self._room.set()
 
+    def _connection_lost(self) -> None:
+        self._lost = True
+        self._room.set()
+
     async def _until(self, wanted: int) -> None:
-        """Wait until at most `wanted` are in flight; TimeoutError when nothing moves."""
+        """Wait until at most `wanted` are in flight; TimeoutError when nothing more will come."""
         self._wanted = wanted
         while (before := self._in_flight) > wanted:
+            if self._lost:
+                raise TimeoutError
             self._room.clear()
             try:
                 async with asyncio.timeout(self._patience):

@@ -37,6 +37,7 @@ class _Events:
         self.last = ""
         self.connected = False
         self.refused = asyncio.Event()
+        self.client: FastClient | None = None
 
     async def error(self, error: Exception) -> None:
         if self.refused.is_set():
@@ -49,6 +50,10 @@ class _Events:
         _log.log(level, "bus connection %s: %s", self._name, self.last)
 
     async def disconnected(self) -> None:
+        if self.client is not None and self.client.is_closed:
+            return  # as we wanted
+        if self.client is not None:
+            self.client.end_pending()
         _log.info("bus connection %s: lost, reconnecting", self._name)
 
     async def reconnected(self) -> None:
@@ -77,7 +82,7 @@ async def connect(
         BusUnavailableError: no connection in time, or the server refused the credentials.
     """
     events = _Events(name)
-    client = FastClient()
+    client = events.client = FastClient()
     connecting = asyncio.ensure_future(
         client.connect(
             url.split(","),

@@ -3,10 +3,11 @@
 The only module that knows nats-py's exceptions; the others raise and catch the tree of `errors`.
 """
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import nats.errors
@@ -72,7 +73,8 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
 def bus_errors(what: str) -> Generator[None]:
     """Raise nats-py's exceptions as ours, naming `what` was being done."""
     try:
-        yield
+        with _cancellation_kept():
+            yield
     except nats.errors.MaxPayloadError as error:
         raise MessageTooLargeError(f"{what}: longer than the server's max_payload") from error
     except nats.errors.NoRespondersError as error:
@@ -86,6 +88,22 @@ def bus_errors(what: str) -> Generator[None]:
     except (nats.errors.Error, OSError) as error:
         name = type(error).__name__
         raise BusUnavailableError(f"{what}: {name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _cancellation_kept() -> Generator[None]:
+    """Raise the cancellation that nats-py swallows.
+
+    It waits with `asyncio.wait_for`, which before Python 3.12 gives the result and forgets the
+    cancellation when both come at once; a service would then run on for ever.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def request(
@@ -176,12 +194,28 @@ async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
 
 
 class FastClient(Client):
-    """The client with a quicker header parser: 1.8 µs for four headers, its own one takes 7.3 µs.
+    """The client with a quicker header parser, and with answers that end with their connection.
 
-    That was 40 % of a follower's time.
-
-    Where another version of nats-py has no such method, its own parser is used again.
+    The parser takes 1.8 µs for four headers, its own one 7.3 µs: 40 % of a follower's time. Where
+    another version of nats-py has no such method, its own parser is used again.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when_lost: set[Callable[[], None]] = set()
+
+    def end_pending(self) -> None:
+        """End every wait for an answer: it was to come on a connection that is lost.
+
+        Else each would wait for its whole time, and the server may be back in a second. Whether the
+        request was carried out is unknown.
+        """
+        answers = cast("dict[str, asyncio.Future[object]]", self.__dict__["_resp_map"])
+        for future in list(answers.values()):
+            if not future.done():
+                future.set_exception(nats.errors.ConnectionReconnectingError())
+        for listener in list(self.when_lost):
+            listener()
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from infra.jetstream.errors import (
     NotFoundOnBusError,
 )
 from infra.jetstream.topology import ensure_stream
+from infra.jetstream.wire import request
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
 
@@ -97,3 +99,17 @@ async def test_a_connection_outlives_its_server(
         return not await fails()
 
     await until(works)
+
+
+async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    url = await server.start(tmp_path)
+    client = await connect(url, name="waiting")
+    nobody = await client.subscribe("silent")  # somebody listens, and never answers
+    waiting = asyncio.ensure_future(request(client, "silent", b"", timeout=60))
+    await client.flush()
+    await server.kill()
+    with pytest.raises(BusUnavailableError, match="reconnecting"):
+        await asyncio.wait_for(waiting, 10)
+    del nobody
+    await client.close()
