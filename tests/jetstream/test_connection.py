@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.client import Client, ServerVersion
+from nats.aio.msg import Msg
 
 from infra.embedded import EmbeddedServer
 from infra.jetstream.append import publish
@@ -14,7 +15,7 @@ from infra.jetstream.errors import (
     NotFoundOnBusError,
 )
 from infra.jetstream.topology import ensure_stream
-from infra.jetstream.wire import request
+from infra.jetstream.wire import request, subscribe
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
 
@@ -101,15 +102,18 @@ async def test_a_connection_outlives_its_server(
     await until(works)
 
 
+async def _never_answer(message: Msg) -> None:
+    """Listen, so that the request is not refused for want of anybody."""
+
+
 async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -> None:
     server = EmbeddedServer()
     url = await server.start(tmp_path)
     client = await connect(url, name="waiting")
-    nobody = await client.subscribe("silent")  # somebody listens, and never answers
+    await subscribe(client, "silent", _never_answer)
     waiting = asyncio.ensure_future(request(client, "silent", b"", timeout=60))
     await client.flush()
     await server.kill()
     with pytest.raises(BusUnavailableError, match="reconnecting"):
         await asyncio.wait_for(waiting, 10)
-    del nobody
     await client.close()
