@@ -1,0 +1,90 @@
+"""The intake: storing many, reading in order, and what may be trimmed."""
+
+import uuid
+
+from nats.aio.client import Client
+
+from events.intake import TimerFired, Withdrawn
+from events.subjects import REPLY_HEADER
+from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
+from infra.bus.intake_trim import trim
+from infra.bus.streams import INTAKE, PARTITIONS
+from infra.jetstream.append import publish
+from infra.jetstream.reads import read_subject, stream_state
+from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from tests.bus.histories import new_key
+
+
+def _message() -> IntakeMessageOut:
+    return IntakeMessageOut("desired", new_key(), Withdrawn(), uuid.uuid4().hex)
+
+
+async def _take(reader: JetStreamIntakeReader, count: int) -> list[IntakeDelivery]:
+    taken: list[IntakeDelivery] = []
+    while len(taken) < count:
+        taken += await reader.next_batch()
+    return taken
+
+
+async def _drained(bus: Client) -> JetStreamIntakeReader:
+    reader = JetStreamIntakeReader(bus)
+    await JetStreamIntakeWriter(bus, "test").publish([_message()])
+    last = (await stream_state(bus, INTAKE)).last_seq
+    while True:
+        batch = await reader.next_batch()
+        await reader.ack(batch)
+        if any(delivery.position == last for delivery in batch):
+            return reader
+
+
+async def test_many_are_stored_once_even_if_some_were_stored_before(bus: Client) -> None:
+    writer = JetStreamIntakeWriter(bus, "test")
+    messages = [_message() for _ in range(60)]
+    before = (await stream_state(bus, INTAKE)).last_seq
+    await writer.publish(messages[:20])
+    await writer.publish(messages)
+    assert (await stream_state(bus, INTAKE)).last_seq == before + 60
+
+
+async def test_one_shape_stays_in_one_partition_whatever_it_is_told(bus: Client) -> None:
+    writer, key = JetStreamIntakeWriter(bus, "test"), new_key()
+    await writer.publish(
+        [
+            IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex),
+            IntakeMessageOut("timer", key, TimerFired("Sweep"), uuid.uuid4().hex),
+        ]
+    )
+    stored = await read_subject(bus, INTAKE, f"in.*.*.{key.tokens}")
+    assert [message.subject.split(".")[2] for message in stored] == ["desired", "timer"]
+    partitions = {int(message.subject.split(".")[1]) for message in stored}
+    assert len(partitions) == 1
+    assert partitions <= set(range(PARTITIONS))
+
+
+async def test_only_an_inbox_is_answered(bus: Client) -> None:
+    reader = await _drained(bus)
+    wanted = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
+    for reply in wanted:
+        headers = {REPLY_HEADER: reply}
+        await publish(bus, f"rec.desired.{new_key().tokens}", b"{}", headers=headers)
+    taken = await _take(reader, len(wanted))
+    assert {delivery.reply_to for delivery in taken} == {"_INBOX.abc", None}
+    assert sum(delivery.reply_to is None for delivery in taken) == 2
+    await reader.ack(taken)
+    await reader.close()
+
+
+async def test_trimming_takes_what_is_decided_and_leaves_the_rest(bus: Client) -> None:
+    writer, reader = JetStreamIntakeWriter(bus, "test"), await _drained(bus)
+    await writer.publish([_message() for _ in range(40)])
+    taken = await _take(reader, 40)
+    kept = min(taken, key=lambda delivery: delivery.position)
+    await reader.ack([delivery for delivery in taken if delivery is not kept])
+    await bus.flush()
+    await trim(bus, keep=0)
+    assert (await stream_state(bus, INTAKE)).first_seq <= kept.position, "not decided yet"
+    await reader.ack([kept])
+    await bus.flush()
+    await trim(bus, keep=0)
+    assert (await stream_state(bus, INTAKE)).messages == 0
+    await reader.close()

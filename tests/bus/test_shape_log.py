@@ -1,0 +1,149 @@
+"""The event log on JetStream: what is loaded, and who may write."""
+
+import asyncio
+
+import pytest
+from nats.aio.client import Client
+
+from events.subjects import log_filter
+from infra.bus import shape_log
+from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.streams import SHAPES
+from infra.jetstream.reads import StoredMessage, read_subject
+from reconciler.ports import AppendLostError, ShapeAppend
+from reconciler.services.repository import (
+    EVENTS_BETWEEN_SNAPSHOTS,
+    Commit,
+    ShapeRepository,
+    encode_snapshot,
+)
+from reconciler.shape.evolve import fold
+from reconciler.shape.state import NEW
+from tests.bus.histories import event, events, new_key
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages each read of a shape's events brought."""
+    counts: list[int] = []
+
+    async def counted(
+        nc: Client, stream: str, subject_filter: str, *, start_seq: int = 1
+    ) -> list[StoredMessage]:
+        found = await read_subject(nc, stream, subject_filter, start_seq=start_seq)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(shape_log, "read_subject", counted)
+    return counts
+
+
+async def test_a_new_shape_is_loaded_empty_with_no_read_of_its_own(
+    log: JetStreamShapeLog, reads: list[int]
+) -> None:
+    key = new_key()
+    loaded = (await log.load([key]))[key]
+    assert (loaded.last_position, loaded.snapshot, list(loaded.events)) == (0, None, [])
+    assert reads == []
+
+
+async def test_a_short_history_comes_with_the_heads(
+    log: JetStreamShapeLog, reads: list[int]
+) -> None:
+    key = new_key()
+    [position] = await log.append([ShapeAppend(key, [event(key, 1)], 0)])
+    loaded = (await log.load([key]))[key]
+    assert loaded.last_position == position
+    assert [each.shapeversion for each in loaded.events] == [1]
+    assert reads == []
+
+
+async def test_a_cold_load_is_flat_in_the_length_of_the_history(
+    log: JetStreamShapeLog, reads: list[int]
+) -> None:
+    key = new_key()
+    repository = ShapeRepository(log)
+    for first in range(1, 501, 10):
+        base = (await repository.get([key]))[key]
+        more = events(key, first, first + 9)
+        assert not await repository.commit([Commit(key, base, fold(more, base.state), more)])
+    cold = ShapeRepository(log)
+    reads.clear()
+    state = (await cold.get([key]))[key].state
+    assert state.version == 500
+    assert sum(reads) <= EVENTS_BETWEEN_SNAPSHOTS
+
+
+async def test_a_snapshot_of_another_schema_is_not_used(log: JetStreamShapeLog) -> None:
+    key = new_key()
+    history = events(key, 1, 20)
+    [position] = await log.append([ShapeAppend(key, history, 0)])
+    await log.save_snapshots({key: (position - 5, b"from another release")})
+    kept = (await ShapeRepository(log).get([key]))[key]
+    assert kept.state == fold(history)
+    assert kept.position == position
+
+
+async def test_a_snapshot_that_knows_more_than_the_log_is_not_used(
+    log: JetStreamShapeLog,
+) -> None:
+    key = new_key()
+    history = events(key, 1, 20)
+    [position] = await log.append([ShapeAppend(key, history, 0)])
+    await log.save_snapshots({key: (position + 1_000, encode_snapshot(NEW))})
+    kept = (await ShapeRepository(log).get([key]))[key]
+    assert kept.state == fold(history)
+
+
+async def test_a_hole_in_one_history_holds_that_shape_only(log: JetStreamShapeLog) -> None:
+    broken, sound = new_key(), new_key()
+    await log.append([ShapeAppend(broken, [event(broken, 1), event(broken, 3)], 0)])
+    await log.append([ShapeAppend(sound, events(sound, 1, 5), 0)])
+    repository = ShapeRepository(log)
+    assert list(await repository.get([broken, sound])) == [sound]
+    assert "event 3 follows event 1" in str(repository.broken[broken])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+async def test_of_two_writers_one_wins_and_the_other_writes_nothing(
+    log: JetStreamShapeLog, length: int
+) -> None:
+    key = new_key()
+    results = await asyncio.gather(
+        *(log.append([ShapeAppend(key, events(key, 1, length), 0)]) for _ in range(2)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(result, AppendLostError) for result in results) == 1
+    assert [stored.event.shapeversion for stored in await log.history(key)] == list(
+        range(1, length + 1)
+    )
+
+
+async def test_a_conflict_lets_all_others_of_the_batch_through(log: JetStreamShapeLog) -> None:
+    keys = [new_key() for _ in range(20)]
+    ours = ShapeRepository(log)
+    bases = await ours.get(keys)
+    beaten = keys[7]
+    await log.append([ShapeAppend(beaten, events(beaten, 1, 4), 0)])
+    commits = [Commit(key, bases[key], fold(events(key, 1, 3)), events(key, 1, 3)) for key in keys]
+    lost = await ours.commit(commits)
+    assert [commit.key for commit in lost] == [beaten]
+    assert (await ours.get([beaten]))[beaten].state.version == 4, "refolded from the log"
+    for key in keys:
+        expected = 4 if key == beaten else 3
+        assert len(await log.history(key)) == expected
+
+
+async def test_following_sees_every_event_once_and_says_when_it_caught_up(
+    bus: Client, log: JetStreamShapeLog
+) -> None:
+    key = new_key()
+    after = await log.last_position()
+    await log.append([ShapeAppend(key, events(key, 1, 300), 0)])
+    seen: list[int] = []
+    async with log.follow(after) as feed:
+        while not feed.caught_up:
+            seen += [stored.event.shapeversion for stored in await feed.next_events()]
+        assert feed.position == await log.last_position()
+    assert seen == list(range(1, 301))
+    assert len(await read_subject(bus, SHAPES, log_filter(key))) == 300
