@@ -23,6 +23,10 @@ from events.intake import (
 from events.log import LogEvent
 from events.manifest import Manifest
 from events.subjects import Intake
+from events.upcasting import UPCASTERS, JsonObject, Upcasters
+
+MOST_MESSAGE_BYTES = 512 * 1024
+"""A longer message of the intake is refused: it would be copied into every read of its shape."""
 
 
 class InvalidMessageError(ValueError):
@@ -52,6 +56,7 @@ class IntakeMessage(msgspec.Struct, frozen=True):
 _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(CloudEvent)
 _log_decoder = msgspec.json.Decoder(LogEvent)
+_object_decoder = msgspec.json.Decoder(JsonObject)
 _manifest_decoder = msgspec.json.Decoder(Manifest)
 _intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
     name: msgspec.json.Decoder(struct) for name, struct in INTAKE_TYPES.items()
@@ -139,15 +144,32 @@ def encode_log(event: LogEvent) -> bytes:
     return _encoder.encode(event)
 
 
-def decode_log(payload: bytes) -> LogEvent:
+def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
     """Decode an event of the log, upcasting what was stored by older releases.
 
     Raises ``InvalidMessageError``: the log holds something that this release does not know.
     """
     try:
         return _log_decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise InvalidMessageError(f"not an event of the log: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        upcast = _upcast(payload, upcasters)
+        if upcast is None:
+            raise InvalidMessageError(f"not an event of the log: {error}") from None
+        return upcast
+
+
+def _upcast(payload: bytes, upcasters: Upcasters) -> LogEvent | None:
+    """Decode an older form; None if it is none that has an upcaster."""
+    try:
+        stored = _object_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    try:
+        newest = upcasters.upcast(stored)
+        return None if newest is None else msgspec.convert(newest, LogEvent)
+    except (ValueError, KeyError, TypeError) as error:
+        name = str(stored.get("type"))[:80]
+        raise InvalidMessageError(f"upcasting {name!r}: {type(error).__name__}: {error}") from error
 
 
 def to_builtins(thing: object) -> Any:

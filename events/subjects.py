@@ -87,7 +87,8 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
     parts = subject.split(".")
     if len(parts) != _INTAKE_TOKENS or parts[0] != "in":
         raise ValueError(
-            f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>"
+            f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>, "
+            "each of the characters A-Z a-z 0-9 _ -"
         )
     what = parts[2]
     for known in INTAKE_KINDS:

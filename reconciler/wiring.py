@@ -117,12 +117,12 @@ async def running(
 
 async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
     log = await open_log(nc)
-    configurations = Configurations()
-    await configurations.load(log)
     store = JetStreamRows(nc)
     needs_models = "projector" in roles or "observer" in roles
     models = await load_models(store) if needs_models else ReadModels()
     after = models.position if needs_models else await log.last_position()
+    configurations = Configurations()
+    await configurations.load(log)  # not before: what came in between would be seen by nobody
     feed = LogFeed(log, after=after)
     feed.subscribe(lambda _position, event: configurations.apply(event))
     parts = Running(

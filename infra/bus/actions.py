@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import cast
 
@@ -10,7 +11,8 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from infra.bus.streams import SHAPES, WORKERS
-from infra.jetstream.pull import Delivered, PullReader, ack, in_progress, terminate
+from infra.jetstream.errors import BusError
+from infra.jetstream.pull import Delivered, PullReader, ack, in_progress, nak, terminate
 from reconciler.ports import ActionDelivery
 
 _ACTIONS_AT_ONCE = 256
@@ -23,6 +25,7 @@ class JetStreamActionReader:
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._reader = PullReader(nc, SHAPES, WORKERS, max_batch=_ACTIONS_AT_ONCE)
+        self._leased: dict[int, Delivered] = {}
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions."""
@@ -35,6 +38,7 @@ class JetStreamActionReader:
                     _logger.error("an action cannot be read", position=each.seq, error=str(error))
                     await terminate(self._nc, each, "not an event of the log")
                     continue
+                self._leased[each.seq] = each
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each))
             if actions:
                 return actions
@@ -42,11 +46,17 @@ class JetStreamActionReader:
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Say that the results of these are stored."""
         await ack(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
+        for each in deliveries:
+            self._leased.pop(each.position, None)
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Extend the leases of these."""
         await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def close(self) -> None:
-        """Take no more; what was not handed out goes to others."""
+        """Take no more; what is not acknowledged goes to others now, not when its lease ends."""
         await self._reader.close()
+        with contextlib.suppress(BusError):
+            for each in self._leased.values():
+                await nak(self._nc, each)
+        self._leased.clear()

@@ -16,7 +16,7 @@ from infra.jetstream.append import OutgoingMessage, append
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError
 from infra.jetstream.follow import follow
-from infra.jetstream.reads import last_for_subjects
+from infra.jetstream.reads import StoredMessage, last_for_subjects, stream_state
 from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
@@ -34,18 +34,33 @@ class JetStreamRows:
 
     async def load(self) -> Mapping[str, bytes]:
         """Read every row."""
-        rows: dict[str, bytes] = {}
         self._checkpoint, self._checkpoint_position = b"", 0
-        async with follow(self._nc, ROWS) as follower:
-            async for messages in follower.replay():
-                for message in messages:
-                    name = message.subject[len(ROWS_PREFIX) :]
-                    if name == _CHECKPOINT:
-                        self._checkpoint = message.payload
-                        self._checkpoint_position = message.seq
-                    if message.payload:
-                        rows[name] = message.payload
-        return rows
+        found = await self._newest(">")
+        if _CHECKPOINT in found:
+            self._checkpoint = found[_CHECKPOINT].payload
+            self._checkpoint_position = found[_CHECKPOINT].seq
+        return _contents(found)
+
+    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+        """Read the rows whose names match a pattern with the wildcards of subjects."""
+        return _contents(await self._newest(pattern))
+
+    async def _newest(self, pattern: str) -> dict[str, StoredMessage]:
+        """Read until nothing has been added meanwhile.
+
+        A row that is written again moves to the end: one pass to what was the end would miss it.
+        """
+        found: dict[str, StoredMessage] = {}
+        position, end = 0, 1
+        while position < end:
+            filters = [ROWS_PREFIX + pattern]
+            async with follow(self._nc, ROWS, filters=filters, start_seq=position + 1) as follower:
+                async for messages in follower.replay():
+                    for message in messages:
+                        found[message.subject[len(ROWS_PREFIX) :]] = message
+                position = follower.position
+            end = (await stream_state(self._nc, ROWS)).last_seq
+        return found
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
         """Read some rows; those that do not exist are left out."""
@@ -86,3 +101,8 @@ class JetStreamRows:
         """Remove every row."""
         await api_request(self._nc, f"STREAM.PURGE.{ROWS}", {})
         self._checkpoint, self._checkpoint_position = b"", 0
+
+
+def _contents(found: Mapping[str, StoredMessage]) -> dict[str, bytes]:
+    """Give what rows hold, without those that were removed."""
+    return {name: message.payload for name, message in found.items() if message.payload}

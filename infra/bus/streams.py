@@ -24,9 +24,10 @@ from typing import Any, Final
 import msgspec
 from nats.aio.client import Client
 
+from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
-from infra.jetstream.topology import ensure_consumer, ensure_stream
+from infra.jetstream.topology import differences, ensure_consumer, ensure_stream
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -76,22 +77,37 @@ async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
     """
     log_id, log_is_empty = await _existing_log(nc)
     changes: dict[str, str] = {}
-    shapes: Config = {**_shapes(), "metadata": {LOG_ID_METADATA: log_id}}
-    for config in (
-        shapes,
-        _timers(),
-        await _intake(nc, log_is_empty=log_is_empty),
-        _outcomes(),
-        _snapshots(),
-        _observations(),
-        _dead_letters(),
-        _rows(),
-    ):
+    for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
         changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
     for stream, consumer in _consumers():
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
     return Topology(log_id, changes)
+
+
+async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
+    """Compare every stream and consumer with what is wanted, and change nothing.
+
+    Gives the differing fields, path to (wanted, found), of each; all of them for one that is not
+    there. The number of replicas is the operator's choice, and is not compared.
+    """
+    log_id, log_is_empty = await _existing_log(nc)
+    wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
+    for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
+        found = await _found(nc, f"STREAM.INFO.{config['name']}")
+        wrong[config["name"]] = differences(config, found)
+    for stream, config in _consumers():
+        name = f"{stream}/{config['durable_name']}"
+        found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
+        wrong[name] = differences(config, found)
+    return wrong
+
+
+async def _found(nc: Client, question: str) -> Config:
+    try:
+        return (await api_request(nc, question, None))["config"]
+    except NotFoundOnBusError:
+        return {}
 
 
 async def find_log_id(nc: Client) -> str:
@@ -112,6 +128,19 @@ async def _existing_log(nc: Client) -> tuple[str, bool]:
         return uuid.uuid4().hex[:12], True
     found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
     return str(found or uuid.uuid4().hex[:12]), state.last_seq == 0
+
+
+async def _streams(nc: Client, log_id: str, *, log_is_empty: bool) -> list[Config]:
+    return [
+        {**_shapes(), "metadata": {LOG_ID_METADATA: log_id}},
+        _timers(),
+        await _intake(nc, log_is_empty=log_is_empty),
+        _outcomes(),
+        _snapshots(),
+        _observations(),
+        _dead_letters(),
+        _rows(),
+    ]
 
 
 def _shapes() -> Config:

@@ -28,19 +28,28 @@ class SnapshotAssembler:
         self.began = began
         self.began_at = began_at
         self._objects: dict[str, ExternalObject] = {}
-        self._received = 0
 
     def add(self, objects: Iterable[ExternalObject]) -> None:
-        """Take in a page."""
+        """Take in a page; raises ``SnapshotRefusedError`` for an object of another scope.
+
+        In an exclusive scope what is listed and not declared is deleted: it must not reach further.
+        """
+        began = self.began
         for each in objects:
+            in_scope = each.name.startswith(began.prefix or "")
+            if not in_scope or not began.labels.items() <= each.labels.items():
+                raise SnapshotRefusedError(f"{each.name!r} is not of its scope")
             self._objects[each.name] = each
-            self._received += 1
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
-        """Give all objects by name; raises ``SnapshotRefusedError`` if any is missing."""
-        if count != self._received:
+        """Give all objects by name; raises ``SnapshotRefusedError`` if any is missing.
+
+        What came twice counts once: it must not hide that another did not come.
+        """
+        if count != len(self._objects):
             raise SnapshotRefusedError(
-                f"{self._received} items came, but {count} were sent: nothing is concluded from it"
+                f"{len(self._objects)} objects came, but {count} were sent: "
+                "nothing is concluded from it"
             )
         return self._objects
 

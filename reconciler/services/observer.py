@@ -106,7 +106,9 @@ class Observer:
 
     async def _try_to_list(self, config_name: str, kind: str) -> float:
         """List once and give the seconds until the next time; a failed listing proves nothing."""
-        config = self._configurations.by_name[config_name]
+        config = self._configurations.by_name.get(config_name)
+        if config is None:
+            return _MOST_RETRY_SECONDS  # just withdrawn: this watch is about to end
         try:
             await self.list_once(config_name, kind)
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:

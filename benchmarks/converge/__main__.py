@@ -1,0 +1,107 @@
+"""The command: `./run python -m benchmarks.converge`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import uvloop
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from benchmarks.converge.case import run_case
+from benchmarks.converge.results import Case, Report
+from benchmarks.converge.stack import ALL_IN_ONE, WORKER_APART
+from benchmarks.converge.tables import show
+from benchmarks.converge.targets import targets
+from infra.embedded.binary import WHEEL
+
+_IDLE_SAMPLES = 100
+_QUICK_SHAPES = 200
+_QUICK_IDLE_SAMPLES = 20
+
+app = App(name="benchmarks.converge", help_format="plaintext", result_action="return_value")
+
+
+@app.default
+def converge(
+    *,
+    shapes: str = "500,2000,10000",
+    latency_ms: str = "0,20",
+    json: Annotated[str | None, Parameter(help="Write JSON to this file; -: to stdout.")] = None,
+    quick: bool = False,
+    worker_apart: bool = False,
+) -> int:
+    """Measure how declared shapes come to exist, and what an unchanged fleet costs.
+
+    The exit status is 1 if something that must hold on any machine does not; times never matter.
+
+    Parameters
+    ----------
+    shapes
+        Numbers of shapes, separated by commas.
+    latency_ms
+        How long every request to the API takes at least, in milliseconds, separated by commas.
+    quick
+        One small case, to see that everything works.
+    worker_apart
+        Run the worker in a process of its own.
+    """
+    sizes = [_QUICK_SHAPES] if quick else [int(each) for each in shapes.split(",")]
+    latencies = [0.0] if quick else [float(each) for each in latency_ms.split(",")]
+    samples = _QUICK_IDLE_SAMPLES if quick else _IDLE_SAMPLES
+    console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 160)
+    report = uvloop.run(_run(sizes, latencies, samples, console, worker_apart=worker_apart))
+    show(report, console)
+    _write(report, json)
+    return int(any(target.is_fact and not target.met for target in report.targets))
+
+
+async def _run(
+    sizes: list[int],
+    latencies: list[float],
+    idle_samples: int,
+    console: Console,
+    *,
+    worker_apart: bool,
+) -> Report:
+    started, load = datetime.now(UTC), os.getloadavg()[0]
+    layout = WORKER_APART if worker_apart else ALL_IN_ONE
+    cases: list[Case] = []
+    for size in sizes:
+        for latency in latencies:
+            with console.status(f"{size:,} shapes, API latency {latency:g} ms"):
+                cases.append(
+                    await run_case(size, latency, idle_samples=idle_samples, layout=layout)
+                )
+    return Report(
+        started=started.isoformat(timespec="seconds"),
+        python=platform.python_version(),
+        server=version(WHEEL),
+        cores=os.cpu_count() or 0,
+        load_average_before=load,
+        load_average_after=os.getloadavg()[0],
+        layout=" | ".join(layout),
+        cases=tuple(cases),
+        targets=targets(cases),
+    )
+
+
+def _write(report: Report, where: str | None) -> None:
+    if where is None:
+        return
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    if where == "-":
+        sys.stdout.buffer.write(text + b"\n")
+    else:
+        Path(where).write_bytes(text + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,35 @@
+"""The ceiling for appends: atomic batches to a stream of their own, and nothing else."""
+
+from __future__ import annotations
+
+import time
+
+from nats.aio.client import Client
+
+from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.topology import delete_stream, ensure_stream
+
+BATCH = 500
+_BATCHES = 20
+_SCRATCH = "BENCHMARK"
+
+
+async def append_ceiling(nc: Client, payload_bytes: int) -> float:
+    """Append batches one after another; give the events a second.
+
+    The server is the one of the whole case: file storage, a sync at each acknowledgement.
+    """
+    await ensure_stream(
+        nc, {"name": _SCRATCH, "subjects": ["benchmark.>"], "storage": "file", "allow_atomic": True}
+    )
+    try:
+        batch = [
+            OutgoingMessage(f"benchmark.{number}", bytes(payload_bytes)) for number in range(BATCH)
+        ]
+        await append(nc, batch)
+        began = time.perf_counter()
+        for _ in range(_BATCHES):
+            await append(nc, batch)
+        return BATCH * _BATCHES / (time.perf_counter() - began)
+    finally:
+        await delete_stream(nc, _SCRATCH)

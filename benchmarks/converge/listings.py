@@ -1,0 +1,23 @@
+"""Which listing saw that a shape was gone: as the observer told the intake."""
+
+from __future__ import annotations
+
+from nats.aio.client import Client
+
+from events.envelope import decode_intake
+from events.intake import Observed
+from infra.bus.streams import INTAKE
+from infra.jetstream.follow import follow
+
+
+async def listings_that_saw(nc: Client, after: int) -> dict[str, float]:
+    """Give when the first listing began that missed a shape, by the shape's name in the API."""
+    seen: dict[str, float] = {}
+    filters = ["in.*.observed.>"]
+    async with follow(nc, INTAKE, filters=filters, start_seq=after + 1) as messages:
+        async for batch in messages.replay():
+            for message in batch:
+                data = decode_intake(message.payload, expected="observed", fallback_id="").data
+                if isinstance(data, Observed) and data.object is None and data.began_at:
+                    seen.setdefault(data.external_name, data.began_at.timestamp())
+    return seen

@@ -1,0 +1,188 @@
+"""The phases of one case, in their order; each leaves the system at rest."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.converge import settings
+from benchmarks.converge.api import Api, last_moment, moment, reads, writes
+from benchmarks.converge.client import PATIENCE_SECONDS, Bus
+from benchmarks.converge.listings import listings_that_saw
+from benchmarks.converge.results import Converge, Drift, Latency, Restart, Withdrawal
+from benchmarks.converge.stack import Stack
+from benchmarks.converge.usage import Meter
+from infra.bus.streams import INTAKE
+from infra.jetstream.reads import stream_state
+from infra.shapes_api.counters import Statistics
+
+_LOOK_SECONDS = 0.02
+_WARM_UP = 5
+
+
+async def converge(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Converge:
+    """Declare everything at once."""
+    await _until_read(api, 1)  # the first listing, of nothing
+    await bus.until_nothing_waits()
+    await api.new_effects()
+    await api.forget_counts()
+    events_before = await bus.log_position()
+    meter = Meter(stack.pids)
+    bus.expect(names, "Converged")
+    clock, began = time.time(), time.perf_counter()
+    await bus.declare(names)
+    declared = time.perf_counter() - began
+    await bus.expected()
+    seconds = time.perf_counter() - began
+    usage = meter.read()
+    statistics = await api.statistics()
+    events = await bus.log_position() - events_before
+    return Converge(
+        seconds=round(seconds, 3),
+        shapes_per_second=round(len(names) / seconds),
+        exist_seconds=round(last_moment(await api.new_effects()) - clock, 3),
+        declare_seconds=round(declared, 3),
+        events=events,
+        events_per_second=round(events / seconds),
+        requests=statistics.requests,
+        shapes_in_api=statistics.shapes,
+        usage=usage,
+    )
+
+
+async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
+    """Stop and start the reconciler while nothing changes.
+
+    The API counts requests by method, not by path. With one listing in the phase (the next one is
+    an hour away) every GET beyond its pages is a read of a single shape.
+    """
+    await bus.until_nothing_waits()
+    events_before = await bus.log_position()
+    stopped = await stack.stop_reconcilers()
+    await api.forget_counts()
+    began = time.perf_counter()
+    ready = await stack.start_reconcilers()
+    await _until_read(api, settings.pages(shapes))
+    await bus.until_nothing_waits()
+    settled = time.perf_counter() - began
+    await asyncio.sleep(settings.SETTLE_SECONDS)
+    await bus.until_nothing_waits()
+    statistics = await api.statistics()
+    return Restart(
+        stop_seconds=round(stopped, 3),
+        ready_seconds=round(ready, 3),
+        settled_seconds=round(settled, 3),
+        external_writes=writes(statistics),
+        listing_requests=settings.pages(shapes),
+        shape_reads=reads(statistics) - settings.pages(shapes),
+        new_events=await bus.log_position() - events_before,
+    )
+
+
+async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift:
+    """Delete a tenth behind the reconciler's back, while it lists often."""
+    victims = random.Random(len(names)).sample(list(names), max(1, len(names) // 10))
+    await bus.configure(settings.config(stack.api.url, settings.SHORT_RESYNC_SECONDS))
+    await api.forget_counts()
+    await _until_read(api, 2 * settings.pages(len(names)))
+    await api.new_effects()
+    intake_before = (await stream_state(bus.nc, INTAKE)).last_seq
+    began = time.perf_counter()
+    await api.delete(victims)
+    deleting = time.perf_counter() - began
+    await _until(api, lambda found: found.shapes == len(names), "all shapes again")
+    await bus.until_nothing_waits()
+    effects = await api.new_effects()
+    deletions = [each for each in effects if each.idempotency_key is None]
+    restored = {
+        each.name: moment(each)
+        for each in effects
+        if each.idempotency_key is not None and each.method == "POST"
+    }
+    seen = await listings_that_saw(bus.nc, intake_before)
+    await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
+    return Drift(
+        resync_seconds=settings.SHORT_RESYNC_SECONDS,
+        deleted=len(deletions),
+        deleting_seconds=round(deleting, 3),
+        restored=len(restored.keys() & set(victims)),
+        seconds=round(max(restored.values()) - last_moment(deletions), 3),
+        since_listing_seconds=round(_longest(seen, restored), 3),
+        other_effects=len(effects) - len(deletions) - len(restored.keys() & set(victims)),
+    )
+
+
+async def withdraw(bus: Bus, api: Api, names: Sequence[str]) -> Withdrawal:
+    """Take every declaration back."""
+    await bus.until_nothing_waits()
+    await api.new_effects()
+    await api.forget_counts()
+    bus.expect(names, "Deleted")
+    clock, began = time.time(), time.perf_counter()
+    await bus.withdraw(names)
+    await bus.expected()
+    seconds = time.perf_counter() - began
+    statistics = await api.statistics()
+    return Withdrawal(
+        seconds=round(seconds, 3),
+        shapes_per_second=round(len(names) / seconds),
+        empty_seconds=round(last_moment(await api.new_effects()) - clock, 3),
+        shapes_in_api=statistics.shapes,
+        requests=statistics.requests,
+    )
+
+
+async def idle(bus: Bus, api: Api, samples: int) -> Latency:
+    """Declare single shapes, one after another, with nothing else to do.
+
+    A shape exists from the moment in the API's journal, which is in the transaction that makes it;
+    one machine, so one clock. Nobody polls.
+    """
+    await bus.until_nothing_waits()
+    await api.new_effects()
+    published: dict[str, float] = {}
+    outcomes: list[float] = []
+    for number in range(_WARM_UP + samples):
+        name = f"idle-{number}"
+        bus.expect([name], "Converged")
+        clock, began = time.time(), time.perf_counter()
+        await bus.declare([name])
+        await bus.expected()
+        if number >= _WARM_UP:
+            published[name] = clock
+            outcomes.append((time.perf_counter() - began) * 1_000)
+        await asyncio.sleep(random.uniform(0.01, 0.03))
+    exists = [
+        (moment(each) - published[each.name]) * 1_000
+        for each in await api.new_effects()
+        if each.name in published
+    ]
+    return Latency(
+        samples=len(exists),
+        exists_p50_ms=_share(exists, 0.50),
+        exists_p99_ms=_share(exists, 0.99),
+        outcome_p50_ms=_share(outcomes, 0.50),
+        outcome_p99_ms=_share(outcomes, 0.99),
+    )
+
+
+async def _until_read(api: Api, requests: int) -> None:
+    await _until(api, lambda statistics: reads(statistics) >= requests, f"{requests} reads")
+
+
+async def _until(api: Api, holds: Callable[[Statistics], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds(await api.statistics()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the API has not had {what} after {PATIENCE_SECONDS:.0f} s")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _longest(seen: Mapping[str, float], restored: Mapping[str, float]) -> float:
+    return max(restored[name] - seen[name] for name in restored)
+
+
+def _share(values: Sequence[float], share: float) -> float:
+    return round(sorted(values)[min(len(values) - 1, int(len(values) * share))], 2)

@@ -1,0 +1,94 @@
+"""Reading the log back: folded into read models, only followed, and by nats-py's own consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.client import JetStreamContext
+
+from benchmarks.converge.results import Replay
+from infra.bus.shape_log import open_log
+from infra.bus.streams import SHAPES
+from infra.jetstream.follow import follow
+from infra.jetstream.reads import stream_state
+from projections.read_models import ReadModels
+
+_ROUNDS = 3
+
+
+async def replay(nc: Client, url: str) -> Replay:
+    """Read everything in each way, in turns, and take each way's best round."""
+    plain = Client()
+    await plain.connect(url)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        return await _compare(nc, plain)
+    finally:
+        await plain.close()
+
+
+async def _compare(nc: Client, plain: Client) -> Replay:
+    state = await stream_state(nc, SHAPES)
+    ways: dict[str, Callable[[], Awaitable[int]]] = {
+        "rebuild": lambda: _rebuild(nc),
+        "follower": lambda: _follow(nc),
+        "ordered": lambda: _ordered_consumer(plain, state.messages),
+    }
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(_ROUNDS):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            count = await way()
+            best[name] = max(best[name], count / (time.perf_counter() - began))
+            assert count == state.messages, f"{name} read {count} of {state.messages}"
+    return Replay(
+        events=state.messages,
+        bytes_per_event=state.bytes // max(1, state.messages),
+        rebuild_events_per_second=round(best["rebuild"]),
+        follower_messages_per_second=round(best["follower"]),
+        ordered_consumer_messages_per_second=round(best["ordered"]),
+        rebuild_share=round(best["rebuild"] / best["ordered"], 2),
+        follower_share=round(best["follower"] / best["ordered"], 2),
+    )
+
+
+async def _rebuild(nc: Client) -> int:
+    """Fold the whole log into all read models, down to the bytes of their rows."""
+    log = await open_log(nc)
+    models, count = ReadModels(), 0
+    async with log.follow() as feed:
+        while not feed.caught_up:
+            for position, event in await feed.next_events():
+                models.apply(position, event)
+                count += 1
+    assert sum(1 for _ in models.rows())
+    return count
+
+
+async def _follow(nc: Client) -> int:
+    count = 0
+    async with follow(nc, SHAPES) as messages:
+        async for batch in messages.replay():
+            count += len(batch)
+    return count
+
+
+async def _ordered_consumer(plain: Client, total: int) -> int:
+    """Read with nothing of ours: the client as it is, and its ordered consumer with a callback."""
+    count, all_came = 0, asyncio.Event()
+
+    async def take(_message: Msg) -> None:
+        nonlocal count
+        count += 1
+        if count == total:
+            all_came.set()
+
+    reading = await JetStreamContext(plain).subscribe(
+        "log.>", stream=SHAPES, ordered_consumer=True, cb=take
+    )
+    await all_came.wait()
+    await reading.unsubscribe()
+    return count

@@ -1,0 +1,127 @@
+"""The processes under test: nats-server, the shapes API, and `reconciler up` with its roles."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from infra.embedded import EmbeddedServer
+from infra.shapes_api.process import ShapesProcess
+
+ALL_IN_ONE = ("decider,worker,observer,projector",)
+WORKER_APART = ("decider,observer,projector", "worker")
+
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+
+
+class ReconcilerFailedError(Exception):
+    """`reconciler up` did not get ready; the message has the end of its log."""
+
+
+class ReconcilerProcess:
+    """One `reconciler up` on a bus that runs already."""
+
+    def __init__(self, roles: str, nats_url: str, folder: Path) -> None:
+        self.roles = roles
+        self._command = [sys.executable, "-m", "reconciler", "up", "--no-api", "--output", "json"]
+        self._command += ["--nats-url", nats_url, "--data", str(folder), "--roles", roles]
+        self._log = folder / "up.log"
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last start."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start it, and wait for the line that says it is ready."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log
+            )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(_READY_SECONDS):
+            line = await self._process.stdout.readline()
+        if not line:
+            words = self._log.read_text(errors="replace")[-2_000:]
+            raise ReconcilerFailedError(f"reconciler up --roles {self.roles}: {words}")
+
+    async def stop(self) -> None:
+        """Stop it in order; kill it when that takes too long."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
+class Stack:
+    """All processes of one case; ``reconcilers`` can be stopped and started again."""
+
+    def __init__(
+        self, server: EmbeddedServer, api: ShapesProcess, reconcilers: Sequence[ReconcilerProcess]
+    ) -> None:
+        self.server = server
+        self.api = api
+        self.reconcilers = reconcilers
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name; the client is this process."""
+        names = ["reconciler", *(f"reconciler ({each.roles})" for each in self.reconcilers[1:])]
+        running = {name: each.pid for name, each in zip(names, self.reconcilers, strict=True)}
+        return {
+            "nats-server": self.server.pid,
+            "shapes-api": self.api.pid,
+            **running,
+            "client": os.getpid(),
+        }
+
+    async def start_reconcilers(self) -> float:
+        """Start them one after another; give the seconds until all were ready."""
+        began = time.perf_counter()
+        for each in self.reconcilers:
+            await each.start()
+        return time.perf_counter() - began
+
+    async def stop_reconcilers(self) -> float:
+        """Stop them all; give the seconds."""
+        began = time.perf_counter()
+        await asyncio.gather(*(each.stop() for each in self.reconcilers))
+        return time.perf_counter() - began
+
+
+@asynccontextmanager
+async def running_stack(
+    folder: Path, *, latency_ms: float, layout: Sequence[str]
+) -> AsyncGenerator[Stack]:
+    """Start everything in an empty folder; ``layout`` has the roles of each reconciler process."""
+    server, api = EmbeddedServer(), ShapesProcess()
+    reconcilers: list[ReconcilerProcess] = []
+    try:
+        url = await server.start(folder / "nats")
+        await api.start(folder / "shapes-api", latency_ms=latency_ms)
+        reconcilers += [
+            ReconcilerProcess(roles, url, folder / f"up-{number}")
+            for number, roles in enumerate(layout)
+        ]
+        stack = Stack(server, api, reconcilers)
+        await stack.start_reconcilers()
+        yield stack
+    finally:
+        await asyncio.gather(*(each.stop() for each in reconcilers))
+        await api.stop()
+        await server.stop()

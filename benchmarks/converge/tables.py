@@ -1,0 +1,108 @@
+"""The results as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.converge.results import Case, Report
+
+_Row = tuple[str, Callable[[Case], str]]
+
+_ROWS: tuple[_Row, ...] = (
+    ("converge, s", lambda case: f"{case.converge.seconds:.2f}"),
+    ("  the last exists, s", lambda case: f"{case.converge.exist_seconds:.2f}"),
+    ("  shapes/s", lambda case: f"{case.converge.shapes_per_second:,.0f}"),
+    ("  events appended", lambda case: f"{case.converge.events:,}"),
+    ("  events/s", lambda case: f"{case.converge.events_per_second:,.0f}"),
+    ("  of the append ceiling", lambda case: f"{case.ceiling.converge_share:.0%}"),
+    ("  API calls", lambda case: _calls(case.converge.requests)),
+    ("restart: ready, s", lambda case: f"{case.restart.ready_seconds:.2f}"),
+    ("  listed and at rest, s", lambda case: f"{case.restart.settled_seconds:.2f}"),
+    (
+        "  writes / reads / pages / events",
+        lambda case: (
+            f"{case.restart.external_writes} / {case.restart.shape_reads} / "
+            f"{case.restart.listing_requests} / {case.restart.new_events}"
+        ),
+    ),
+    ("10 % deleted: restored, s", lambda case: f"{case.drift.seconds:.2f}"),
+    ("  from the listing that sees it, s", lambda case: f"{case.drift.since_listing_seconds:.2f}"),
+    ("withdraw all: Deleted, s", lambda case: f"{case.withdrawal.seconds:.2f}"),
+    ("  API empty, s", lambda case: f"{case.withdrawal.empty_seconds:.2f}"),
+    ("  API calls", lambda case: _calls(case.withdrawal.requests)),
+    (
+        "idle: declared to exists p50 / p99, ms",
+        lambda case: (
+            f"{case.idle.exists_p50_ms:.1f} / {case.idle.exists_p99_ms:.1f}" if case.idle else "-"
+        ),
+    ),
+    (
+        "  declared to outcome p50 / p99, ms",
+        lambda case: (
+            f"{case.idle.outcome_p50_ms:.1f} / {case.idle.outcome_p99_ms:.1f}" if case.idle else "-"
+        ),
+    ),
+    ("replay, events/s", lambda case: f"{case.replay.rebuild_events_per_second:,.0f}"),
+    ("  follower alone", lambda case: f"{case.replay.follower_messages_per_second:,.0f}"),
+    (
+        "  ordered consumer of nats-py",
+        lambda case: f"{case.replay.ordered_consumer_messages_per_second:,.0f}",
+    ),
+    ("  replay of that", lambda case: f"{case.replay.rebuild_share:.0%}"),
+    ("append ceiling, events/s", lambda case: f"{case.ceiling.events_per_second:,.0f}"),
+    ("load average before", lambda case: f"{case.load_average:.1f}"),
+)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print everything."""
+    console.print(_results(report.cases))
+    console.print(_usage(report.cases))
+    console.print(_targets(report))
+    console.print(
+        f"{report.started}, Python {report.python}, nats-server {report.server}, "
+        f"{report.cores} cores; load average {report.load_average_before:.2f} before, "
+        f"{report.load_average_after:.2f} after; reconciler: {report.layout}"
+    )
+
+
+def _results(cases: Sequence[Case]) -> Table:
+    table = Table("", title="Results")
+    for case in cases:
+        table.add_column(f"{case.shapes:,} shapes\n{case.latency_ms:g} ms", justify="right")
+    for name, cell in _ROWS:
+        table.add_row(name, *(cell(case) for case in cases))
+    return table
+
+
+def _usage(cases: Sequence[Case]) -> Table:
+    table = Table("process", title="CPU seconds of the converge; peak MB of the whole case")
+    for case in cases:
+        table.add_column(f"{case.shapes:,} shapes\n{case.latency_ms:g} ms", justify="right")
+    for number, usage in enumerate(cases[0].peaks):
+        cells = [
+            f"{case.converge.usage[number].cpu_seconds:.2f} s; {case.peaks[number].peak_mb:.0f} MB"
+            for case in cases
+        ]
+        table.add_row(usage.process, *cells)
+    table.add_row("all but the client", *(f"{case.stack_peak_mb:.0f} MB" for case in cases))
+    return table
+
+
+def _targets(report: Report) -> Table:
+    table = Table("target", "wanted", "measured", "", title="Targets")
+    for target in report.targets:
+        verdict = "[green]pass[/]" if target.met else "[red]FAIL[/]"
+        table.add_row(target.name, target.wanted, target.measured, verdict)
+    return table
+
+
+def _calls(requests: dict[str, dict[str, int]]) -> str:
+    return ", ".join(
+        f"{count:,} {method} {status}"
+        for method, by_status in requests.items()
+        for status, count in by_status.items()
+    )

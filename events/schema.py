@@ -1,0 +1,282 @@
+"""The published language as JSON Schema (2020-12) and as an AsyncAPI 3.0 document.
+
+Both are generated from the structs and the subjects, so that they cannot say anything else than the
+code does. Pure: writing them to a file is the caller's.
+"""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from events.dead_letter import DeadLetterRecord
+from events.intake import INTAKE_TYPES, SNAPSHOT_TYPE, Answer, SnapshotPart
+from events.log import LogEvent
+from events.manifest import Manifest, Policy, ProviderConfigRef, ProviderConfigSpec
+from events.subjects import REPLY_HEADER
+
+VERSION: Final = "1.0.0"
+"""Version of the published language: raised with every change that a reader can notice."""
+
+JSON_SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_TITLE: Final = "Event-sourced reconciler"
+_ONE_SHAPE: Final = "{namespace}.{kind}.{name}"
+_TOKEN: Final = "One token of a subject: 1 to 63 of the characters A-Z a-z 0-9 _ -"  # noqa: S105
+
+Schema = dict[str, Any]
+
+
+def json_schema() -> Schema:
+    """Give one JSON Schema document: every struct and every CloudEvent is in its ``$defs``."""
+    return {
+        "$schema": JSON_SCHEMA_DIALECT,
+        "$id": "urn:reconciler:published-language",
+        "title": f"{_TITLE}: published language {VERSION}",
+        "$defs": _definitions("#/$defs/"),
+    }
+
+
+def asyncapi() -> Schema:
+    """Give the AsyncAPI 3.0 document, from the reconciler's point of view.
+
+    ``receive``: what others publish and the reconciler takes; ``send``: what it publishes.
+    """
+    channels = {channel.name: _channel(channel) for channel in _channels()}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": _TITLE, "version": VERSION, "license": {"name": "Apache-2.0"}},
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": {name: _operation(name, channel) for name, channel in channels.items()},
+        "components": {
+            "messages": {name: _message(name) for name in _message_names()},
+            "schemas": _definitions("#/components/schemas/"),
+        },
+    }
+
+
+# --- schemas
+
+_PLAIN: Final[tuple[object, ...]] = (
+    Answer,
+    DeadLetterRecord,
+    LogEvent,
+    Manifest,
+    Policy,
+    ProviderConfigRef,
+    ProviderConfigSpec,
+    SnapshotPart,
+    *INTAKE_TYPES.values(),
+)
+
+
+def _definitions(prefix: str) -> Schema:
+    _, structs = msgspec.json.schema_components(
+        cast("Any", _PLAIN), schema_hook=_schema_of, ref_template=prefix + "{name}"
+    )
+    envelopes = {
+        _envelope_name(name): _cloud_event(name, {"$ref": f"{prefix}{struct.__name__}"})
+        for name, struct in INTAKE_TYPES.items()
+    }
+    parts = [{"$ref": prefix + struct.__name__} for struct in _members(SnapshotPart)]
+    envelopes[_envelope_name(SNAPSHOT_TYPE)] = _cloud_event(SNAPSHOT_TYPE, {"anyOf": parts})
+    definitions: Schema = _tidied(msgspec.to_builtins({**structs, **envelopes}))
+    _require_event_constants(definitions["LogEvent"])
+    return dict(sorted(definitions.items()))
+
+
+def _schema_of(kind: type) -> Schema:
+    if kind is object:
+        return {"description": "Any JSON value; null stands for: not there."}
+    raise NotImplementedError(f"no schema for {kind}")
+
+
+def _cloud_event(event_type: str, data: Schema) -> Schema:
+    return {
+        "title": _envelope_name(event_type),
+        "description": f"CloudEvents 1.0 in structured JSON, of type {event_type}.",
+        "type": "object",
+        "properties": {
+            "specversion": {"const": "1.0"},
+            "id": {"type": "string", "minLength": 1},
+            "source": {"type": "string", "minLength": 1},
+            "type": {"const": event_type},
+            "subject": {"type": ["string", "null"]},
+            "time": {"type": ["string", "null"], "format": "date-time"},
+            "data": data,
+        },
+        "required": ["specversion", "id", "source", "type", "data"],
+    }
+
+
+def _require_event_constants(schema: Schema) -> None:
+    """Say of the log's envelope what its struct takes for granted."""
+    schema["properties"]["specversion"] = {"const": "1.0"}
+    schema["properties"]["time"]["format"] = "date-time"
+    schema["properties"]["type"]["pattern"] = r"^reconciler\.shape\.[A-Za-z]+$"
+
+
+def _tidied(schema: Any) -> Any:
+    """Give a schema of JSON values only.
+
+    Without OpenAPI's ``discriminator``, which neither format knows (tags are constants anyway), and
+    with descriptions that are not indented.
+    """
+    if isinstance(schema, dict):
+        return {
+            key: cleandoc(value)
+            if key == "description" and isinstance(value, str)
+            else _tidied(value)
+            for key, value in cast("Schema", schema).items()
+            if not (key == "discriminator" and isinstance(value, dict))
+        }
+    if isinstance(schema, (list, tuple)):
+        return [_tidied(each) for each in cast("list[Any]", schema)]
+    return schema
+
+
+def _members(union: Any) -> tuple[type, ...]:
+    return cast("tuple[type, ...]", union.__args__)
+
+
+def _envelope_name(event_type: str) -> str:
+    """``reconciler.desired.Declared`` to ``DeclaredCloudEvent``."""
+    *_, what, name = event_type.split(".")
+    return f"{what.capitalize() if name == 'Part' else ''}{name}CloudEvent"
+
+
+# --- AsyncAPI
+
+
+class _Channel(NamedTuple):
+    name: str
+    address: str
+    summary: str
+    messages: list[str]
+
+
+def _channels() -> list[_Channel]:
+    """Name, address, summary and messages of every public channel."""
+    intake: dict[str, list[str]] = {}
+    for event_type in INTAKE_TYPES:
+        intake.setdefault(event_type.split(".")[1], []).append(_envelope_name(event_type))
+    intake["desired"].append("Manifest")
+    return [
+        _Channel(
+            "desired",
+            f"rec.desired.{_ONE_SHAPE}",
+            f"Desired state of one shape. The decider answers on the header {REPLY_HEADER}.",
+            intake["desired"],
+        ),
+        _Channel(
+            "observed",
+            f"rec.observed.{_ONE_SHAPE}",
+            "What an observer saw of one shape, or proof that it is not there.",
+            intake["observed"],
+        ),
+        _Channel(
+            "result",
+            f"rec.result.{_ONE_SHAPE}",
+            "What came of one attempt at an action, reported by a worker.",
+            intake["result"],
+        ),
+        _Channel(
+            "snapshot",
+            "snapshot.{providerConfig}.{kind}.{snapshotId}",
+            "A whole scope as an observer saw it: beginning, items, completion.",
+            [_envelope_name(SNAPSHOT_TYPE)],
+        ),
+        _Channel(
+            "answer",
+            "{replyTo}",
+            f"The decider's answer, on the inbox that the header {REPLY_HEADER} named.",
+            ["Answer"],
+        ),
+        _Channel(
+            "outcome",
+            f"outcome.{_ONE_SHAPE}",
+            "How a generation of a shape stands (stream OUTCOMES, 30 days).",
+            ["LogEvent"],
+        ),
+        _Channel(
+            "log",
+            f"log.{_ONE_SHAPE}.{{class}}",
+            "The event log (stream SHAPES, for ever).",
+            ["LogEvent"],
+        ),
+        _Channel(
+            "deadletter",
+            "deadletter.{stage}",
+            "What could not be used, and why (stream DEADLETTERS, 90 days).",
+            ["DeadLetterRecord"],
+        ),
+    ]
+
+
+_SENT: Final = frozenset({"answer", "outcome", "log", "deadletter"})
+_PARAMETERS: Final[dict[str, Schema]] = {
+    "replyTo": {"description": "An inbox: a subject that begins with _INBOX."},
+    "class": {"enum": ["fact", "action", "outcome"], "description": "What kind of event it is."},
+    "stage": {"enum": ["intake", "declaration"], "description": "Where it was found unusable."},
+}
+
+
+def _channel(channel: _Channel) -> Schema:
+    names = [part.split("}")[0] for part in channel.address.split("{")[1:]]
+    return {
+        "address": channel.address,
+        "summary": channel.summary,
+        "parameters": {name: _PARAMETERS.get(name, {"description": _TOKEN}) for name in names},
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in channel.messages},
+    }
+
+
+def _operation(name: str, channel: Schema) -> Schema:
+    operation: Schema = {
+        "action": "send" if name in _SENT else "receive",
+        "channel": {"$ref": f"#/channels/{name}"},
+        "summary": channel["summary"],
+        "messages": [
+            {"$ref": f"#/channels/{name}/messages/{each}"} for each in channel["messages"]
+        ],
+    }
+    if name == "desired":
+        operation["reply"] = {
+            "address": {"location": f"$message.header#/{REPLY_HEADER}"},
+            "channel": {"$ref": "#/channels/answer"},
+        }
+    return operation
+
+
+def _message_names() -> list[str]:
+    return sorted({name for channel in _channels() for name in channel.messages})
+
+
+def _message(name: str) -> Schema:
+    is_event = name == "LogEvent" or name.endswith("CloudEvent")
+    message: Schema = {
+        "name": name,
+        "contentType": "application/cloudevents+json" if is_event else "application/json",
+        "payload": {"$ref": f"#/components/schemas/{name}"},
+    }
+    if name in {"DeclaredCloudEvent", "WithdrawnCloudEvent", "Manifest"}:
+        message["headers"] = _HEADERS
+    return message
+
+
+_HEADERS: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "Nats-Msg-Id": {
+            "type": "string",
+            "description": "The same id twice in two minutes is stored once.",
+        },
+        REPLY_HEADER: {
+            "type": "string",
+            "pattern": r"^_INBOX[^*>\s]*$",
+            "description": "Inbox for the decider's answer.",
+        },
+    },
+}

@@ -1,0 +1,42 @@
+"""Declare a shape, wait until it exists, change its colour, and withdraw it again.
+
+    python examples/declare_and_wait.py [name]
+
+The bus is that of NATS_URL, nats://127.0.0.1:4222 by default.
+"""
+
+import asyncio
+import os
+import sys
+
+from reconciler.sdk import DeclarationRefusedError, WaitTimeoutError, connect
+
+NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+
+
+def manifest(name: str, color: str) -> dict[str, object]:
+    return {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"name": name},
+        "spec": {"type": "Square", "color": color},
+    }
+
+
+async def main(name: str) -> None:
+    key = f"default/Shape/{name}"
+    async with connect(NATS_URL, source="examples/declare_and_wait") as client:
+        for color in ("Red", "Purple"):
+            answer = await client.declare(manifest(name, color))
+            outcome = await client.wait_for(key, generation=answer.generation)
+            print(f"{key} {color}: {outcome.outcome}, generation {outcome.generation}")
+        answer = await client.withdraw(key)
+        outcome = await client.wait_for(key, generation=answer.generation)
+        print(f"{key} withdrawn: {outcome.outcome}, generation {outcome.generation}")
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
+    except (DeclarationRefusedError, WaitTimeoutError) as error:
+        sys.exit(str(error))

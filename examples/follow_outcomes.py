@@ -1,0 +1,35 @@
+"""Follow all outcomes, going on where the last run ended: one line each, as JSON.
+
+    python examples/follow_outcomes.py <durable name> [how many]
+
+The server remembers under the durable name what was dealt with. A crash between printing and the
+next step of the loop prints an outcome twice, and never loses one.
+"""
+
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from reconciler.sdk import connect
+
+NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+
+
+async def main(durable: str, how_many: int) -> None:
+    seen = 0
+    async with (
+        connect(NATS_URL, source="examples/follow_outcomes") as client,
+        client.outcomes(after=0, durable=durable) as outcomes,
+    ):
+        async for outcome in outcomes:
+            print(msgspec.json.encode(outcome).decode(), flush=True)
+            seen += 1
+            if seen == how_many:
+                await outcomes.ack()  # a loop that is left has not asked for the next one
+                break
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))

@@ -1,0 +1,57 @@
+"""Declare a shape and read its outcomes with nats-py and JSON alone: nothing of ours is imported.
+
+python examples/plain_nats.py [name]
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+
+import nats
+from nats.js.api import ConsumerConfig, DeliverPolicy
+
+NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+
+
+async def main(name: str) -> None:
+    nc = await nats.connect(NATS_URL)
+    js = nc.jetstream()
+    outcomes = await js.subscribe(
+        f"outcome.default.Shape.{name}",
+        stream="OUTCOMES",
+        ordered_consumer=True,
+        config=ConsumerConfig(deliver_policy=DeliverPolicy.NEW),
+    )
+    inbox = nc.new_inbox()
+    answers = await nc.subscribe(inbox)
+
+    manifest = {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"namespace": "default", "name": name},
+        "spec": {"type": "Circle", "color": "Blue"},
+    }
+    stored = await js.publish(
+        f"rec.desired.default.Shape.{name}",
+        json.dumps(manifest).encode(),
+        headers={"Nats-Msg-Id": uuid.uuid4().hex, "Reconciler-Reply-To": inbox},
+    )
+    print(f"stored in {stored.stream} at {stored.seq}")
+
+    answer = json.loads((await answers.next_msg(timeout=10)).data)
+    print(f"answer: {answer['reason']}, generation {answer['generation']}")
+    while answer["reason"] == "Accepted":
+        event = json.loads((await outcomes.next_msg(timeout=30)).data)
+        outcome = event["data"]
+        print(f"outcome: {outcome['outcome']}, generation {outcome['generation']}")
+        if outcome["outcome"] == "Converged" and outcome["generation"] == answer["generation"]:
+            break
+    await nc.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))

@@ -1,0 +1,32 @@
+"""Publish what an API holds, as an observer of another team does: a complete snapshot of a scope.
+
+    python examples/publish_snapshot.py default Shape < objects.json
+
+The input is a JSON array of objects with a name, a uid, fields and labels. The snapshot is
+completed only when all were read: one that breaks off proves nothing, and deletes nothing.
+"""
+
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from reconciler.sdk import ExternalObject, connect
+
+NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+
+
+async def main(provider_config: str, kind: str) -> None:
+    async with (
+        connect(NATS_URL, source="examples/publish_snapshot") as client,
+        client.snapshot(provider_config, kind) as snapshot,
+    ):
+        # Read the API inside the block: its beginning is the logical time of what is seen.
+        for thing in msgspec.json.decode(sys.stdin.buffer.read(), type=list[ExternalObject]):
+            await snapshot.add(thing)
+    print(f"published {snapshot.count} objects")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2]))

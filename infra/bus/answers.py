@@ -1,0 +1,90 @@
+"""The decider's answers, on one inbox for all that a client asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import msgspec
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from events.intake import Answer
+from infra.jetstream.wire import subscribe, unsubscribe
+
+_decoder = msgspec.json.Decoder(Answer)
+_logger = structlog.get_logger(__name__)
+
+
+class Round:
+    """Questions that were asked together, and their answers by index."""
+
+    def __init__(self, inbox: str, number: int, count: int) -> None:
+        self.answers: list[Answer | None] = [None] * count
+        self.complete = asyncio.Event()
+        self._prefix = f"{inbox}.{number}-"
+        self._left = count
+        if not count:
+            self.complete.set()
+
+    def reply_to(self, index: int) -> str:
+        """Where the answer to one question goes."""
+        return f"{self._prefix}{index}"
+
+    @property
+    def unanswered(self) -> list[int]:
+        """The indexes of the questions without an answer."""
+        return [index for index, answer in enumerate(self.answers) if answer is None]
+
+    def take(self, index: int, answer: Answer) -> None:
+        """Take in an answer; a second one to the same question says nothing new."""
+        if index >= len(self.answers) or self.answers[index] is not None:
+            return
+        self.answers[index] = answer
+        self._left -= 1
+        if not self._left:
+            self.complete.set()
+
+
+class AnswerBox:
+    """One subscription, open for as long as the client is: an answer is never early."""
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._inbox = nc.new_inbox()
+        self._subscription: Subscription | None = None
+        self._rounds: dict[int, Round] = {}
+        self._number = 0
+
+    async def open(self) -> None:
+        """Subscribe; raises ``BusUnavailableError``."""
+        self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
+
+    async def close(self) -> None:
+        """Take no more answers."""
+        if self._subscription is not None:
+            await unsubscribe(self._subscription)
+
+    @contextmanager
+    def round(self, count: int) -> Generator[Round]:
+        """Expect the answers to so many questions."""
+        self._number += 1
+        number = self._number
+        self._rounds[number] = Round(self._inbox, number, count)
+        try:
+            yield self._rounds[number]
+        finally:
+            del self._rounds[number]
+
+    async def _receive(self, message: Msg) -> None:
+        try:
+            number, index = map(int, message.subject.rpartition(".")[2].split("-"))
+            answer = _decoder.decode(message.data)
+        except (ValueError, msgspec.DecodeError) as error:
+            _logger.warning("an answer cannot be read", error=str(error))
+            return
+        if number in self._rounds:
+            self._rounds[number].take(index, answer)

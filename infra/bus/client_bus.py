@@ -1,0 +1,196 @@
+"""What the client of other services does on the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+from nats.aio.client import Client
+
+from events.envelope import decode_log, encode_intake, encode_snapshot_part
+from events.intake import Answer, SnapshotPart
+from events.names import ShapeKey
+from events.subjects import REPLY_HEADER, log, log_filter
+from events.subjects import intake as intake_subject
+from infra.bus.answers import AnswerBox, Round
+from infra.bus.intake import store_all
+from infra.bus.outcome_feeds import DurableOutcomes, FollowedOutcomes, followed, readable
+from infra.bus.outcome_feeds import durable as open_durable
+from infra.bus.patience import patiently
+from infra.bus.rows import JetStreamRows
+from infra.bus.streams import INTAKE, SHAPES
+from infra.jetstream.append import MESSAGE_ID, OutgoingMessage, publish_many
+from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.follow import follow as follow_stream
+from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
+from reconciler.ports import IntakeMessageOut, StoredEvent
+
+_RETRY_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.5  # between two looks whether the connection was lost in the meantime
+_logger = structlog.get_logger(__name__)
+
+
+class JetStreamClientBus:
+    """Implements ``reconciler.client_port.ClientBus``; ``source`` names who publishes."""
+
+    def __init__(self, nc: Client, source: str) -> None:
+        self._nc = nc
+        self._source = source
+        self._answers = AnswerBox(nc)
+        self._rows = JetStreamRows(nc)
+
+    async def open(self) -> None:
+        """Listen for answers."""
+        await self._answers.open()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        await self._answers.close()
+
+    # --- the intake
+
+    async def store(self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float) -> None:
+        """Store messages, again under the same ids while it is unknown whether they are."""
+        outgoing = [self._outgoing(each, {}) for each in messages]
+        async with asyncio.timeout(timeout_seconds):
+            await self._store(outgoing)
+
+    async def ask(
+        self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
+    ) -> Sequence[Answer | None]:
+        """Store messages and wait for the answers."""
+        with self._answers.round(len(messages)) as questions:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._ask(messages, questions)
+            except TimeoutError:
+                _logger.info("answers are missing", count=len(questions.unanswered))
+            return questions.answers
+
+    async def _ask(self, messages: Sequence[IntakeMessageOut], questions: Round) -> None:
+        """Ask; and after a lost connection, which loses answers, ask for what is missing again.
+
+        The repeat is another message for the stream, which would swallow it, and the same one for
+        the decider, which answers that it knows it.
+        """
+        suffix = ""
+        while not questions.complete.is_set():
+            reconnects = self._nc.stats["reconnects"]
+            await self._store(
+                [
+                    self._outgoing(
+                        messages[index], {REPLY_HEADER: questions.reply_to(index)}, suffix
+                    )
+                    for index in questions.unanswered
+                ]
+            )
+            while self._nc.stats["reconnects"] == reconnects:
+                if await _is_set(questions.complete):
+                    return
+            suffix = f".{uuid.uuid4().hex[:8]}"
+
+    async def _store(self, outgoing: Sequence[OutgoingMessage]) -> None:
+        while True:
+            try:
+                await store_all(self._nc, outgoing)
+            except BusUnavailableError as error:
+                if self._nc.is_closed:
+                    raise
+                _logger.warning("stored or not is unknown: trying again", error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def _outgoing(
+        self, message: IntakeMessageOut, headers: Mapping[str, str], suffix: str = ""
+    ) -> OutgoingMessage:
+        identity = message.message_id
+        return OutgoingMessage(
+            intake_subject(message.what, message.key),
+            encode_intake(identity, self._source, message.data, time=datetime.now(UTC)),
+            {MESSAGE_ID: identity + suffix, **headers},
+        )
+
+    async def last_intake_position(self) -> int:
+        """Give the intake's last position."""
+        state = await patiently(self._nc, lambda: stream_state(self._nc, INTAKE))
+        return state.last_seq
+
+    async def store_snapshot_parts(self, subject: str, parts: Sequence[SnapshotPart]) -> None:
+        """Store parts, pipelined in this order; raises the first failure."""
+        now = datetime.now(UTC)
+        messages: list[OutgoingMessage] = []
+        for part in parts:
+            identity = uuid.uuid4().hex
+            payload = encode_snapshot_part(identity, self._source, part, time=now)
+            messages.append(OutgoingMessage(subject, payload, {MESSAGE_ID: identity}))
+        for result in await publish_many(self._nc, messages):
+            if isinstance(result, Exception):
+                raise result
+
+    # --- outcomes
+
+    def outcomes(
+        self, tokens: Sequence[str], *, after: int | None
+    ) -> AbstractAsyncContextManager[FollowedOutcomes]:
+        """Follow outcomes from behind a position, or from now on."""
+        return followed(self._nc, tokens, after)
+
+    def durable_outcomes(
+        self, tokens: str, *, after: int | None, durable: str
+    ) -> AbstractAsyncContextManager[DurableOutcomes]:
+        """Follow outcomes with a consumer that remembers."""
+        return open_durable(self._nc, tokens, after, durable)
+
+    async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
+        """Read each shape's newest outcome from the log."""
+        subjects = [log(key, "outcome") for key in keys]
+        messages = await patiently(self._nc, lambda: last_for_subjects(self._nc, SHAPES, subjects))
+        return readable(messages, SHAPES)
+
+    # --- the log
+
+    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
+        """Read every event of one shape; raises ``InvalidMessageError`` for one of a newer form."""
+        messages = await patiently(
+            self._nc, lambda: read_subject(self._nc, SHAPES, log_filter(key))
+        )
+        return [StoredEvent(message.seq, decode_log(message.payload)) for message in messages]
+
+    async def replay(
+        self, tokens: str, *, after: int, follow: bool
+    ) -> AsyncGenerator[Sequence[StoredEvent]]:
+        """Read the log from behind a position, to its end or for ever."""
+        filters = [f"log.{tokens}.*"]
+        async with AsyncExitStack() as stack:
+            log_from = follow_stream(self._nc, SHAPES, filters=filters, start_seq=after + 1)
+            follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
+            async for messages in follower if follow else follower.replay():
+                if events := readable(messages, SHAPES):
+                    yield events
+
+    # --- read models
+
+    async def row(self, name: str) -> bytes | None:
+        """Read one row."""
+        rows = await patiently(self._nc, lambda: self._rows.get([name]))
+        return rows.get(name)
+
+    async def rows(self, pattern: str) -> Mapping[str, bytes]:
+        """Read the rows whose names match."""
+        return await patiently(self._nc, lambda: self._rows.matching(pattern))
+
+
+async def _is_set(event: asyncio.Event) -> bool:
+    """Wait a moment for an event, and tell whether it is set."""
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,29 @@
+"""Reading again through a short outage: a server that starts does not know its streams yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from nats.aio.client import Client
+
+from infra.jetstream.errors import BusUnavailableError
+
+PATIENCE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.2
+
+T = TypeVar("T")
+
+
+async def patiently(nc: Client, read: Callable[[], Awaitable[T]]) -> T:
+    """Read until it works; raises ``BusUnavailableError`` after ten seconds, or when closed."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await read()
+        except BusUnavailableError:
+            if nc.is_closed or time.monotonic() > end:
+                raise
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,52 @@
+"""The application: every command by its name, imported only when it is used."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from cyclopts import App, Group, Parameter
+
+from reconciler.cli.commands import COMMANDS, HELP, LOOK, RUN, USE
+
+DISTRIBUTION = "event-sourced-reconciler"
+
+_GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK))}
+
+
+def build_app(chosen: str = "") -> App:
+    """Name every command; none of them is imported before it is used.
+
+    The ``chosen`` one gets its help from its docstring, the others the line that the list shows.
+    """
+    app = App(
+        name="reconciler",
+        help=HELP,
+        help_format="plaintext",
+        version=installed_version,
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(negative="", show_default=_shown_default),
+    )
+    for name, group, summary in COMMANDS:
+        app.command(
+            f"reconciler.cli.{name}:{name}",
+            name=name,
+            group=_GROUPS[group],
+            help=None if name == chosen else summary,
+            help_format="plaintext",
+        )
+    app.register_install_completion_command(  # pyright: ignore[reportUnknownMemberType]
+        help="Install completion for your shell."
+    )
+    return app
+
+
+def installed_version() -> str:
+    """Give the version of the installed package."""
+    return version(DISTRIBUTION)
+
+
+def _shown_default(value: object) -> str | None:
+    return None if value in (False, None, ()) else str(value)

@@ -1,0 +1,137 @@
+"""`reconciler apply`: declare what files say."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest, take_apart
+from events.names import check_token
+from reconciler.cli.client import client_of
+from reconciler.cli.connection import HERE, Connection, run_async
+from reconciler.cli.durations import Duration
+from reconciler.cli.errors import CommandError
+from reconciler.cli.exits import Exit
+from reconciler.cli.manifests import Documents, Problem, Read, read_all
+from reconciler.cli.options import Output
+from reconciler.cli.results import (
+    Result,
+    exit_status,
+    print_results,
+    result_of,
+    wait_for_results,
+)
+from reconciler.client import Client
+from reconciler.errors import UnknownKindError
+from reconciler.kinds import KindRegistry, installed_kinds
+
+GOOD = ("Converged",)
+
+
+def apply(
+    *,
+    file: Annotated[tuple[str, ...], Parameter(name=("--file", "-f"), allow_leading_hyphen=True)],
+    namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
+    dry_run: bool = False,
+    wait: bool = False,
+    timeout: Duration = 60.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Declare what files say: YAML with one or many documents, or JSON.
+
+    A document that cannot be used does not stop the others. Exit status: 0
+    all accepted (with --wait: all Converged), 1 some refused or failed,
+    3 some not settled in time.
+
+    For example:
+
+        reconciler apply -f shape.yaml
+        reconciler apply -f shapes/ -f config.yaml --wait --timeout 2m
+        reconciler get Shape foo -o json | ... | reconciler apply -f -
+        reconciler apply -f shapes/ --dry-run
+
+    Parameters
+    ----------
+    file
+        A file, a folder with all that is below it, or - for standard input; may be repeated.
+    namespace
+        Namespace of documents that name none (a ProviderConfig is always in system).
+    dry_run
+        Only check the documents against the kinds installed here.
+    wait
+        Wait until what was declared is settled: Converged, Failed, Held, ...
+    timeout
+        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
+    output
+        How to print the results.
+    """
+    check_token(namespace, what="--namespace")
+    documents = read_all(file, namespace)
+    if not documents.good and not documents.bad:
+        raise CommandError(f"{', '.join(file)}: no documents found")
+    if dry_run:
+        _check_all(documents, installed_kinds())
+        results = [Result(str(read.key), True, "Valid") for read in documents.good]
+    else:
+        results = run_async(_declare(connection, documents.good, wait, timeout))
+    for problem in documents.problems():
+        sys.stderr.write(f"error: {problem}\n")
+    print_results(results, output, good=GOOD)
+    return _status(documents, results, GOOD if wait and not dry_run else None)
+
+
+def _status(documents: Documents, results: list[Result], good: tuple[str, ...] | None) -> Exit:
+    return Exit.FAILED if documents.bad else exit_status(results, good)
+
+
+async def _declare(
+    connection: Connection, good: list[Read], wait: bool, timeout_seconds: float
+) -> list[Result]:
+    """Declare the configurations first: what is declared next may need them."""
+    if not good:
+        return []
+    results: list[Result] = []
+    async with client_of(connection) as client:
+        configs = [read for read in good if read.key.kind == PROVIDER_CONFIG_KIND]
+        for group in (configs, good[len(configs) :]):
+            results += await _declare_group(client, group, timeout_seconds)
+        if wait:
+            await wait_for_results(client, results, timeout_seconds)
+    return results
+
+
+async def _declare_group(client: Client, group: list[Read], timeout_seconds: float) -> list[Result]:
+    answers = await client.declare_many(
+        [read.manifest for read in group], timeout_seconds=timeout_seconds
+    )
+    return [result_of(read.key, answer) for read, answer in zip(group, answers, strict=True)]
+
+
+def _check_all(documents: Documents, kinds: KindRegistry) -> None:
+    """Check every document as the decider does; what fails is moved to the bad ones."""
+    usable: list[Read] = []
+    for read in documents.good:
+        try:
+            check(read.manifest, kinds)
+        except (InvalidManifestError, UnknownKindError) as error:
+            documents.bad.append(Problem(read.source, f"{read.key}: {error}"))
+        else:
+            usable.append(read)
+    documents.good = usable
+
+
+def check(manifest: Manifest, kinds: KindRegistry) -> None:
+    """Check a manifest by its kind; raises ``InvalidManifestError`` or ``UnknownKindError``."""
+    kind = kinds[manifest.kind]
+    if manifest.api_version != kind.api_version:
+        raise InvalidManifestError(
+            f"apiVersion: {manifest.api_version!r} is not known, {kind.name} has {kind.api_version}"
+        )
+    declaration = take_apart(manifest)
+    kind.checked_fields(declaration.fields)
+    problem = kind.name_problem(declaration.external_name)
+    if problem is not None:
+        raise InvalidManifestError(f"external name {declaration.external_name!r}: {problem}")

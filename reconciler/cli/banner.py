@@ -1,0 +1,33 @@
+"""What `up` says when it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from infra.bus.streams import PARTITIONS
+from reconciler.cli.connection import DATA_FOLDER
+from reconciler.cli.output import console
+from reconciler.cli.stack import Stack
+
+
+def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
+    """Say what runs where, and what to do next."""
+    out = console()
+    out.print(f"reconciler is ready ({seconds:.1f} s)\n", style="bold green")
+    places = Table.grid(padding=(0, 2))
+    kind = "embedded" if stack.server is not None else "external"
+    places.add_row("  bus", f"{stack.nats_url} ({kind}, {PARTITIONS} partitions)")
+    if stack.api_url is not None:
+        places.add_row("  example API", f"{stack.api_url}/shapes")
+    places.add_row("  roles", ", ".join(roles) or "none")
+    places.add_row("  data", str(stack.data.resolve()))
+    out.print(places)
+    for note in stack.notes:
+        out.print(f"  note: {note}", style="yellow")
+    option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.nats_url}"
+    out.print("\nTry, in another terminal in this folder:" if not option else "\nTry:")
+    for command in ("apply -f shape.yaml --wait", "get", "history NAME", "doctor"):
+        out.print(f"  reconciler {command}{option}")
+    out.print("\nCtrl-C stops it; the data stay.")

@@ -1,0 +1,73 @@
+"""Checks that every declared external API answers, asked as an observer asks."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, cast
+
+from nats.aio.client import Client
+
+from events.manifest import ProviderConfigSpec
+from reconciler.cli.finding import Finding
+from reconciler.cli.reading import log_of
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.services.configurations import Configurations
+from reconciler.services.providers import ProviderPool
+
+_PATIENCE_SECONDS = 5.0
+
+
+async def check_apis(nc: Client) -> list[Finding]:
+    """Ask each API for the first item of its scope; nothing is written."""
+    configurations = Configurations()
+    await configurations.load(await log_of(nc))
+    if not configurations.by_name:
+        remedy = "declare one: `reconciler apply -f`, or let `reconciler up` start the example API"
+        return [Finding("API", "warn", "no ProviderConfig is declared", remedy)]
+    kinds = installed_kinds()
+    pool = ProviderPool(kinds, configurations)
+    try:
+        return await asyncio.gather(
+            *(
+                _check_api(name, config, kinds, pool)
+                for name, config in sorted(configurations.by_name.items())
+            )
+        )
+    finally:
+        await pool.close()
+
+
+async def _check_api(
+    name: str, config: ProviderConfigSpec, kinds: KindRegistry, pool: ProviderPool
+) -> Finding:
+    check = f"API {name}"
+    watched = [
+        kind.name
+        for kind in kinds.of_provider(config.provider)
+        if not config.kinds or kind.name in config.kinds
+    ]
+    if not watched:
+        remedy = f"install the package of provider {config.provider!r} where the roles run, too"
+        return Finding(check, "warn", "no kind of this provider is installed here", remedy)
+    try:
+        for kind in watched:
+            await _list_one(pool, name, kind, config)
+    except ConfigurationError as error:
+        remedy = "only a problem if the workers cannot do it either: ask from where they run"
+        return Finding(check, "warn", str(error), remedy)
+    except (ProviderError, TimeoutError) as error:
+        text = str(error) or f"no answer within {_PATIENCE_SECONDS:.0f} s"
+        remedy = "is the API up, and the endpoint right? What is declared waits, nothing is lost"
+        return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)
+    return Finding(check, "ok", f"{config.endpoint} answers ({', '.join(watched)})")
+
+
+async def _list_one(pool: ProviderPool, name: str, kind: str, config: ProviderConfigSpec) -> None:
+    provider = pool.get(name, kind)
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        pages = cast("Any", provider.pages(config.scope, page_size=1))
+        async with aclosing(pages):
+            async for _page in pages:
+                return

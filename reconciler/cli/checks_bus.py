@@ -1,0 +1,150 @@
+"""Checks of the server, the streams and how far each stage has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client
+
+from infra.bus.rows import JetStreamRows
+from infra.bus.streams import (
+    INTAKE,
+    SHAPES,
+    WORKERS,
+    decider_consumers,
+    topology_differences,
+)
+from infra.jetstream.connection import api_request, require_jetstream
+from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.reads import stream_state
+from projections.read_models import CHECKPOINT, decode_checkpoint
+from reconciler.cli.connection import DATA_FOLDER, read_up_file
+from reconciler.cli.finding import Finding, Verdict, some
+
+_SKEW_WARN_SECONDS = 1.0
+_SKEW_FAIL_SECONDS = 30.0
+_FULL_PERCENT = 90
+_BACKLOG = 5_000
+_LAG_EVENTS = 2_000
+_NANOSECONDS = 1_000_000_000
+
+
+async def check_server(nc: Client) -> list[Finding]:
+    """Check version, JetStream, room and clock."""
+    version = await require_jetstream(nc)
+    number = f"{version.major}.{version.minor}.{version.patch}"
+    asked = time.time()
+    state = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+    answered = time.time()
+    account = await api_request(nc, "INFO", None)
+    where = "" if nc.connected_url is None else f" at {nc.connected_url.netloc.rpartition('@')[2]}"
+    return [
+        Finding("server", "ok", f"nats-server {number}{where}, JetStream is on"),
+        check_room(account),
+        check_clock(str(state.get("ts", "")), asked, answered),
+    ]
+
+
+def check_room(account: dict[str, Any]) -> Finding:
+    """Check how much of the account's storage is used."""
+    used = int(account.get("storage", 0))
+    limit = int(account.get("limits", {}).get("max_storage", -1))
+    text = f"{used / 1e6:.1f} MB stored"
+    if limit <= 0:
+        return Finding("storage", "ok", f"{text}, no limit for this account")
+    percent = 100 * used // limit
+    verdict: Verdict = "warn" if percent >= _FULL_PERCENT else "ok"
+    remedy = "" if verdict == "ok" else "give JetStream more: a full stream refuses declarations"
+    return Finding("storage", verdict, f"{text}, {percent} % of the limit", remedy)
+
+
+def check_clock(server_time: str, asked: float, answered: float) -> Finding:
+    """Compare the server's clock with ours; half the way there and back is taken off."""
+    if not server_time:
+        return Finding("clock", "warn", "the server tells no time", "compare the clocks by hand")
+    seconds, _, fraction = server_time.rstrip("Z").partition(".")
+    whole = datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp()
+    skew = whole + int((fraction or "0").ljust(9, "0")) / _NANOSECONDS - (asked + answered) / 2
+    size = abs(skew)
+    verdict: Verdict = "ok"
+    if size > _SKEW_WARN_SECONDS:
+        verdict = "fail" if size > _SKEW_FAIL_SECONDS else "warn"
+    remedy = "" if verdict == "ok" else "set the clocks (NTP): timers fire by the server's"
+    return Finding("clock", verdict, f"the server is {skew:+.3f} s from here", remedy)
+
+
+async def check_streams(nc: Client) -> list[Finding]:
+    """Check every stream and consumer against what this release wants."""
+    wrong = {name: fields for name, fields in (await topology_differences(nc)).items() if fields}
+    if not wrong:
+        return [Finding("streams", "ok", "all streams and consumers are as this release wants")]
+    told = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
+    remedy = "run `reconciler init`, which upgrades what can be changed in place"
+    return [Finding("streams", "fail", f"not as wanted: {some(told)}", remedy)]
+
+
+def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
+    """Check that the server waits for the disk, where its configuration can be seen."""
+    running = read_up_file(data)
+    connected = nc.connected_url
+    config = data / "nats" / "nats.conf"
+    if running is None or connected is None or not running.nats_url.endswith(connected.netloc):
+        return Finding("sync", "ok", "not visible from here: an external server says it to nobody")
+    try:
+        is_safe = "sync_interval: always" in config.read_text()
+    except OSError:
+        return Finding("sync", "warn", f"{config} cannot be read", "look at its permissions")
+    if is_safe:
+        return Finding("sync", "ok", "the server waits for the disk (sync_interval: always)")
+    remedy = "set sync_interval: always; a power cut loses acknowledged messages"
+    return Finding("sync", "warn", "the server does not wait for the disk", remedy)
+
+
+async def check_stages(nc: Client) -> list[Finding]:
+    """Check how far deciders, workers and projector have come."""
+    deciders = [await _consumer(nc, INTAKE, name) for name in decider_consumers()]
+    workers = [await _consumer(nc, SHAPES, WORKERS)]
+    return [
+        check_stage("intake", "decider", deciders),
+        check_stage("actions", "worker", workers),
+        await _check_projection(nc),
+    ]
+
+
+def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
+    """Tell what waits for a role, and whether there is one that asks for it."""
+    pending = sum(int(one.get("num_pending", 0)) for one in consumers)
+    leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
+    waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
+    text = f"{pending} pending, {leased} handed out and not acknowledged"
+    if not waiting:
+        verdict: Verdict = "fail" if pending or leased else "warn"
+        remedy = f"start one: `reconciler run {role}` or `reconciler up`"
+        return Finding(stage, verdict, f"{text}; no {role} asks for work", remedy)
+    if pending > _BACKLOG:
+        remedy = f"start another {role}, if it does not go down by itself"
+        return Finding(stage, "warn", text, remedy)
+    return Finding(stage, "ok", text)
+
+
+async def _check_projection(nc: Client) -> Finding:
+    last = (await stream_state(nc, SHAPES)).last_seq
+    rows = await JetStreamRows(nc).get([CHECKPOINT])
+    position = decode_checkpoint(rows[CHECKPOINT]).position if CHECKPOINT in rows else 0
+    lag = max(0, last - position)
+    text = f"{lag} events behind the log, which is at {last}"
+    if lag <= _LAG_EVENTS:
+        return Finding("projection", "ok", text)
+    remedy = "is one running? `reconciler run projector`; reads by the SDK are that old"
+    return Finding("projection", "warn", text, remedy)
+
+
+async def _consumer(nc: Client, stream: str, name: str) -> dict[str, Any]:
+    try:
+        return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
+    except NotFoundOnBusError:  # told by the check of the streams
+        return {}

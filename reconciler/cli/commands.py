@@ -1,0 +1,61 @@
+"""The commands' names and the first page of help: no imports, so that it answers at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RUN: Final = "Run it"
+USE: Final = "Use it"
+LOOK: Final = "Look into it"
+
+COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("up", RUN, "Start everything on this machine: server, example API, all roles."),
+    ("init", RUN, "Make or upgrade the streams on a NATS server."),
+    ("run", RUN, "Run one role in a process of its own."),
+    ("apply", USE, "Declare what files say."),
+    ("get", USE, "List shapes and how they stand."),
+    ("describe", USE, "Tell everything about one shape."),
+    ("delete", USE, "Withdraw declarations."),
+    ("watch", USE, "Show outcomes as they come."),
+    ("history", LOOK, "Tell what happened to one shape, and why."),
+    ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
+    ("doctor", LOOK, "Check everything, and say what to do."),
+)
+
+HELP: Final = """\
+Keeps what was declared and what exists the same, with the truth in one event log.
+
+The first three commands:
+
+    reconciler up                            in one terminal
+    reconciler apply -f shape.yaml --wait    in another, same folder
+    reconciler get
+
+The bus is found by --nats-url, else $RECONCILER_NATS_URL, else by the file
+./reconciler-data/up.json (which `reconciler up` writes), else it is
+nats://127.0.0.1:4222.
+
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 not in time.
+"""
+
+_OPTIONS: Final = (
+    ("--help, -h", "Show this, or the help of a command: `reconciler up --help`."),
+    ("--version", "Show the version."),
+    ("--install-completion", "Install completion for your shell."),
+)
+
+
+def names() -> list[str]:
+    """Name all commands."""
+    return [name for name, _group, _summary in COMMANDS]
+
+
+def first_page() -> str:
+    """Give the help that `reconciler --help` shows."""
+    parts = ["Usage: reconciler COMMAND [OPTIONS]\n", HELP]
+    for group in (RUN, USE, LOOK):
+        lines = [f"  {name:<22}{text}" for name, place, text in COMMANDS if place == group]
+        parts.append("\n".join([f"{group}:", *lines]) + "\n")
+    options = [f"  {name:<22}{text}" for name, text in _OPTIONS]
+    parts.append("\n".join(["Options:", *options]))
+    return "\n".join(parts)

@@ -1,0 +1,124 @@
+"""Which bus to talk to, and the options that every command has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from cyclopts import Group, Parameter
+from nats.aio.client import Client
+
+from infra.jetstream.connection import connect, require_jetstream
+from reconciler.cli.logs import LogLevel, configure_logs
+
+DATA_FOLDER: Final = Path("reconciler-data")
+UP_FILE: Final = "up.json"
+URL_VARIABLE: Final = "RECONCILER_NATS_URL"
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+PATIENCE_SECONDS: Final = 3.0
+
+_GROUP = Group("Connection and logs", sort_key=10)
+_T = TypeVar("_T")
+
+
+class UpFile(msgspec.Struct, frozen=True, rename="camel"):
+    """What a running `reconciler up` writes into its data folder."""
+
+    nats_url: str
+    api_url: str | None
+    pid: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process that wrote it lives."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """Options about logs and errors."""
+
+    log_level: LogLevel = "info"
+    """Least severe log line that is shown, on standard error."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """Options of every command that talks to the bus."""
+
+    nats_url: str | None = None
+    """Where the bus is; found as `reconciler --help` says when not given."""
+
+    credentials: Path | None = None
+    """File with NATS credentials (.creds)."""
+
+    log_level: LogLevel = "error"
+    """Least severe log line that is shown, on standard error."""
+
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+HERE: Final = Connection()
+LOGS: Final = Logs()
+
+
+def read_up_file(folder: Path) -> UpFile | None:
+    """Read what `up` wrote; None if it does not run, or not in this folder."""
+    with suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpFile)
+        return found if found.is_alive else None
+    return None
+
+
+def find_url(given: str | None) -> str:
+    """Find the bus: as given, of the environment, of an `up` in this folder, the usual place."""
+    if given or os.environ.get(URL_VARIABLE):
+        return given or os.environ[URL_VARIABLE]
+    running = read_up_file(DATA_FOLDER)
+    return DEFAULT_URL if running is None else running.nats_url
+
+
+@asynccontextmanager
+async def bus(connection: Connection) -> AsyncGenerator[Client]:
+    """Connect for one command; raises ``BusError``."""
+    configure_logs(connection.log_level)
+    url = find_url(connection.nats_url)
+    nc = await connect(
+        url,
+        name="reconciler-cli",
+        credentials=connection.credentials,
+        patience_seconds=PATIENCE_SECONDS,
+    )
+    try:
+        await require_jetstream(nc)
+        yield nc
+    finally:
+        await nc.close()
+
+
+def run_async(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a command's work on the fastest event loop there is."""
+    if sys.platform == "win32":
+        return asyncio.run(work)
+    import uvloop  # noqa: PLC0415 - not there on Windows
+
+    return uvloop.run(work)

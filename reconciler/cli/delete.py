@@ -1,0 +1,128 @@
+"""`reconciler delete`: take declarations back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from events.intake import Answer
+from events.manifest import PROVIDER_CONFIG_KIND
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from reconciler.cli.client import client_of
+from reconciler.cli.connection import HERE, Connection, run_async
+from reconciler.cli.durations import Duration
+from reconciler.cli.errors import UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.manifests import read_all
+from reconciler.cli.options import Output
+from reconciler.cli.reading import same_kind
+from reconciler.cli.results import (
+    Result,
+    exit_status,
+    print_results,
+    result_of,
+    wait_for_results,
+)
+from reconciler.errors import DeclarationRefusedError
+from reconciler.kinds import installed_kinds
+
+GOOD = ("Deleted", "Released")
+
+
+def delete(
+    kind: str | None = None,
+    /,
+    *names: str,
+    file: Annotated[
+        tuple[str, ...], Parameter(name=("--file", "-f"), allow_leading_hyphen=True)
+    ] = (),
+    namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
+    wait: bool = False,
+    timeout: Duration = 60.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Withdraw declarations; each shape's policy says what happens to what it made.
+
+    With policy deletion: Delete (the usual one) the external object is
+    deleted, with Orphan it is kept and not ours any more. The history stays.
+    Exit status as for apply: 0 done, 1 some refused or failed, 3 not in time.
+
+    For example:
+
+        reconciler delete Shape foo bar --wait
+        reconciler delete default/Shape/foo
+        reconciler delete -f shapes/ --wait --timeout 2m
+        reconciler get -A --outcome Failed -o name | xargs reconciler delete
+
+    Parameters
+    ----------
+    kind
+        Kind of the names that follow; or the first of several namespace/kind/name.
+    names
+        Names, or namespace/kind/name.
+    file
+        Withdraw what a file or folder declares, or - for standard input; may be repeated.
+    namespace
+        Namespace of the names: default, or system for a ProviderConfig.
+    wait
+        Wait until it is deleted or released.
+    timeout
+        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
+    output
+        How to print the results.
+    """
+    keys = _named(kind, names, namespace)
+    problems: list[str] = []
+    if file:
+        documents = read_all(file, namespace or "default")
+        keys += [read.key for read in documents.good]
+        problems = documents.problems()
+    if not keys and not problems:
+        raise UsageError("nothing to delete: give KIND NAME..., namespace/kind/name, or -f FILE")
+    results = run_async(_withdraw(connection, keys, wait, timeout))
+    for problem in problems:
+        sys.stderr.write(f"error: {problem}\n")
+    print_results(results, output, good=GOOD)
+    return Exit.FAILED if problems else exit_status(results, GOOD if wait else None)
+
+
+def _named(kind: str | None, names: Sequence[str], namespace: str | None) -> list[ShapeKey]:
+    if kind is None:
+        return []
+    if "/" in kind:
+        return [ShapeKey.parse(text) for text in (kind, *names)]
+    if not names:
+        raise UsageError(f"delete what of kind {kind}? Give at least one name")
+    full = [ShapeKey.parse(name) for name in names if "/" in name]
+    registered = _registered(kind)
+    place = namespace or (SYSTEM_NAMESPACE if registered == PROVIDER_CONFIG_KIND else "default")
+    return [ShapeKey.checked(place, registered, name) for name in names if "/" not in name] + full
+
+
+def _registered(text: str) -> str:
+    """Give the kind that is meant, or the text as it is: its kind may not be installed here."""
+    return next((kind for kind in installed_kinds() if same_kind(text, kind)), text)
+
+
+async def _withdraw(
+    connection: Connection, keys: Sequence[ShapeKey], wait: bool, timeout_seconds: float
+) -> list[Result]:
+    if not keys:
+        return []
+    async with client_of(connection) as client:
+        answers = await client.withdraw_many(keys, timeout_seconds=timeout_seconds)
+        results = [_result(key, answer) for key, answer in zip(keys, answers, strict=True)]
+        if wait:
+            await wait_for_results(client, results, timeout_seconds)
+    return results
+
+
+def _result(key: ShapeKey, told: Answer | DeclarationRefusedError) -> Result:
+    result = result_of(key, told)
+    if result.accepted and result.generation == 0:
+        return Result(str(key), False, "NotFound", message="was never declared")
+    return result

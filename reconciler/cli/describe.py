@@ -1,0 +1,195 @@
+"""`reconciler describe`: everything about one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from rich.text import Text
+
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    Condition,
+    ExternalObserved,
+    SpecDeclared,
+)
+from events.names import ShapeKey
+from projections.ownership import OwnershipRow
+from projections.status import StatusRow
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.exits import Exit
+from reconciler.cli.history import print_lines
+from reconciler.cli.options import Namespace, Output
+from reconciler.cli.output import as_yaml, coloured, console, print_structured, print_table
+from reconciler.cli.reading import find_shape, log_of, models_of
+from reconciler.cli.summaries import Line, tell_all
+from reconciler.ports import StoredEvent
+
+_T = TypeVar("_T")
+
+
+class Description(msgspec.Struct, rename="camel"):
+    """Everything that the log says of one shape."""
+
+    shape: str
+    spec: SpecDeclared | None
+    status: StatusRow | None
+    ownership: OwnershipRow | None
+    observed: ExternalObserved | None
+    action: Action | None
+    events: list[Line]
+
+
+def describe(
+    shape: str,
+    name: str | None = None,
+    /,
+    *,
+    namespace: Namespace = None,
+    events: int = 10,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Tell everything about one shape.
+
+    Spec, status, ownership, what was observed, the action in flight, and the
+    last events with their causes and actors.
+
+    For example:
+
+        reconciler describe Shape/foo
+        reconciler describe payments/Shape/foo --events 50
+        reconciler describe Shape foo -o json
+
+    Parameters
+    ----------
+    shape
+        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+    name
+        The name, after a kind.
+    events
+        How many of the newest events to show.
+    output
+        For people, or for programs.
+    """
+    text = shape if name is None else f"{shape}/{name}"
+    description = run_async(_describe(connection, text, namespace, events))
+    if output == "table":
+        _print(description)
+    else:
+        print_structured(description, output)
+    return Exit.OK
+
+
+async def _describe(
+    connection: Connection, text: str, namespace: str | None, events: int
+) -> Description:
+    async with bus(connection) as nc:
+        key = await find_shape(nc, text, namespace)
+        stored = list(await (await log_of(nc)).history(key))
+    return description_of(key, stored, events)
+
+
+def description_of(key: ShapeKey, stored: list[StoredEvent], events: int) -> Description:
+    """Fold a shape's whole history into what is to be told."""
+    models = models_of(stored)
+    status = models.status.get(str(key))
+    return Description(
+        shape=str(key),
+        spec=_last(stored, SpecDeclared),
+        status=status,
+        ownership=models.ownership.get(str(key)),
+        observed=_last(stored, ExternalObserved),
+        action=None if status is None else _action(stored, status.action_id),
+        events=tell_all(stored)[-events:] if events > 0 else [],
+    )
+
+
+def _last(stored: Sequence[StoredEvent], event_class: type[_T]) -> _T | None:
+    for each in reversed(stored):
+        if isinstance(each.event.data, event_class):
+            return each.event.data
+    return None
+
+
+def _action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
+    for each in reversed(stored):
+        data = each.event.data
+        if isinstance(data, (ActionDecided, ActionRetried)) and data.action.action_id == action_id:
+            return data.action
+    return None
+
+
+def _print(description: Description) -> None:
+    out = console()
+    out.print(description.shape, style="bold")
+    status = description.status
+    if status is None:
+        out.print("  nothing is left of it but its history")
+    else:
+        _section("Status", _status_pairs(status))
+        _print_conditions(status.conditions)
+    if description.spec is not None:
+        is_withdrawn = status is None or not status.declared
+        _block("Spec (withdrawn)" if is_withdrawn else "Spec", _plain_spec(description.spec))
+    if description.ownership is not None:
+        _block("Ownership", msgspec.to_builtins(description.ownership))
+    if description.observed is not None:
+        _block("Last reported by an observer", msgspec.to_builtins(description.observed))
+    if description.action is not None:
+        _block("Action in flight", msgspec.to_builtins(description.action))
+    if description.events:
+        out.print("\nLast events", style="bold")
+        print_lines(description.events)
+
+
+def _plain_spec(spec: SpecDeclared) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
+    plain.pop("event", None)
+    return plain
+
+
+def _status_pairs(row: StatusRow) -> list[tuple[str, str | Text]]:
+    reason = f"{row.reason}: {row.message}" if row.message else row.reason
+    pairs: list[tuple[str, str | Text]] = [
+        ("outcome", coloured(row.outcome or "Pending")),
+        ("why", reason),
+        ("generation", f"{row.generation} declared, {row.observed_generation} settled"),
+        ("owned", "yes" if row.owned else "no"),
+        ("provider config", row.provider_config),
+        ("external name", row.external_name),
+        ("drifts", str(row.drifts)),
+        ("version", f"{row.version}, log position {row.position}"),
+    ]
+    if row.action_id:
+        pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
+    if row.retry_at is not None:
+        pairs.append(("next try", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
+    return [(name, value) for name, value in pairs if value]
+
+
+def _section(title: str, pairs: Sequence[tuple[str, str | Text]]) -> None:
+    out = console()
+    out.print(f"\n{title}", style="bold")
+    for name, value in pairs:
+        out.print(Text(f"  {name:<16} "), value, sep="", end="\n")
+
+
+def _block(title: str, plain: dict[str, Any]) -> None:
+    out = console()
+    out.print(f"\n{title}", style="bold")
+    for line in as_yaml(plain).splitlines():
+        out.print(f"  {line}")
+
+
+def _print_conditions(conditions: Sequence[Condition]) -> None:
+    if not conditions:
+        return
+    console().print("\nConditions", style="bold")
+    rows = [
+        (each.type, each.status, each.reason, " ".join(each.message.split())) for each in conditions
+    ]
+    print_table(("TYPE", "STATUS", "REASON", "MESSAGE"), rows)

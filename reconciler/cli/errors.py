@@ -1,0 +1,80 @@
+"""Errors as people see them: one line that says what, where and what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import cast
+
+import msgspec
+
+from events.envelope import InvalidMessageError
+from events.manifest import InvalidManifestError
+from events.names import InvalidNameError
+from infra.jetstream.errors import BusError
+from infra.shapes_api.process import ShapesProcessError
+from reconciler.cli.exits import Exit
+from reconciler.errors import ReconcilerError, WaitTimeoutError
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message is for people."""
+
+    status: Exit = Exit.FAILED
+
+
+class UsageError(CommandError):
+    """The command was called in a way that cannot work."""
+
+    status = Exit.USAGE
+
+
+class StackError(CommandError):
+    """A part of `reconciler up` cannot be started, or has ended by itself."""
+
+
+EXPECTED = (
+    BusError,
+    ReconcilerError,
+    CommandError,
+    InvalidManifestError,
+    InvalidNameError,
+    InvalidMessageError,
+    ShapesProcessError,
+    msgspec.DecodeError,
+    OSError,
+)
+
+
+def report(error: BaseException) -> Exit:
+    """Write each error as one line on standard error; give the exit status."""
+    status = Exit.OK
+    for one in _leaves(error):
+        sys.stderr.write(f"error: {one_line(one)}\n")
+        status = max(status, _status(one))
+    return Exit(status)
+
+
+def one_line(error: BaseException) -> str:
+    """Say an error in one line; one that nobody expected names its class, too."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, EXPECTED):
+        return text
+    return (
+        f"unexpected {type(error).__name__}: {text}; "
+        "this is a defect: --debug shows where, please report it"
+    )
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _status(error: BaseException) -> Exit:
+    if isinstance(error, CommandError):
+        return error.status
+    return Exit.TIMEOUT if isinstance(error, WaitTimeoutError) else Exit.FAILED

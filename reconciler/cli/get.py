@@ -1,0 +1,138 @@
+"""`reconciler get`: shapes and how they stand."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from events.manifest import PROVIDER_CONFIG_KIND
+from events.names import SYSTEM_NAMESPACE
+from projections.status import StatusRow
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.errors import CommandError
+from reconciler.cli.exits import Exit
+from reconciler.cli.options import AllNamespaces, Namespace
+from reconciler.cli.output import coloured, print_structured, print_table
+from reconciler.cli.reading import current_models, same_kind
+from reconciler.kinds import installed_kinds
+
+Listing = Literal["table", "wide", "json", "yaml", "name"]
+
+
+def get(
+    kind: str | None = None,
+    name: str | None = None,
+    /,
+    *,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    outcome: str | None = None,
+    output: Annotated[Listing, Parameter(name=("--output", "-o"))] = "table",
+    connection: Connection = HERE,
+) -> int:
+    """List shapes and how they stand; no role needs to run for it.
+
+    For example:
+
+        reconciler get                           all of namespace default
+        reconciler get Shape foo -o yaml
+        reconciler get -A --outcome Failed
+        reconciler get -A --outcome Failed -o name
+        reconciler get ProviderConfig
+
+    Parameters
+    ----------
+    kind
+        Only this kind: Shape, shape and shapes are the same.
+    name
+        Only this name; exit status 1 if it is not there.
+    outcome
+        Only this outcome: Converged, Degraded, Failed, ...; Pending for none yet.
+    output
+        A table, the same with more columns, JSON, YAML, or only namespace/kind/name.
+    """
+    place = None if all_namespaces else (namespace or _namespace_of(kind))
+    return run_async(_get(connection, kind, name, place, outcome, output))
+
+
+def _namespace_of(kind: str | None) -> str:
+    is_config = kind is not None and same_kind(kind, PROVIDER_CONFIG_KIND)
+    return SYSTEM_NAMESPACE if is_config else "default"
+
+
+async def _get(
+    connection: Connection,
+    kind: str | None,
+    name: str | None,
+    namespace: str | None,
+    outcome: str | None,
+    output: Listing,
+) -> Exit:
+    async with bus(connection) as nc:
+        rows = list((await current_models(nc)).status.values())
+    if kind is not None and not any(same_kind(kind, row.kind) for row in rows):
+        _check_kind(kind)
+    chosen = sorted(
+        (
+            row
+            for row in rows
+            if (kind is None or same_kind(kind, row.kind))
+            and (name is None or row.name == name)
+            and (namespace is None or row.namespace == namespace)
+            and (outcome is None or outcome.lower() == (row.outcome or "Pending").lower())
+        ),
+        key=lambda row: row.key,
+    )
+    if not chosen and name is not None:
+        place = "any namespace" if namespace is None else f"namespace {namespace}"
+        raise CommandError(f"{kind} {name!r} is not in {place}: `reconciler get -A` lists all")
+    _print(chosen, namespace, output, one=name is not None and len(chosen) == 1)
+    return Exit.OK
+
+
+def _check_kind(text: str) -> None:
+    """Raise ``UnknownKindError`` for a kind that nobody could have declared here."""
+    kinds = installed_kinds()
+    if not any(same_kind(text, kind) for kind in kinds):
+        _ = kinds[text]
+
+
+def _print(rows: list[StatusRow], namespace: str | None, output: Listing, *, one: bool) -> None:
+    if output in ("json", "yaml"):
+        print_structured(rows[0] if one else rows, output)
+    elif output == "name":
+        sys.stdout.write("".join(f"{row.key}\n" for row in rows))
+    elif rows:
+        print_rows(rows, with_namespace=namespace is None, wide=output == "wide")
+    else:
+        place = "" if namespace is None else f" in namespace {namespace} (-A shows all)"
+        sys.stderr.write(f"no shapes{place}\n")
+
+
+def print_rows(rows: list[StatusRow], *, with_namespace: bool, wide: bool = False) -> None:
+    """Print status rows as a table."""
+    columns = ["NAMESPACE"] if with_namespace else []
+    columns += ["KIND", "NAME", "OUTCOME", "GENERATION", "OWNED", "REASON", "CHANGED"]
+    columns += ["CONFIG", "EXTERNAL", "DRIFTS", "ACTION"] if wide else []
+    columns.append("MESSAGE")
+    print_table(columns, [_cells(row, with_namespace, wide) for row in rows])
+
+
+def _cells(row: StatusRow, with_namespace: bool, wide: bool) -> list[str | Text]:
+    changed = "" if row.changed_at is None else f"{row.changed_at:%Y-%m-%dT%H:%M:%SZ}"
+    cells: list[str | Text] = [row.namespace] if with_namespace else []
+    cells += [row.kind, row.name, coloured(row.outcome or "Pending"), _generation(row)]
+    cells += ["yes" if row.owned else "no", row.reason, changed]
+    if wide:
+        action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
+        cells += [row.provider_config, row.external_name, str(row.drifts), action]
+    return [*cells, " ".join(row.message.split())]
+
+
+def _generation(row: StatusRow) -> str:
+    settled = row.observed_generation == row.generation
+    text = str(row.generation) if settled else f"{row.observed_generation}->{row.generation}"
+    return text if row.declared or not row.generation else f"{text} withdrawn"

@@ -1,0 +1,101 @@
+"""`reconciler history`: what happened to one shape, and why."""
+
+from __future__ import annotations
+
+import sys
+
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.exits import Exit
+from reconciler.cli.options import Namespace, Output
+from reconciler.cli.output import Format, print_structured, print_table
+from reconciler.cli.reading import find_shape, log_of
+from reconciler.cli.summaries import Line, tell_all
+
+_SHOWN_ID = 20
+
+
+def history(
+    shape: str,
+    /,
+    *,
+    namespace: Namespace = None,
+    limit: int | None = None,
+    raw: bool = False,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Tell what happened to one shape, oldest first: when, what, why and by whom.
+
+    Shapes that were deleted have their history too.
+
+    For example:
+
+        reconciler history foo
+        reconciler history default/Shape/foo --limit 20
+        reconciler history foo --output json | jq '.[].what'
+        reconciler history foo --raw --output json     whole events, as stored
+
+    Parameters
+    ----------
+    shape
+        NAME, kind/name or namespace/kind/name.
+    limit
+        Only so many of the newest events.
+    raw
+        Whole events, as stored, in place of one line each.
+    """
+    return run_async(
+        _history(
+            connection,
+            shape,
+            namespace,
+            limit,
+            "json" if raw and output == "table" else output,
+            raw,
+        )
+    )
+
+
+async def _history(
+    connection: Connection,
+    shape: str,
+    namespace: str | None,
+    limit: int | None,
+    output: Format,
+    raw: bool,
+) -> Exit:
+    async with bus(connection) as nc:
+        key = await find_shape(nc, shape, namespace)
+        stored = list(await (await log_of(nc)).history(key))
+    first = 0 if limit is None else max(0, len(stored) - limit)
+    if raw:
+        print_structured([each.event for each in stored[first:]], output)
+        return Exit.OK
+    lines = tell_all(stored)[first:]
+    if output != "table":
+        print_structured(lines, output)
+        return Exit.OK
+    sys.stdout.write(f"{key}\n")
+    print_lines(lines)
+    return Exit.OK
+
+
+def print_lines(lines: list[Line]) -> None:
+    """Print a history as a table."""
+    rows = [
+        (
+            line.time,
+            str(line.version),
+            f"{line.event} {line.what}".strip(),
+            _cause(line),
+            line.actor,
+        )
+        for line in lines
+    ]
+    print_table(("TIME", "VERSION", "EVENT", "CAUSE", "ACTOR"), rows)
+
+
+def _cause(line: Line) -> str:
+    """Shorten a cause: of an action's own id only what is behind the shape's name."""
+    text = line.cause.rpartition("/")[2]
+    return text if len(text) <= _SHOWN_ID else text[: _SHOWN_ID - 3] + "..."

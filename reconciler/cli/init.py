@@ -1,0 +1,44 @@
+"""`reconciler init`: the streams on a server of your own."""
+
+from __future__ import annotations
+
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.errors import UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import Format, coloured, print_structured, print_table
+from reconciler.wiring import initialise
+
+_MOST_REPLICAS = 5
+
+
+def init(*, replicas: int = 1, output: Format = "table", connection: Connection = HERE) -> int:
+    """Make or upgrade every stream, consumer and bucket on a NATS server.
+
+    Doing it again changes nothing. `reconciler up` does it by itself.
+
+    For example:
+
+        reconciler init --nats-url nats://nats.example.com:4222 --replicas 3
+        reconciler init --output json
+
+    Parameters
+    ----------
+    replicas
+        Copies of each stream: 1, or 3 or 5 in a cluster.
+    output
+        How to print what was done.
+    """
+    if not 1 <= replicas <= _MOST_REPLICAS:
+        raise UsageError(f"--replicas {replicas}: a stream has 1 to {_MOST_REPLICAS} copies")
+    return run_async(_init(connection, replicas, output))
+
+
+async def _init(connection: Connection, replicas: int, output: Format) -> Exit:
+    async with bus(connection) as nc:
+        topology = await initialise(nc, replicas=replicas)
+    if output == "table":
+        rows = [(name, coloured(change)) for name, change in topology.changes.items()]
+        print_table(("STREAM OR CONSUMER", "CHANGE"), rows)
+    else:
+        print_structured(topology, output)
+    return Exit.OK

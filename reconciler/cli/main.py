@@ -1,0 +1,91 @@
+"""The entry point: runs one command, and turns every error into one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reconciler.cli.commands import first_page, names
+from reconciler.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError
+
+STARTED = time.monotonic()
+"""When this process began, nearly: before the heavy imports."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; give the exit status."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not tokens or tokens[0] in ("--help", "-h"):
+            print(first_page())
+            status = Exit.OK
+        else:
+            status = _run(tokens)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_went_away()
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    return status
+
+
+def _run(tokens: Sequence[str]) -> int:
+    """Run a command, imported with all that it needs only here."""
+    command = tokens[0]
+    if not command.startswith("-") and command not in names():
+        return _unknown(command)
+    from reconciler.shadowing import PackageConflictError, check_packages  # noqa: PLC0415
+
+    try:
+        check_packages()  # before the first import of a package that another one may shadow
+    except PackageConflictError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    from cyclopts import CycloptsError  # noqa: PLC0415 - the first page of help needs none of it
+
+    from reconciler.cli.app import build_app  # noqa: PLC0415
+
+    try:
+        result = build_app(command)(tokens)
+    except CycloptsError as error:
+        return _report_usage(error, command)
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if "--debug" in tokens:
+            raise
+        from reconciler.cli.errors import report  # noqa: PLC0415 - only when something failed
+
+        return report(error)
+    return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _unknown(command: str) -> int:
+    close = difflib.get_close_matches(command, names(), n=1)
+    hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(names())}"
+    print(f"error: there is no command {command!r}: {hint}", file=sys.stderr)
+    return Exit.USAGE
+
+
+def _report_usage(error: CycloptsError, command: str) -> int:
+    text = " ".join(str(error).split())
+    hint = f"reconciler {command} --help" if command in names() else "reconciler --help"
+    print(f"error: {text} (see `{hint}`)", file=sys.stderr)
+    return Exit.USAGE
+
+
+def _reader_went_away() -> int:
+    """End quietly when our output's reader is gone, as `head` is."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Output: tables for people, JSON and YAML for programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Format = Literal["table", "json", "yaml"]
+
+_GOOD = {"Converged", "Deleted", "Released", "ok", "created", "True", "Present"}
+_BAD = {"Failed", "Conflict", "Rejected", "fail"}
+_WAITING = {"Degraded", "Disputed", "Drifted", "Held", "Paused", "Unowned", "Pending", "warn"}
+
+
+def console(*, error: bool = False) -> Console:
+    """Make a console for standard output or error: no colour where nobody sees it."""
+    stream = sys.stderr if error else sys.stdout
+    interactive = stream.isatty() and "NO_COLOR" not in os.environ
+    return Console(
+        file=stream,
+        no_color=not interactive,
+        force_terminal=None if interactive else False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not stream.isatty(),
+    )
+
+
+def coloured(word: str) -> Text:
+    """Give a word the colour of what it means."""
+    if word in _GOOD:
+        return Text(word, "green")
+    if word in _BAD:
+        return Text(word, "bold red")
+    return Text(word, "yellow") if word in _WAITING else Text(word)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print rows under headings: coloured on a terminal, and elsewhere fit for grep and awk."""
+    if not sys.stdout.isatty():
+        _print_plain_table([columns, *rows])
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def _print_plain_table(rows: Sequence[Sequence[str | Text]]) -> None:
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def print_structured(thing: object, output: Format) -> None:
+    """Print structs, dicts and lists as JSON or YAML."""
+    plain = msgspec.to_builtins(thing, str_keys=True)
+    sys.stdout.write(as_yaml(plain) if output == "yaml" else as_json(plain) + "\n")
+
+
+def print_json_line(thing: object) -> None:
+    """Print one thing as one line of JSON, at once."""
+    sys.stdout.write(msgspec.json.encode(thing).decode() + "\n")
+    sys.stdout.flush()
+
+
+def as_json(plain: Any) -> str:
+    """Give readable JSON."""
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+
+
+def as_yaml(plain: Any) -> str:
+    """Give YAML in the order that things have."""
+    import yaml  # noqa: PLC0415 - only for YAML
+
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=False)

@@ -1,0 +1,32 @@
+"""A progress bar where somebody sees it, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from reconciler.cli.output import console
+
+FEW = 20
+"""So many things need no progress bar."""
+
+
+def _nobody_looks(_done: int) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
+    """Show a bar on standard error if it is a terminal; gives what to call with the number done."""
+    if total <= FEW or not sys.stderr.isatty():
+        yield _nobody_looks
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console(error=True), transient=True
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

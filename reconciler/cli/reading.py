@@ -1,0 +1,110 @@
+"""Read what the log says, with no role running: stored rows first, then the log's newest events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nats.aio.client import Client
+
+from events.log import LogEvent
+from events.names import ShapeKey
+from infra.bus.rows import JetStreamRows
+from infra.bus.shape_log import JetStreamShapeLog, open_log
+from infra.bus.streams import SHAPES
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import NotFoundOnBusError
+from projections.read_models import OutdatedRowsError, ReadModels, restore
+from reconciler.cli.errors import CommandError
+from reconciler.ports import StoredEvent
+
+Progress = Callable[[int], object]
+"""Called with the last position read."""
+
+
+def _no_progress(_position: int) -> None:
+    """Tell nobody."""
+
+
+async def log_of(nc: Client) -> JetStreamShapeLog:
+    """Open the log; raises ``CommandError`` where there is none."""
+    try:
+        return await open_log(nc)
+    except NotFoundOnBusError:
+        raise CommandError(
+            "this server has no event log yet: `reconciler init` makes it, "
+            "and `reconciler up` starts everything"
+        ) from None
+
+
+async def current_models(nc: Client) -> ReadModels:
+    """Give all read models as of now, whether or not a projector runs."""
+    log = await log_of(nc)
+    try:
+        models = restore(await JetStreamRows(nc).load())
+    except OutdatedRowsError:
+        models = ReadModels()
+    await read_log(log, models.apply, after=models.position)
+    return models
+
+
+def models_of(history: Sequence[StoredEvent]) -> ReadModels:
+    """Fold the history of one shape, or of a few."""
+    models = ReadModels()
+    for position, event in history:
+        models.apply(position, event)
+    return models
+
+
+async def read_log(
+    log: JetStreamShapeLog,
+    show: Callable[[int, LogEvent], object],
+    *,
+    after: int = 0,
+    progress: Progress = _no_progress,
+) -> int:
+    """Show every event from behind a position to the end; give the last position."""
+    if await log.last_position() <= after:
+        return after
+    async with log.follow(after) as feed:
+        while not feed.caught_up:
+            for position, event in await feed.next_events():
+                show(position, event)
+            progress(feed.position)
+        return feed.position
+
+
+async def find_shape(nc: Client, text: str, namespace: str | None = None) -> ShapeKey:
+    """Find the one shape that ``text`` names: NAME, kind/name or namespace/kind/name.
+
+    Every shape that the log ever spoke of is found. Raises ``CommandError`` when there is none, or
+    more than one.
+    """
+    found = await _matching(nc, text, namespace)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CommandError(f"the log knows no shape {text!r}: `reconciler get -A` lists them")
+    names = ", ".join(str(key) for key in found[:5]) + (", ..." if len(found) > 5 else "")  # noqa: PLR2004
+    raise CommandError(f"{text!r} names {len(found)} shapes ({names}): write namespace/kind/name")
+
+
+async def _matching(nc: Client, text: str, namespace: str | None) -> list[ShapeKey]:
+    parts = text.split("/")
+    if len(parts) > 3:  # noqa: PLR2004 - namespace, kind, name
+        raise CommandError(f"{text!r} is not a shape: write name, kind/name or namespace/kind/name")
+    *places, name = parts
+    kind = places.pop() if places else None
+    given_namespace = places.pop() if places else namespace
+    # Checked before they become part of a subject.
+    ShapeKey.checked(given_namespace or "any", kind or "any", name)
+    await log_of(nc)
+    question = {"subjects_filter": f"log.{given_namespace or '*'}.*.{name}.*"}
+    info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
+    subjects: dict[str, int] = info["state"].get("subjects") or {}
+    keys = {ShapeKey(*subject.split(".")[1:4]) for subject in subjects}
+    return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
+
+
+def same_kind(text: str, kind: str) -> bool:
+    """Tell whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
+    return text.lower() in (kind.lower(), f"{kind.lower()}s")

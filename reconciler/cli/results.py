@@ -1,0 +1,114 @@
+"""What came of declarations and withdrawals, one line each, and the exit status of them all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+from rich.text import Text
+
+from events.intake import Answer
+from events.names import ShapeKey
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import Format, coloured, print_structured, print_table
+from reconciler.cli.progress import FEW, progress_bar
+from reconciler.client import Client
+from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
+from reconciler.outcome_stream import Outcome
+from reconciler.waiting import SETTLED
+
+
+class Result(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What came of one shape."""
+
+    shape: str
+    accepted: bool
+    reason: str
+    generation: int = 0
+    outcome: str = ""
+    message: str = ""
+    timed_out: bool = False
+
+
+def result_of(key: ShapeKey, told: Answer | DeclarationRefusedError) -> Result:
+    """Take in the decider's answer."""
+    if isinstance(told, DeclarationRefusedError):
+        return Result(str(key), False, told.reason, message=told.message)
+    return Result(str(key), True, told.reason, told.generation, message=told.message)
+
+
+async def wait_for_results(
+    client: Client, results: Sequence[Result], timeout_seconds: float
+) -> None:
+    """Wait until what was accepted is settled, and write down how; show progress on a terminal."""
+    accepted = {result.shape: result for result in results if result.accepted}
+    wanted: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
+    settled: dict[str, Outcome] = {}
+    with progress_bar("settling", len(wanted)) as show:
+
+        def saw(outcome: Outcome) -> None:
+            settled[str(outcome.key)] = outcome
+            show(len(settled))
+
+        try:
+            found = await client.wait_for_many(
+                wanted, timeout_seconds=timeout_seconds, on_outcome=saw
+            )
+        except WaitTimeoutError:
+            _note_the_timeout(accepted, settled)
+            return
+    for key, outcome in found.items():
+        _note(accepted[str(key)], outcome)
+
+
+def _note(result: Result, outcome: Outcome) -> None:
+    result.outcome = outcome.outcome
+    result.reason = outcome.reason
+    result.message = outcome.message
+
+
+def _note_the_timeout(accepted: Mapping[str, Result], seen: Mapping[str, Outcome]) -> None:
+    for name, result in accepted.items():
+        outcome = seen.get(name)
+        if outcome is not None and outcome.generation >= result.generation:
+            _note(result, outcome)
+        result.timed_out = result.outcome not in SETTLED
+
+
+def exit_status(results: Sequence[Result], good: Collection[str] | None) -> Exit:
+    """Give 0 if all is well, 3 if some are not settled in time, 1 if some failed.
+
+    ``good``: the outcomes that count as success; None: acceptance is enough.
+    """
+    if any(not result.accepted for result in results):
+        return Exit.FAILED
+    if good is None:
+        return Exit.OK
+    if any(result.outcome not in good and not result.timed_out for result in results):
+        return Exit.FAILED
+    return Exit.TIMEOUT if any(result.timed_out for result in results) else Exit.OK
+
+
+def print_results(results: Sequence[Result], output: Format, *, good: Collection[str]) -> None:
+    """Print all results; of many good ones only the number, for people."""
+    if output != "table":
+        print_structured(results, output)
+        return
+    shown = results
+    if len(results) > FEW and sys.stdout.isatty():
+        shown = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
+        sys.stdout.write(f"{len(results) - len(shown)} shapes: done\n")
+    if shown:
+        print_table(("SHAPE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
+
+
+def _row(result: Result) -> list[str | Text]:
+    if not result.accepted:
+        word = coloured("Rejected")
+    elif result.timed_out:
+        word = Text(f"{result.outcome or 'Pending'} (timed out)", "yellow")
+    else:
+        word = coloured(result.outcome or "Accepted")
+    generation = str(result.generation) if result.generation else ""
+    return [result.shape, word, generation, result.reason, " ".join(result.message.split())]

@@ -1,0 +1,56 @@
+"""`reconciler run`: one role in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from reconciler.cli.connection import LOGS, Logs, find_url, run_async
+from reconciler.cli.exits import Exit
+from reconciler.cli.logs import configure_logs
+from reconciler.cli.stopping import until_stopped
+from reconciler.wiring import Role, connected, running
+
+
+def run(
+    role: Role,
+    /,
+    *,
+    nats_url: str | None = None,
+    credentials: Path | None = None,
+    logs: Logs = LOGS,
+) -> int:
+    """Run one role until Ctrl-C or SIGTERM; start as many of each as you like.
+
+    A decider decides, a worker calls the external APIs, an observer lists
+    them, a projector keeps the read models. The streams must be there:
+    `reconciler init` makes them.
+
+    For example:
+
+        reconciler run decider
+        reconciler run worker --nats-url nats://nats.example.com:4222
+
+    Parameters
+    ----------
+    role
+        What this process does.
+    nats_url
+        Where the bus is; found as `reconciler --help` says when not given.
+    credentials
+        File with NATS credentials (.creds).
+    """
+    configure_logs(logs.log_level)
+    url = find_url(nats_url)
+
+    async def work() -> None:
+        async with connected(url, credentials=credentials) as nc, running(nc, (role,)):
+            structlog.get_logger().info("role is running", role=role, bus=url)
+            await asyncio.Event().wait()
+
+    async def all_of_it() -> Exit:
+        return await until_stopped(work())
+
+    return run_async(all_of_it())

@@ -1,0 +1,158 @@
+"""The servers that `up` starts on this machine: NATS and the example API, in one data folder."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from infra.embedded.server import EmbeddedServer
+from infra.shapes_api.process import ShapesProcess
+from reconciler.cli.connection import UP_FILE, UpFile, read_up_file
+from reconciler.cli.errors import StackError, UsageError
+
+DEFAULT_PORT: Final = 4222
+DEFAULT_API_PORT: Final = 8080
+
+_LOCK_FILE: Final = "up.lock"
+_ORPHAN_SECONDS: Final = 15.0  # a killed `up` takes its server with it, but not at once
+_POLL_SECONDS: Final = 0.02
+_WATCH_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """What to start, and where."""
+
+    data: Path
+    port: int | None
+    api_port: int | None
+    latency_ms: float
+    nats_url: str | None
+    with_api: bool
+
+
+@dataclass(slots=True)
+class Stack:
+    """What was started: where it listens, and what is worth saying about it."""
+
+    data: Path
+    nats_url: str
+    api_url: str | None = None
+    server: EmbeddedServer | None = None
+    api: ShapesProcess | None = None
+    notes: list[str] = field(default_factory=list[str])
+
+    async def watch(self) -> None:
+        """Return never; raises ``StackError`` when a server has ended by itself."""
+        while True:
+            if self.server is not None and not self.server.is_running:
+                log = self.server.data_dir / "nats.log"
+                raise StackError(f"nats-server has ended by itself: its log is {log}")
+            if self.api is not None and not self.api.is_running:
+                log = self.data / "shapes-api" / "shapes-api.log"
+                raise StackError(f"the shapes API has ended by itself: its log is {log}")
+            await asyncio.sleep(_WATCH_SECONDS)
+
+
+@asynccontextmanager
+async def started(options: StackOptions) -> AsyncGenerator[Stack]:
+    """Start the servers, and stop them in order at the end: the API, then NATS."""
+    async with AsyncExitStack() as closing:
+        closing.enter_context(_locked(options.data))
+        stack = Stack(options.data, options.nats_url or "")
+        if not options.nats_url:
+            stack.server = EmbeddedServer()
+            closing.push_async_callback(stack.server.stop)
+            stack.nats_url = await _start_server(stack.server, options, stack.notes)
+        if options.with_api:
+            stack.api = ShapesProcess()
+            closing.push_async_callback(stack.api.stop)
+            stack.api_url = await _start_api(stack.api, options, stack.notes)
+        yield stack
+
+
+def write_up_file(stack: Stack) -> None:
+    """Tell other commands that run in the same folder where the bus is."""
+    content = UpFile(stack.nats_url, stack.api_url, os.getpid())
+    new = stack.data / f"{UP_FILE}.new"
+    new.write_bytes(msgspec.json.encode(content) + b"\n")
+    new.replace(stack.data / UP_FILE)
+
+
+def _locked(data: Path) -> BinaryIO:
+    """Take the data folder for this process; the lock ends with the file that is given."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = (data / _LOCK_FILE).open("ab")
+    except OSError as error:
+        raise StackError(f"data folder {data} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        other = read_up_file(data)
+        who = "" if other is None else f" (pid {other.pid}, {other.nats_url})"
+        raise StackError(
+            f"data folder {data} is in use by another `reconciler up`{who}: "
+            "stop that one, or give another folder with --data"
+        ) from None
+    (data / UP_FILE).unlink(missing_ok=True)
+    return lock
+
+
+async def _start_server(server: EmbeddedServer, options: StackOptions, notes: list[str]) -> str:
+    folder = options.data / "nats"
+    await _wait_for_orphan(folder / "nats.lock")
+    port = _port(options.port, DEFAULT_PORT)
+    url = await server.start(folder, port=port)
+    if options.port is None and port == 0:
+        notes.append(f"port {DEFAULT_PORT} is taken: NATS listens on {server.port}")
+    return url
+
+
+async def _start_api(api: ShapesProcess, options: StackOptions, notes: list[str]) -> str:
+    port = _port(options.api_port, DEFAULT_API_PORT)
+    url = await api.start(options.data / "shapes-api", port=port, latency_ms=options.latency_ms)
+    if options.api_port is None and port == 0:
+        notes.append(f"port {DEFAULT_API_PORT} is taken: the shapes API listens on {api.port}")
+    return url
+
+
+async def _wait_for_orphan(lock_file: Path) -> None:
+    """Wait until the server of an `up` that was killed has let go of its folder."""
+    deadline = time.monotonic() + _ORPHAN_SECONDS
+    with suppress(FileNotFoundError), lock_file.open("rb") as lock:
+        while time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _port(given: int | None, default: int) -> int:
+    """Give the port to use: 0 stands for any free one, when the usual one is taken."""
+    if given is not None:
+        if not 0 <= given < 2**16:
+            raise UsageError(f"{given} is not a port: give 0 (any free one) to 65535")
+        return given
+    return default if _is_free(default) else 0
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,220 @@
+"""Events in one line each, as a person would tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    ActionSucceeded,
+    DriftDetected,
+    ExternalObserved,
+    GenerationSuperseded,
+    LogEvent,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    RetryScheduled,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from reconciler.ports import StoredEvent
+
+_NOTHING: Mapping[str, Any] = {}
+_LONGEST_VALUE = 60
+
+
+class Line(msgspec.Struct, frozen=True, rename="camel"):
+    """One event of a history, told."""
+
+    position: int
+    version: int
+    time: str
+    event: str
+    what: str
+    cause: str
+    actor: str
+
+
+def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
+    """Tell one event; ``before`` is the declaration that held until then."""
+    event = stored.event
+    return Line(
+        position=stored.position,
+        version=event.shapeversion,
+        time=event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        event=type(event.data).__name__,
+        what=summary(event.data, before),
+        cause=event.causeid,
+        actor=event.actor,
+    )
+
+
+def tell_all(history: list[StoredEvent]) -> list[Line]:
+    """Tell a whole history of one shape, oldest first."""
+    lines: list[Line] = []
+    before: SpecDeclared | None = None
+    for stored in history:
+        lines.append(tell(stored, before))
+        if isinstance(stored.event.data, SpecDeclared):
+            before = stored.event.data
+        elif isinstance(stored.event.data, SpecWithdrawn):
+            before = None
+    return lines
+
+
+def event_name(event: LogEvent) -> str:
+    """Name an event by its class."""
+    return type(event.data).__name__
+
+
+def summary(data: ShapeEvent, before: SpecDeclared | None = None) -> str:
+    """Say what an event changed."""
+    if isinstance(data, SpecDeclared):
+        return _declared(data, before)
+    return _TELL[type(data)](data)
+
+
+def show(value: object) -> str:
+    """Write a value as it is read best: bare words, and JSON for what is not one."""
+    text = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Say what is different: ``color: Red -> Purple, size: 3``."""
+    told: list[str] = []
+    for name in [*new, *(name for name in old if name not in new)]:
+        if name not in old:
+            told.append(f"{name}: {show(new[name])}")
+        elif name not in new:
+            told.append(f"{name}: {show(old[name])} -> not there")
+        elif old[name] != new[name]:
+            told.append(f"{name}: {show(old[name])} -> {show(new[name])}")
+    return ", ".join(told)
+
+
+def _declared(data: SpecDeclared, before: SpecDeclared | None) -> str:
+    old_fields = _NOTHING if before is None else before.fields
+    parts = [changes(old_fields, data.fields)]
+    parts += _tagged("labels", _NOTHING if before is None else before.labels, data.labels)
+    old_policy = _NOTHING if before is None else _builtins(before.policy)
+    parts += _tagged("policy", old_policy, _builtins(data.policy))
+    if before is not None and before.provider_config != data.provider_config:
+        parts.append(f"providerConfig: {before.provider_config} -> {data.provider_config}")
+    text = "; ".join(part for part in parts if part)
+    return f"generation {data.generation}" + (f": {text}" if text else "")
+
+
+def _builtins(struct: object) -> Mapping[str, Any]:
+    return msgspec.to_builtins(struct, str_keys=True)
+
+
+def _tagged(tag: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    text = changes(old, new)
+    return [f"{tag} {text}"] if text else []
+
+
+def _withdrawn(data: SpecWithdrawn) -> str:
+    return f"generation {data.generation}"
+
+
+def _superseded(data: GenerationSuperseded) -> str:
+    return f"generation {data.generation}, by {data.by}"
+
+
+def _observed(data: ExternalObserved) -> str:
+    proof = "a complete listing" if data.evidence == "CompleteListing" else "a read"
+    if data.object is None:
+        return f"{data.external_name} is not there ({proof})"
+    return f"{_object(data.object)} ({proof})"
+
+
+def _object(thing: ExternalObject) -> str:
+    fields = changes(_NOTHING, thing.fields)
+    return f"{thing.name} {{{fields}}}" if fields else thing.name
+
+
+def _drifted(data: DriftDetected) -> str:
+    if data.missing:
+        return "the object is gone"
+    return ", ".join(
+        f"{each.path}: {_or_missing(each.observed)} (declared {_or_missing(each.desired)})"
+        for each in data.differences
+    )
+
+
+def _or_missing(value: object) -> str:
+    return "not there" if value is None else show(value)
+
+
+def _claimed(data: OwnershipClaimed) -> str:
+    return f"{data.external_name} is ours now: {data.reason}"
+
+
+def _released(data: OwnershipReleased) -> str:
+    return f"{data.external_name} is not ours any more: {data.reason}"
+
+
+def _decided(data: ActionDecided) -> str:
+    action = data.action
+    fields = changes(_NOTHING, action.fields)
+    return f"{action.operation} {action.external_name}" + (f" {{{fields}}}" if fields else "")
+
+
+def _retried(data: ActionRetried) -> str:
+    return f"{data.action.operation} {data.action.external_name}, attempt {data.attempt}, same key"
+
+
+def _succeeded(data: ActionSucceeded) -> str:
+    replayed = ", the kept answer to an earlier call" if data.replayed else ""
+    return f"{data.operation}, attempt {data.attempt}{replayed}"
+
+
+def _failed(data: ActionFailed) -> str:
+    error = data.error
+    status = f" {error.status}" if error.status else ""
+    return (
+        f"{data.operation}, attempt {data.attempt}: {error.error_class}{status}: "
+        f"{' '.join(error.message.split())}"
+    )
+
+
+def _abandoned(data: ActionAbandoned) -> str:
+    return f"{data.operation}: {data.reason}"
+
+
+def _scheduled(data: RetryScheduled) -> str:
+    at = data.at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"in {data.delay_seconds:.1f} s, at {at}: {data.reason}"
+
+
+def _outcome(data: OutcomeRecorded) -> str:
+    message = f": {' '.join(data.message.split())}" if data.message else ""
+    reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
+    return f"{data.outcome}{reason}, generation {data.generation}{message}"
+
+
+_TELL: dict[type[ShapeEvent], Callable[[Any], str]] = {
+    SpecWithdrawn: _withdrawn,
+    GenerationSuperseded: _superseded,
+    ExternalObserved: _observed,
+    DriftDetected: _drifted,
+    OwnershipClaimed: _claimed,
+    OwnershipReleased: _released,
+    ActionDecided: _decided,
+    ActionRetried: _retried,
+    ActionSucceeded: _succeeded,
+    ActionFailed: _failed,
+    ActionAbandoned: _abandoned,
+    RetryScheduled: _scheduled,
+    OutcomeRecorded: _outcome,
+}

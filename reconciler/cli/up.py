@@ -1,0 +1,169 @@
+"""`reconciler up`: everything on this machine, in one process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from nats.aio.client import Client
+
+from reconciler.cli.banner import print_banner
+from reconciler.cli.connection import DATA_FOLDER, LOGS, UP_FILE, Logs, run_async
+from reconciler.cli.errors import UsageError
+from reconciler.cli.example_config import Change, change_of_config, declare_config
+from reconciler.cli.exits import Exit
+from reconciler.cli.logs import configure_logs
+from reconciler.cli.main import STARTED
+from reconciler.cli.output import print_json_line
+from reconciler.cli.stack import Stack, StackOptions, started, write_up_file
+from reconciler.cli.stopping import until_stopped
+from reconciler.wiring import ROLES, Role, connected, initialise, running
+
+_PATIENCE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `up` was asked for."""
+
+    stack: StackOptions
+    roles: tuple[Role, ...]
+    replicas: int
+    credentials: Path | None
+    resync: float | None
+    output: Literal["table", "json"]
+
+
+class Ready(msgspec.Struct, frozen=True, rename="camel"):
+    """The line that programs wait for."""
+
+    nats_url: str
+    api_url: str | None
+    roles: tuple[str, ...]
+    ready_seconds: float
+    ready: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def up(
+    *,
+    data: Path = DATA_FOLDER,
+    port: int | None = None,
+    api_port: int | None = None,
+    latency_ms: float = 0,
+    nats_url: str | None = None,
+    credentials: Path | None = None,
+    replicas: int = 1,
+    roles: str = ",".join(ROLES),
+    no_api: bool = False,
+    resync: float | None = None,
+    output: Literal["table", "json"] = "table",
+    logs: Logs = LOGS,
+) -> int:
+    """Start everything here: NATS server, example API, streams, all roles.
+
+    Ctrl-C stops it in order; the data folder can be used again. Other commands
+    that run in the same folder find the bus by themselves.
+
+    For example:
+
+        reconciler up
+        reconciler up --data /srv/reconciler --port 4333 --api-port 8181
+        reconciler up --nats-url nats://n1:4222,nats://n2:4222 --no-api
+        reconciler up --roles none        only the servers
+        reconciler up --output json       one line for programs, when ready
+
+    Parameters
+    ----------
+    data
+        Folder of everything that is stored; made if missing.
+    port
+        Port of the NATS server: 4222, or a free one if that is taken. 0: any free one.
+    api_port
+        Port of the example API: 8080, or a free one if that is taken. 0: any free one.
+    latency_ms
+        How long every request to the example API takes at least.
+    nats_url
+        Use this NATS server (2.12 or newer, with JetStream) and start none.
+    credentials
+        File with NATS credentials (.creds), for --nats-url.
+    replicas
+        Copies of each stream, in a cluster.
+    roles
+        Roles to run here, separated by commas: decider, worker, observer, projector; or none.
+    no_api
+        Start no example API, and declare no ProviderConfig.
+    resync
+        Seconds between two listings of the example API.
+    output
+        What to print when ready: a banner for people, or a line of JSON.
+    """
+    configure_logs(logs.log_level)
+    plan = Plan(
+        StackOptions(data, port, api_port, latency_ms, nats_url, not no_api),
+        parse_roles(roles),
+        replicas,
+        credentials,
+        resync,
+        output,
+    )
+
+    async def all_of_it() -> Exit:
+        return await until_stopped(_start_and_serve(plan))
+
+    return run_async(all_of_it())
+
+
+def parse_roles(text: str) -> tuple[Role, ...]:
+    """Read `decider,worker`; `none` stands for no role."""
+    names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
+    for name in names:
+        if name not in ROLES:
+            raise UsageError(f"--roles: {name!r} is not a role: use {', '.join(ROLES)}, or none")
+    return tuple(role for role in ROLES if role in names)
+
+
+async def _start_and_serve(plan: Plan) -> None:
+    async with started(plan.stack) as stack:
+        try:
+            await _serve(plan, stack)
+        finally:
+            (plan.stack.data / UP_FILE).unlink(missing_ok=True)
+
+
+async def _serve(plan: Plan, stack: Stack) -> None:
+    async with connected(
+        stack.nats_url, credentials=plan.credentials, patience_seconds=_PATIENCE_SECONDS
+    ) as nc:
+        await initialise(nc, replicas=plan.replicas)
+        change = await _prepare(plan, stack, nc)
+        async with running(nc, plan.roles) as parts:
+            await declare_config(parts, change, wait="decider" in plan.roles)
+            write_up_file(stack)
+            _tell(plan, stack)
+            await stack.watch()
+
+
+async def _prepare(plan: Plan, stack: Stack, nc: Client) -> Change:
+    """Correct the configuration before any role would use it; give what is left to declare."""
+    if stack.api_url is None:
+        return Change()
+    change = await change_of_config(nc, stack.api_url, plan.resync)
+    stack.notes += [change.note] if change.note else []
+    if not change.is_correction or "decider" not in plan.roles:
+        return change
+    async with running(nc, ("decider",)) as parts:
+        await declare_config(parts, change, wait=True)
+    return Change()
+
+
+def _tell(plan: Plan, stack: Stack) -> None:
+    seconds = round(time.monotonic() - STARTED, 3)
+    if plan.output == "json":
+        notes = tuple(stack.notes)
+        print_json_line(Ready(stack.nats_url, stack.api_url, plan.roles, seconds, notes=notes))
+    else:
+        print_banner(stack, plan.roles, seconds)

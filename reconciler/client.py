@@ -1,0 +1,304 @@
+"""The client that other services use: declare, wait, follow, read; see ``reconciler.sdk``.
+
+Shapes are named by ``ShapeKey`` or ``"namespace/kind/name"``; positions are those of the stream
+that a method reads. Every method may raise ``BusError``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from events.intake import Answer, Observed
+from events.log import OutcomeName
+from events.manifest import Manifest
+from events.names import ShapeKey, check_token
+from projections.ownership import OwnershipRow
+from projections.read_models import (
+    FLEET,
+    OWNERSHIP,
+    STATUS,
+    FleetSummary,
+    decode_fleet,
+    decode_ownership,
+    decode_status,
+    ownership_name,
+    status_name,
+)
+from projections.status import StatusRow
+from reconciler.client_port import ClientBus
+from reconciler.declaring import as_key, checked_answers, declaration, withdrawal
+from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
+from reconciler.outcome_stream import Outcome, OutcomeStream
+from reconciler.ports import IntakeMessageOut, StoredEvent
+from reconciler.snapshot_writer import SnapshotWriter
+from reconciler.waiting import SETTLED, OnOutcome, Waiting, wait
+
+ShapeName = ShapeKey | str
+AnyManifest = Manifest | Mapping[str, Any]
+
+
+class Client:
+    """A service's connection to the reconciler; many tasks may use it at once."""
+
+    def __init__(self, bus: ClientBus) -> None:
+        self._bus = bus
+        self._streams: WeakSet[OutcomeStream] = WeakSet()
+
+    # --- desired state
+
+    async def declare(
+        self,
+        manifest: AnyManifest,
+        *,
+        expected_generation: int | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> Answer:
+        """Declare a shape and wait until the declaration is accepted: not until it is done.
+
+        With ``expected_generation`` it is refused unless the shape's generation is that one (0: it
+        does not exist yet).
+
+        Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
+        ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` when it is
+        unknown whether it was stored or decided: repeat it, which is safe (with an expected
+        generation the repeat may be refused as stale, since the first did it).
+        """
+        return await self._ask_one(declaration(manifest, expected_generation), timeout_seconds)
+
+    async def declare_many(
+        self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Declare many shapes at once; gives each one's answer or refusal, in order.
+
+        All are checked before the first is sent. Raises as ``declare``, but gives refusals.
+        """
+        messages = [declaration(manifest) for manifest in manifests]
+        return await self._ask(messages, timeout_seconds)
+
+    async def withdraw(
+        self,
+        shape: ShapeName,
+        *,
+        expected_generation: int | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> Answer:
+        """Take a declaration back; raises as ``declare``."""
+        return await self._ask_one(withdrawal(shape, expected_generation), timeout_seconds)
+
+    async def withdraw_many(
+        self, shapes: Iterable[ShapeName], *, timeout_seconds: float = 30.0
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Take many declarations back; gives and raises as ``declare_many``."""
+        return await self._ask([withdrawal(shape) for shape in shapes], timeout_seconds)
+
+    async def publish(
+        self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
+    ) -> None:
+        """Declare shapes and return when they are stored, whether accepted or not.
+
+        Refusals are on the outcome stream. Raises as ``declare``, but no refusals.
+        """
+        await self._store([declaration(manifest) for manifest in manifests], timeout_seconds)
+
+    async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Answer:
+        told = (await self._ask([message], timeout_seconds))[0]
+        if isinstance(told, DeclarationRefusedError):
+            raise told
+        return told
+
+    async def _ask(
+        self, messages: Sequence[IntakeMessageOut], timeout_seconds: float
+    ) -> list[Answer | DeclarationRefusedError]:
+        answers = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
+        return checked_answers(messages, answers, timeout_seconds)
+
+    async def _store(self, messages: Sequence[IntakeMessageOut], timeout_seconds: float) -> None:
+        try:
+            await self._bus.store(messages, timeout_seconds=timeout_seconds)
+        except TimeoutError:
+            raise WaitTimeoutError(
+                f"{len(messages)} messages were not confirmed within {timeout_seconds:g} s: "
+                "whether they were stored is unknown; repeating them is safe"
+            ) from None
+
+    # --- outcomes
+
+    def outcomes(
+        self,
+        namespace: str = "*",
+        kind: str = "*",
+        name: str = "*",
+        *,
+        after: int | None = None,
+        durable: str | None = None,
+    ) -> OutcomeStream:
+        """Follow outcomes: ``async with client.outcomes(...) as stream``, then loop over it.
+
+        ``after``: from behind this position of the outcome stream, 0 for all that it still has (30
+        days); None: from now on. ``durable``: the server remembers under this name what was dealt
+        with, and ``after`` counts only the first time; its processes stand in for each other.
+
+        Raises ``InvalidNameError``.
+        """
+        tokens = _pattern(namespace, kind, name)
+        if durable is None:
+            stream = OutcomeStream(partial(self._bus.outcomes, [tokens], after=after))
+        else:
+            check_token(durable, what="durable")
+            opened = partial(self._bus.durable_outcomes, tokens, after=after, durable=durable)
+            stream = OutcomeStream(opened)
+        self._streams.add(stream)
+        return stream
+
+    async def wait_for(
+        self,
+        shape: ShapeName,
+        *,
+        generation: int,
+        outcomes: Collection[OutcomeName] = SETTLED,
+        timeout_seconds: float = 60.0,
+    ) -> Outcome:
+        """Wait until a generation, or a newer one, has one of these outcomes; gives it.
+
+        It counts if it is there already. Raises ``WaitTimeoutError``, which says what was seen.
+        """
+        key = as_key(shape)
+        found = await self.wait_for_many(
+            {key: generation}, outcomes=outcomes, timeout_seconds=timeout_seconds
+        )
+        return found[key]
+
+    async def wait_for_many(
+        self,
+        shapes: Mapping[ShapeKey, int] | Mapping[str, int],
+        *,
+        outcomes: Collection[OutcomeName] = SETTLED,
+        timeout_seconds: float = 60.0,
+        on_outcome: OnOutcome | None = None,
+    ) -> dict[ShapeKey, Outcome]:
+        """Wait for many shapes, each with its generation, as ``wait_for`` does for one.
+
+        ``on_outcome`` is called with every new outcome of them, also with those that do not end the
+        wait: for showing progress.
+        """
+        wanted = {as_key(shape): generation for shape, generation in shapes.items()}
+        waiting = Waiting(wanted, outcomes, on_outcome)
+        await wait(self._bus, waiting, timeout_seconds)
+        return waiting.found
+
+    # --- the log
+
+    async def history(self, shape: ShapeName) -> list[StoredEvent]:
+        """Read every event of one shape, from its first declaration or observation on."""
+        return list(await self._bus.history(as_key(shape)))
+
+    async def replay(
+        self,
+        *,
+        after: int = 0,
+        follow: bool = False,
+        namespace: str = "*",
+        kind: str = "*",
+        name: str = "*",
+    ) -> AsyncGenerator[list[StoredEvent]]:
+        """Read the log in batches, in order, from behind a position.
+
+        It ends when all that was there at the start has been read; with ``follow`` it goes on.
+        Raises ``InvalidNameError``.
+        """
+        tokens = _pattern(namespace, kind, name)
+        async with aclosing(self._bus.replay(tokens, after=after, follow=follow)) as batches:
+            async for batch in batches:
+                yield list(batch)
+
+    # --- read models: a moment behind the log
+
+    async def status(self, shape: ShapeName) -> StatusRow | None:
+        """Read how a shape stands; None if nothing is left of it but history."""
+        row = await self._bus.row(status_name(as_key(shape)))
+        return None if row is None else decode_status(row)
+
+    async def statuses(
+        self, namespace: str | None = None, kind: str | None = None
+    ) -> list[StatusRow]:
+        """Read how all shapes stand, sorted by key."""
+        rows = await self._bus.rows(f"{STATUS}.{_pattern(namespace or '*', kind or '*', '*')}")
+        return sorted((decode_status(row) for row in rows.values()), key=lambda row: row.key)
+
+    async def ownership(self, shape: ShapeName) -> OwnershipRow | None:
+        """Read which external object a shape owns or may own; None for none."""
+        row = await self._bus.row(ownership_name(as_key(shape)))
+        return None if row is None else decode_ownership(row)
+
+    async def ownerships(
+        self, namespace: str | None = None, kind: str | None = None
+    ) -> dict[ShapeKey, OwnershipRow]:
+        """Read all that is owned or may be, sorted by key."""
+        rows = await self._bus.rows(f"{OWNERSHIP}.{_pattern(namespace or '*', kind or '*', '*')}")
+        found = {
+            ShapeKey(*name.split(".")[1:]): decode_ownership(row) for name, row in rows.items()
+        }
+        return dict(sorted(found.items()))
+
+    async def fleet(self) -> FleetSummary:
+        """Read how many shapes stand how."""
+        row = await self._bus.row(FLEET)
+        return FleetSummary() if row is None else decode_fleet(row)
+
+    # --- observed state
+
+    async def observation_time(self) -> int:
+        """Give the logical time of now: take it before reading an API, for ``Observed.as_of``."""
+        return await self._bus.last_intake_position()
+
+    async def publish_observation(
+        self, shape: ShapeName, observed: Observed, *, timeout_seconds: float = 10.0
+    ) -> None:
+        """Publish what was seen of one shape; returns when it is stored.
+
+        Raises ``InvalidNameError`` and ``WaitTimeoutError``.
+        """
+        await self._store([observation(shape, observed)], timeout_seconds)
+
+    def snapshot(
+        self,
+        provider_config: str,
+        kind: str,
+        *,
+        prefix: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> SnapshotWriter:
+        """Publish all objects of a scope: ``async with client.snapshot(...) as snapshot``.
+
+        ``prefix`` and ``labels`` must be those of the configuration's scope: a snapshot of another
+        scope proves nothing, and is dropped. Raises ``InvalidNameError``.
+        """
+        check_token(provider_config, what="provider_config")
+        check_token(kind, what="kind")
+        return SnapshotWriter(
+            self._bus, provider_config, kind, prefix=prefix, labels=dict(labels or {})
+        )
+
+    async def close(self) -> None:
+        """End what this client follows; the connection belongs to who made it."""
+        for stream in list(self._streams):
+            await stream.aclose()
+
+
+def observation(shape: ShapeName, observed: Observed) -> IntakeMessageOut:
+    """Make the message that tells what was seen of a shape; raises ``InvalidNameError``."""
+    check_token(observed.provider_config, what="provider_config")
+    return IntakeMessageOut("observed", as_key(shape), observed, uuid.uuid4().hex)
+
+
+def _pattern(namespace: str, kind: str, name: str) -> str:
+    """Give ``namespace.kind.name``, each a checked token or ``*``."""
+    named = {"namespace": namespace, "kind": kind, "name": name}
+    return ".".join(
+        value if value == "*" else check_token(value, what=what) for what, value in named.items()
+    )

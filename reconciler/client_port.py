@@ -1,0 +1,82 @@
+"""What the client needs of the bus: a narrow protocol, implemented in ``infra.bus.client_bus``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from events.intake import Answer, SnapshotPart
+from events.names import ShapeKey
+from reconciler.ports import IntakeMessageOut, StoredEvent
+
+
+class OutcomeFeed(Protocol):
+    """Outcomes in order, as they come."""
+
+    async def next_outcomes(self) -> Sequence[StoredEvent]:
+        """Wait for outcomes; their positions are those of the outcome stream. May be empty."""
+        ...
+
+    async def done(self, position: int) -> None:
+        """Say that an outcome was dealt with; only a durable feed remembers it."""
+        ...
+
+
+class ClientBus(Protocol):
+    """What a client can do on the bus.
+
+    Every method may raise the implementation's ``BusError``; what is unknown is tried again inside.
+    """
+
+    async def store(self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float) -> None:
+        """Store messages in the intake; raises ``TimeoutError`` where it is unknown."""
+        ...
+
+    async def ask(
+        self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
+    ) -> Sequence[Answer | None]:
+        """Store messages and wait for the decider's answers; None for those that did not come."""
+        ...
+
+    async def last_intake_position(self) -> int:
+        """Give the intake's last position: the logical time of now."""
+        ...
+
+    async def store_snapshot_parts(self, subject: str, parts: Sequence[SnapshotPart]) -> None:
+        """Store parts of a snapshot in this order."""
+        ...
+
+    def outcomes(
+        self, tokens: Sequence[str], *, after: int | None
+    ) -> AbstractAsyncContextManager[OutcomeFeed]:
+        """Follow outcomes of patterns ``namespace.kind.name``; after=None: from now on."""
+        ...
+
+    def durable_outcomes(
+        self, tokens: str, *, after: int | None, durable: str
+    ) -> AbstractAsyncContextManager[OutcomeFeed]:
+        """Follow outcomes with a consumer of that name that remembers what was dealt with."""
+        ...
+
+    async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
+        """Read each shape's newest outcome from the log, where it has one."""
+        ...
+
+    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
+        """Read every event of one shape."""
+        ...
+
+    def replay(
+        self, tokens: str, *, after: int, follow: bool
+    ) -> AsyncGenerator[Sequence[StoredEvent]]:
+        """Read the log in batches from behind a position, to its end or for ever."""
+        ...
+
+    async def row(self, name: str) -> bytes | None:
+        """Read one row of the read models."""
+        ...
+
+    async def rows(self, pattern: str) -> Mapping[str, bytes]:
+        """Read the rows whose names match a pattern with wildcards."""
+        ...

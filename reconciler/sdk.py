@@ -1,0 +1,125 @@
+"""The SDK for other services: ``from reconciler.sdk import connect``.
+
+::
+
+    async with connect("nats://127.0.0.1:4222", source="billing") as client:
+        answer = await client.declare(manifest)
+        outcome = await client.wait_for("default/Shape/foo", generation=answer.generation)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from nats.aio.client import Client as Connection
+
+from events.external import ExternalObject
+from events.intake import Answer, Observed
+from events.log import OutcomeName
+from events.manifest import InvalidManifestError, Manifest, Metadata
+from events.names import InvalidNameError, ShapeKey
+from infra.bus.client_bus import JetStreamClientBus
+from infra.bus.streams import find_log_id
+from infra.jetstream import connection
+from infra.jetstream.errors import BusError, NotFoundOnBusError
+from projections.ownership import OwnershipRow
+from projections.read_models import FleetSummary
+from projections.status import StatusRow
+from reconciler.client import Client
+from reconciler.errors import (
+    ConfigurationError,
+    DeclarationRefusedError,
+    ReconcilerError,
+    WaitTimeoutError,
+)
+from reconciler.outcome_stream import Outcome, OutcomeStream
+from reconciler.ports import StoredEvent
+from reconciler.snapshot_writer import SnapshotWriter
+from reconciler.waiting import SETTLED
+
+__all__ = [
+    "SETTLED",
+    "Answer",
+    "BusError",
+    "Client",
+    "ConfigurationError",
+    "DeclarationRefusedError",
+    "ExternalObject",
+    "FleetSummary",
+    "InvalidManifestError",
+    "InvalidNameError",
+    "Manifest",
+    "Metadata",
+    "Observed",
+    "Outcome",
+    "OutcomeName",
+    "OutcomeStream",
+    "OwnershipRow",
+    "ReconcilerError",
+    "ShapeKey",
+    "SnapshotWriter",
+    "StatusRow",
+    "StoredEvent",
+    "WaitTimeoutError",
+    "client_on",
+    "connect",
+]
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+_MOST_SOURCE_CHARACTERS = 200
+
+
+@asynccontextmanager
+async def connect(
+    url: str = DEFAULT_URL,
+    *,
+    source: str,
+    credentials: Path | None = None,
+    patience_seconds: float = 30.0,
+) -> AsyncGenerator[Client]:
+    """Connect to the bus of a reconciler; lost connections are repaired.
+
+    ``source`` names your service: it is the actor in the history. ``patience_seconds`` is how long
+    the first connection may take. Raises ``BusError`` when the bus cannot be used, and
+    ``ConfigurationError`` for a source that cannot be used or a bus without a reconciler.
+    """
+    _check_source(source)
+    nc = await connection.connect(
+        url, name=source, credentials=credentials, patience_seconds=patience_seconds
+    )
+    try:
+        await connection.require_jetstream(nc)
+        async with client_on(nc, source=source) as client:
+            yield client
+    finally:
+        await nc.close()
+
+
+@asynccontextmanager
+async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
+    """Make a client on a connection that stays its maker's; raises as ``connect``."""
+    _check_source(source)
+    try:
+        await find_log_id(nc)
+    except NotFoundOnBusError as error:
+        raise ConfigurationError(
+            f"there is no reconciler on this bus ({error}): run `reconciler init` first"
+        ) from None
+    bus = JetStreamClientBus(nc, source)
+    await bus.open()
+    client = Client(bus)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await bus.close()
+
+
+def _check_source(source: str) -> None:
+    if not source or len(source) > _MOST_SOURCE_CHARACTERS or not source.isprintable():
+        raise ConfigurationError(
+            f"source {source[:80]!r} cannot be used: name your service in 1 to "
+            f"{_MOST_SOURCE_CHARACTERS} printable characters"
+        )

@@ -1,0 +1,82 @@
+"""Publishing a snapshot: all objects of a scope, as another team's observer saw them."""
+
+from __future__ import annotations
+
+import uuid
+from types import TracebackType
+from typing import Final, Self
+
+from events import subjects
+from events.external import ExternalObject
+from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
+from reconciler.client_port import ClientBus
+
+_PARTS_AT_ONCE: Final = 500
+
+
+class SnapshotWriter:
+    """One snapshot: ``async with`` it, and ``add`` every object of the scope.
+
+    It is completed, and so proves what is absent, only if the block ends without an error. Begin to
+    list the API inside the block: the beginning holds the logical time of what is seen.
+    """
+
+    def __init__(
+        self,
+        bus: ClientBus,
+        provider_config: str,
+        kind: str,
+        *,
+        prefix: str | None,
+        labels: dict[str, str],
+    ) -> None:
+        self._bus = bus
+        self._began = (provider_config, kind, prefix, labels)
+        self._subject = subjects.snapshot(provider_config, kind, uuid.uuid4().hex)
+        self._waiting: list[SnapshotPart] = []
+        self._names: set[str] = set()
+
+    @property
+    def count(self) -> int:
+        """How many objects were added; one that was added twice, from two pages, counts once."""
+        return len(self._names)
+
+    async def __aenter__(self) -> Self:
+        """Publish the beginning; raises the ``BusError`` of the failure."""
+        as_of = await self._bus.last_intake_position()
+        provider_config, kind, prefix, labels = self._began
+        began = SnapshotBegan(provider_config, kind, as_of, prefix, labels)
+        await self._bus.store_snapshot_parts(self._subject, [began])
+        return self
+
+    async def add(self, thing: ExternalObject) -> None:
+        """Publish an object; soon, and in any case before the end of the block.
+
+        Raises ``ValueError`` for an object of another scope, which would spoil the snapshot.
+        """
+        _config, _kind, prefix, labels = self._began
+        if not thing.name.startswith(prefix or "") or not labels.items() <= thing.labels.items():
+            raise ValueError(
+                f"object {thing.name!r} with labels {thing.labels} is not of the snapshot's scope: "
+                f"prefix {prefix!r}, labels {labels}"
+            )
+        self._waiting.append(SnapshotItem(thing))
+        self._names.add(thing.name)
+        if len(self._waiting) >= _PARTS_AT_ONCE:
+            await self._flush()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            return
+        await self._flush()
+        await self._bus.store_snapshot_parts(self._subject, [SnapshotCompleted(self.count)])
+
+    async def _flush(self) -> None:
+        parts, self._waiting = self._waiting, []
+        if parts:
+            await self._bus.store_snapshot_parts(self._subject, parts)

@@ -1,0 +1,119 @@
+"""The command line as people run it: processes in a folder of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+STOP_SECONDS = 30
+COMMAND = (sys.executable, "-m", "reconciler")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The words of each line behind the heading."""
+        return [line.split() for line in self.out.splitlines()[1:]]
+
+
+class Cli:
+    """Runs commands in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def environment(self) -> dict[str, str]:
+        mine = {name: value for name, value in os.environ.items() if "RECONCILER" not in name}
+        return {**mine, "PYTHONPATH": str(REPOSITORY)}
+
+    def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=self.folder,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**self.environment(), **environment},
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *arguments: str, text: str | None = None) -> Ran:
+        ran = self.run(*arguments, text=text)
+        assert ran.status == 0, f"{arguments}: {ran}"
+        return ran
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment(),
+        )
+
+    def write(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+
+@dataclass
+class Up:
+    """A running `reconciler up`."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _out, err = self.process.communicate(timeout=STOP_SECONDS)
+        return self.process.returncode, err
+
+
+@contextmanager
+def up(cli: Cli, *arguments: str) -> Iterator[Up]:
+    """Start on free ports and wait until it says that it is ready."""
+    process = cli.start("up", "--port", "0", "--api-port", "0", "--output", "json", *arguments)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        if not line:
+            raise AssertionError(f"up ended: {process.communicate(timeout=STOP_SECONDS)[1]}")
+        yield Up(process, json.loads(line))
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=STOP_SECONDS)
+
+
+def shape(name: str, color: str = "Red", **metadata: str) -> str:
+    """Write a manifest as people do."""
+    more = "".join(f", {key}: {value}" for key, value in metadata.items())
+    return (
+        f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}{more}}}\n"
+        f"spec: {{type: Square, color: {color}}}\n"
+    )

@@ -1,0 +1,40 @@
+"""The story that the first page of help tells, on the real stack, and once more after a restart."""
+
+from __future__ import annotations
+
+from tests.cli.runner import Cli, shape, up
+
+
+def test_from_up_to_down_and_up_again(cli: Cli) -> None:
+    cli.write("foo.yaml", shape("foo"))
+    with up(cli) as first:
+        assert first.ready["ready"] is True
+        assert first.ready["readySeconds"] > 0
+        assert cli.ok("apply", "-f", "foo.yaml", "--wait", "-o", "json").json == [
+            {
+                "shape": "default/Shape/foo",
+                "accepted": True,
+                "reason": "AsDeclared",
+                "generation": 1,
+                "outcome": "Converged",
+            }
+        ]
+        assert [row[:3] for row in cli.ok("get").rows] == [["Shape", "foo", "Converged"]]
+        told = [line["event"] for line in cli.ok("history", "foo", "-o", "json").json]
+        assert told == ["SpecDeclared", "ActionDecided", "ActionSucceeded", "OutcomeRecorded"]
+        verified = cli.ok("replay", "--verify", "-o", "json").json
+        assert verified["events"] >= 6
+        assert verified["verified"]["differences"] == []
+        findings = cli.ok("doctor", "--full", "-o", "json").json
+        assert {one["verdict"] for one in findings} == {"ok"}, findings
+        gone = cli.ok("delete", "shape", "foo", "--wait")
+        assert gone.rows[0][:2] == ["default/Shape/foo", "Deleted"]
+        assert first.stop() == (0, "")
+    assert not (cli.folder / "reconciler-data" / "up.json").exists()
+
+    with up(cli) as second:
+        assert second.ready["natsUrl"] != ""
+        assert len(cli.ok("history", "foo", "-o", "json").json) == 8
+        cli.ok("apply", "-f", "foo.yaml", "--wait")  # by the new address of the API
+        config = cli.ok("get", "ProviderConfig", "default", "-o", "json").json
+        assert config["generation"] == 2

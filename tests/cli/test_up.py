@@ -1,0 +1,133 @@
+"""How `up` starts and ends, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+
+from tests.cli.runner import STOP_SECONDS, Cli, Up, up
+
+
+def test_a_folder_in_use_is_told_in_one_line(running_up: tuple[Cli, Up]) -> None:
+    cli, running = running_up
+    refused = cli.run("up", "--port", "0", "--api-port", "0")
+    assert refused.status == 1
+    assert refused.err == (
+        "error: data folder reconciler-data is in use by another `reconciler up` "
+        f"(pid {running.process.pid}, {running.ready['natsUrl']}): stop that one, "
+        "or give another folder with --data\n"
+    )
+
+
+def test_a_killed_up_leaves_a_folder_that_works(cli: Cli) -> None:
+    with up(cli) as killed:
+        killed.process.kill()
+        killed.process.communicate(timeout=STOP_SECONDS)
+        with up(cli) as again:
+            assert again.stop(signal.SIGINT) == (0, "")
+
+
+def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
+    with up(cli, "--log-level", "error") as running:
+        os.kill(_child_named(running.process.pid, "nats-server"), signal.SIGKILL)
+        _out, err = running.process.communicate(timeout=STOP_SECONDS)
+        assert running.process.returncode == 1
+        assert err.startswith("error: nats-server has ended by itself")
+        assert err.count("\n") == 1
+
+
+def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # somebody else has it: as good
+            taken.bind(("127.0.0.1", 4222))
+            taken.listen()
+        process = cli.start("up", "--no-api", "--roles", "none", "--output", "json")
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        process.terminate()
+        process.communicate(timeout=STOP_SECONDS)
+    port = ready["natsUrl"].rsplit(":", 1)[1]
+    assert ready["notes"] == [f"port 4222 is taken: NATS listens on {port}"]
+    assert ready["apiUrl"] is None
+    assert process.returncode == 0
+
+
+def test_a_port_that_was_asked_for_is_not_replaced(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = cli.run("up", "--port", str(taken.getsockname()[1]))
+    assert refused.status == 1
+    assert "address already in use" in refused.err
+    assert refused.err.count("\n") == 1
+
+
+def test_an_external_server_is_used(running_up: tuple[Cli, Up], cli: Cli) -> None:
+    url = running_up[1].ready["natsUrl"]
+    with up(cli, "--nats-url", url, "--no-api", "--roles", "projector") as second:
+        assert second.ready["natsUrl"] == url
+        assert second.ready["roles"] == ["projector"]
+        assert cli.ok("init").out.count("unchanged") > 10
+        assert second.stop() == (0, "")
+
+
+def test_one_role_runs_in_a_process_of_its_own(live: Cli) -> None:
+    process = live.start("run", "worker")
+    assert process.stderr is not None
+    assert json.loads(process.stderr.readline())["event"] == "role is running"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=STOP_SECONDS)
+    assert process.returncode == 0
+
+
+def test_the_banner_says_where_everything_is(cli: Cli) -> None:
+    process = cli.start("up", "--port", "0", "--api-port", "0")
+    assert process.stdout is not None
+    told = ""
+    while "Ctrl-C stops" not in told:
+        line = process.stdout.readline()
+        assert line, told
+        told += line
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=STOP_SECONDS)
+    assert process.returncode == 0
+    for word in ("reconciler is ready", "bus", "nats://127.0.0.1:", "example API", "apply -f"):
+        assert word in told
+    assert "\x1b" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("--roles", "decider,cook"), 2, "'cook' is not a role"),
+        (("--port", "70000"), 2, "70000 is not a port"),
+        (("--data", "a-file"), 1, "data folder a-file cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_told(
+    cli: Cli, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    cli.write("a-file", "")
+    refused = cli.run("up", *arguments)
+    assert refused.status == status
+    assert said in refused.err
+    assert refused.err.count("\n") == 1
+
+
+def _child_named(parent: int, name: str) -> int:
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline:
+        found = subprocess.run(
+            ["pgrep", "-P", str(parent), "-x", name], capture_output=True, text=True, check=False
+        ).stdout.split()
+        if found:
+            return int(found[0])
+    raise AssertionError(f"{parent} has no child {name}")

@@ -1,0 +1,163 @@
+"""Apply, get, describe, delete, watch, history: on one running stack, with names of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.cli.runner import STOP_SECONDS, Cli, Up, shape, up
+
+
+def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
+    live.write(
+        "mixed.yaml",
+        "---\n".join(
+            (
+                shape("mixed-good"),
+                "a: [b\n",
+                shape("7"),
+                shape("mixed-mauve", "Mauve"),
+                "apiVersion: shapes/v1\nkind: Nothing\nmetadata: {name: mixed}\n",
+                "",
+                "kind: Shape\n",
+            )
+        ),
+    )
+    ran = live.run("apply", "-f", "mixed.yaml", "--wait", "-o", "json")
+    assert ran.status == 1
+    assert {(one["shape"], one.get("outcome", ""), one["reason"]) for one in ran.json} == {
+        ("default/Shape/mixed-good", "Converged", "AsDeclared"),
+        ("default/Shape/mixed-mauve", "", "Invalid"),
+        ("default/Nothing/mixed", "", "UnknownKind"),
+    }
+    assert ran.err.splitlines() == [
+        "error: mixed.yaml, document 2: not YAML: line 7, column 1: "
+        "did not find expected ',' or ']'",
+        "error: mixed.yaml, document 3: metadata.name: Expected `str`, got `int`",
+        "error: mixed.yaml, document 6: Object missing required field `apiVersion`",
+    ]
+
+
+def test_a_dry_run_checks_and_sends_nothing(live: Cli) -> None:
+    live.write("dry/a.yaml", shape("dry"))
+    live.write("dry/below/b.yaml", shape("dry-mauve", "Mauve"))
+    ran = live.run("apply", "-f", "dry", "--dry-run")
+    assert ran.status == 1
+    assert "dry/below/b.yaml, document 1: default/Shape/dry-mauve: spec: Invalid enum" in ran.err
+    assert live.run("history", "dry").status == 1
+
+
+def test_standard_input_and_namespaces(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "-n", "team", "--wait", text=shape("input"))
+    assert live.ok("get", "-A", "-o", "name").out.count("team/Shape/input\n") == 1
+    assert live.ok("get", "shapes", "input", "-n", "team", "-o", "yaml").out.startswith("namespace")
+    assert live.run("get", "shapes", "input").status == 1
+    told = live.ok("describe", "team/shape/input").out
+    for word in ("Converged", "color: Red", "reason: Created", "OutcomeRecorded", "cli:"):
+        assert word in told
+    assert live.ok("describe", "Shape", "input", "-o", "json").json["ownership"]["owned"] is True
+
+
+def test_history_tells_of_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("drifting", "Purple"))
+    url = f"{running_up[1].ready['apiUrl']}/shapes/drifting"
+    seen = httpx.get(url).json()
+    body = {key: seen[key] for key in ("name", "type", "labels") if key in seen}
+    httpx.put(url, json={**body, "color": "Green"}).raise_for_status()
+    deadline = time.monotonic() + STOP_SECONDS
+    drift: list[str] = []
+    while not drift and time.monotonic() < deadline:
+        lines = live.ok("history", "drifting", "-o", "json").json
+        drift = [line["what"] for line in lines if line["event"] == "DriftDetected"]
+    assert drift == ["color: Green (declared Purple)"]
+
+
+def test_delete_says_what_it_does_not_know(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("leaving"))
+    ran = live.run("delete", "Shape", "leaving", "never", "--wait", "-o", "json")
+    assert ran.status == 1
+    assert [(one["shape"], one["reason"]) for one in ran.json] == [
+        ("default/Shape/leaving", "Gone"),
+        ("default/Shape/never", "NotFound"),
+    ]
+    assert live.run("delete").status == 2
+
+
+def test_what_does_not_settle_in_time_ends_with_3(live: Cli) -> None:
+    config = (
+        "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: away}\n"
+        "spec: {provider: shapes, endpoint: 'http://127.0.0.1:1', resyncSeconds: 3600}\n"
+    )
+    waiting = shape("waiting").replace("spec: {", "spec: {providerConfigRef: {name: away}, ")
+    ran = live.run("apply", "-f", "-", "--wait", "--timeout", "1s", text=f"{waiting}---\n{config}")
+    assert ran.status == 3, ran
+    assert "timed out" in ran.out
+    live.ok("delete", "Shape", "waiting")
+    doctor = live.run("doctor", "-o", "json")
+    assert doctor.status == 1
+    found = {one["check"]: one for one in doctor.json}
+    assert found["API away"]["verdict"] == "fail"
+    assert found["API default"]["verdict"] == "ok"
+    live.ok("delete", "ProviderConfig", "away", "--wait", "--timeout", "10s")
+
+
+def test_watch_shows_outcomes_until_it_is_told_to_stop(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("watched"))
+    process = live.start("watch", "shape", "--since-start", "--output", "json")
+    assert process.stdout is not None
+    while True:
+        line = process.stdout.readline()
+        assert line
+        if json.loads(line)["shape"] == "default/Shape/watched":
+            break
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=STOP_SECONDS)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_reader_that_went_away_is_no_error(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("piped"))
+    process = live.start("replay", "--dump")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=STOP_SECONDS) == 0
+
+
+def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("replayed"))
+    rows = [json.loads(line) for line in live.ok("replay", "--dump").out.splitlines()]
+    by_name = {row["row"]: row["value"] for row in rows}
+    assert by_name["status.default.Shape.replayed"]["outcome"] == "Converged"
+    assert by_name["ownership.default.Shape.replayed"]["owned"] is True
+    assert "Converged" in live.ok("replay").out
+
+
+@pytest.mark.parametrize("command", ["get", "doctor", "init", "replay", "history foo"])
+def test_an_unreachable_bus_is_told_in_one_line(cli: Cli, command: str) -> None:
+    ran = cli.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
+    assert ran.status == 1
+    assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")
+    assert ran.err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(cli: Cli) -> None:
+    ran = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://127.0.0.1:1")
+    assert ran.status == 1
+    assert "Traceback" in ran.err
+
+
+def test_no_decider_is_told(cli: Cli) -> None:
+    with up(cli, "--roles", "none"):
+        ran = cli.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
+        assert ran.status == 3
+        assert "Is a decider running?" in ran.err
+        assert cli.run("get").status == 0
+        found = {one["check"]: one for one in cli.run("doctor", "-o", "json").json}
+        assert "no decider asks for work" in found["intake"]["found"]
+        assert found["intake"]["verdict"] == "fail"

@@ -1,0 +1,43 @@
+"""The server as people run it in containers: an image of the wheel's binary, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infra.embedded.binary import find_server_binary
+
+if TYPE_CHECKING:
+    from testcontainers.community.nats import NatsContainer
+
+# Read when testcontainers is imported. Its reaper is an image that would have to be pulled.
+os.environ.setdefault("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+
+_DOCKERFILE = """\
+FROM scratch
+COPY nats-server /nats-server
+ENTRYPOINT ["/nats-server"]
+"""
+
+
+@pytest.fixture
+def nats_container(tmp_path: Path) -> Iterator[NatsContainer]:
+    """JetStream in a container, ready to be connected to."""
+    from testcontainers.community.nats import NatsContainer  # noqa: PLC0415 - after the settings
+    from testcontainers.core.image import DockerImage  # noqa: PLC0415
+
+    shutil.copy(find_server_binary(), tmp_path / "nats-server")
+    (tmp_path / "Dockerfile").write_text(_DOCKERFILE)
+    tag = f"reconciler-test-nats:{uuid.uuid4().hex[:12]}"
+    with (
+        DockerImage(tmp_path, tag=tag) as image,
+        NatsContainer(str(image)).with_command("--jetstream --store_dir /data") as container,
+    ):
+        yield container

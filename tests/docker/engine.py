@@ -1,0 +1,26 @@
+"""Whether a Docker Engine answers; as a program, for the shell: exit status 0 if one does."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+ANSWER_SECONDS = 5
+
+
+@functools.cache
+def engine_problem() -> str | None:
+    """Say why no Docker Engine can be used; None if one answers at $DOCKER_HOST or its socket."""
+    import docker  # noqa: PLC0415 - 0.2 s that only these tests need
+    from docker.errors import DockerException  # noqa: PLC0415
+    from requests import RequestException  # noqa: PLC0415
+
+    try:
+        docker.from_env(timeout=ANSWER_SECONDS).close()  # asks the engine for its version
+    except (DockerException, RequestException, OSError) as error:
+        return f"no Docker Engine answers: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(engine_problem())

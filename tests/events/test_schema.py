@@ -1,0 +1,183 @@
+"""The generated schemas: valid, complete, and true to what is encoded."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import jsonschema_rs
+import pytest
+
+from events import subjects
+from events.envelope import encode_intake, encode_log, encode_snapshot_part
+from events.external import ExternalObject
+from events.intake import (
+    INTAKE_TYPES,
+    ActionError,
+    Answer,
+    Declared,
+    IntakeData,
+    Observed,
+    Reported,
+    SnapshotBegan,
+    SnapshotCompleted,
+    SnapshotItem,
+    SnapshotPart,
+    TimerFired,
+    Withdrawn,
+)
+from events.log import (
+    DriftDetected,
+    FieldDifference,
+    LogEvent,
+    OutcomeRecorded,
+    ShapeEvent,
+    SpecDeclared,
+    event_type,
+)
+from events.manifest import Manifest, Metadata
+from events.names import ShapeKey
+from events.schema import asyncapi, json_schema
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+KEY = ShapeKey("default", "Shape", "foo")
+MANIFEST = Manifest("shapes/v1", "Shape", Metadata("foo"), {"type": "Square", "color": "Red"})
+THING = ExternalObject("foo", {"color": "Red"}, uid="1", labels={"a": "b"})
+INTAKE: list[IntakeData] = [
+    Declared(MANIFEST, expected_generation=0),
+    Withdrawn(),
+    Observed("default", "foo", THING, began_at=NOW),
+    Reported("a", 1, NOW, NOW, "w", ActionError("Transient", "no")),
+    TimerFired("Retry"),
+]
+PARTS: list[SnapshotPart] = [
+    SnapshotBegan("default", "Shape", 7, prefix="a-"),
+    SnapshotItem(THING),
+    SnapshotCompleted(1),
+]
+LOGGED: list[ShapeEvent] = [
+    SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"}),
+    DriftDetected(1, differences=(FieldDifference("color", "Red", None),)),
+    OutcomeRecorded("Converged", 1, "AsDeclared"),
+]
+
+
+def checker(name: str) -> jsonschema_rs.Validator:
+    schema = json_schema()
+    return jsonschema_rs.validator_for({**schema, "$ref": f"#/$defs/{name}"})
+
+
+def logged(data: ShapeEvent) -> LogEvent:
+    return LogEvent(f"{KEY}@1", "reconciler", event_type(data), str(KEY), NOW, 1, data)
+
+
+def refs(thing: Any) -> Iterator[str]:
+    if isinstance(thing, dict):
+        for key, value in cast("dict[str, Any]", thing).items():
+            if key == "$ref":
+                yield value
+            else:
+                yield from refs(value)
+    elif isinstance(thing, list):
+        for each in cast("list[Any]", thing):
+            yield from refs(each)
+
+
+def resolve(document: Any, reference: str) -> Any:
+    for part in reference.removeprefix("#/").split("/"):
+        document = document[part]
+    return document
+
+
+def test_schema_is_valid_json_schema() -> None:
+    schema = json_schema()
+    jsonschema_rs.validator_for({"$ref": schema["$schema"]}).validate(schema)
+    assert json.loads(json.dumps(schema)) == schema
+
+
+@pytest.mark.parametrize("data", INTAKE, ids=lambda data: type(data).__name__)
+def test_encoded_intake_fits_its_schema_and_no_other(data: IntakeData) -> None:
+    event = json.loads(encode_intake("id", "test", data, time=NOW))
+    mine = f"{type(data).__name__}CloudEvent"
+
+    checker(mine).validate(event)
+    others = [f"{struct.__name__}CloudEvent" for struct in INTAKE_TYPES.values()]
+    assert [name for name in others if checker(name).is_valid(event)] == [mine]
+
+
+def test_every_intake_message_is_tried() -> None:
+    assert {type(data) for data in INTAKE} == set(INTAKE_TYPES.values())
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
+def test_encoded_part_of_a_snapshot_fits(part: SnapshotPart) -> None:
+    event = json.loads(encode_snapshot_part("id", "test", part, time=NOW))
+    checker("SnapshotPartCloudEvent").validate(event)
+
+
+@pytest.mark.parametrize("data", LOGGED, ids=lambda data: type(data).__name__)
+def test_encoded_event_of_the_log_fits(data: ShapeEvent) -> None:
+    event = json.loads(encode_log(logged(data)))
+    check = checker("LogEvent")
+    check.validate(event)
+    assert not check.is_valid({**event, "data": {"event": "Nothing"}})
+    assert not check.is_valid({**event, "specversion": "0.3"})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"kind": "Shape"}, {"apiVersion": "v1", "kind": "Shape", "metadata": {"name": "a"}, "x": 1}],
+)
+def test_manifest_with_a_mistake_does_not_fit(broken: Any) -> None:
+    assert not checker("Manifest").is_valid(broken)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    for document in (json_schema(), asyncapi()):
+        found = list(refs(document))
+        assert found
+        for reference in found:
+            assert resolve(document, reference), reference
+
+
+def test_asyncapi_shows_every_subject_of_the_code() -> None:
+    channels = asyncapi()["channels"]
+    key = ShapeKey("{namespace}", "{kind}", "{name}")
+    assert {name: channel["address"] for name, channel in channels.items()} == {
+        "desired": subjects.intake("desired", key),
+        "observed": subjects.intake("observed", key),
+        "result": subjects.intake("result", key),
+        "snapshot": subjects.snapshot("{providerConfig}", "{kind}", "{snapshotId}"),
+        "answer": "{replyTo}",
+        "outcome": subjects.outcome(key),
+        "log": subjects.log(key, "fact").replace("fact", "{class}"),
+        "deadletter": subjects.deadletter("{stage}"),
+    }
+
+
+def test_asyncapi_declares_each_parameter_and_direction() -> None:
+    document = asyncapi()
+    for name, channel in document["channels"].items():
+        assert channel["address"].count("{") == len(channel["parameters"])
+        operation = document["operations"][name]
+        assert operation["channel"] == {"$ref": f"#/channels/{name}"}
+        assert len(operation["messages"]) == len(channel["messages"])
+    directions = {name: each["action"] for name, each in document["operations"].items()}
+    assert directions["desired"] == "receive"
+    assert directions["outcome"] == "send"
+    assert (
+        subjects.REPLY_HEADER in document["operations"]["desired"]["reply"]["address"]["location"]
+    )
+
+
+def test_answer_fits() -> None:
+    event = {"accepted": True, "reason": "Accepted", "generation": 1, "position": 5}
+    checker("Answer").validate(event)
+    assert Answer.__name__ in json_schema()["$defs"]
+
+
+def test_each_call_gives_a_document_of_its_own() -> None:
+    asyncapi()["channels"].clear()
+    json_schema()["$defs"].clear()
+    assert asyncapi()["channels"]
+    assert json_schema()["$defs"]

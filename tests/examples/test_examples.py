@@ -1,0 +1,105 @@
+"""Every program of ``examples/`` is run as a process of its own, as people run it."""
+
+import asyncio
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from reconciler.sdk import Client
+from tests.sdk.conftest import Stack, shape
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_SECONDS = 60
+
+
+async def run(stack: Stack, program: str, *arguments: str, stdin: bytes = b"") -> list[str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLES / program),
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "NATS_URL": stack.bus.url},
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            out, err = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, err.decode()
+    return out.decode().splitlines()
+
+
+async def test_declare_and_wait(stack: Stack, name: str) -> None:
+    assert await run(stack, "declare_and_wait.py", name) == [
+        f"default/Shape/{name} Red: Converged, generation 1",
+        f"default/Shape/{name} Purple: Converged, generation 2",
+        f"default/Shape/{name} withdrawn: Deleted, generation 3",
+    ]
+
+
+async def test_follow_outcomes_goes_on_where_it_was(
+    stack: Stack, client: Client, name: str
+) -> None:
+    for color in ("Red", "Green", "Blue"):
+        answer = await client.declare(shape(name, color))
+        await client.wait_for(shape(name).key, generation=answer.generation)
+
+    first = await run(stack, "follow_outcomes.py", name, "2")
+    then = await run(stack, "follow_outcomes.py", name, "1")
+
+    positions = [json.loads(line)["position"] for line in first + then]
+    assert positions == sorted(set(positions))
+    assert len(positions) == 3
+
+
+async def test_audit_replay_tells_what_was_owned_at_a_time(
+    stack: Stack, client: Client, name: str
+) -> None:
+    before = datetime.now(UTC)
+    await client.declare(shape(name))
+    owned = await client.wait_for(shape(name).key, generation=1)
+    await client.withdraw(shape(name).key)
+    deleted = await client.wait_for(shape(name).key, generation=2)
+
+    def lines_of_mine(lines: list[str]) -> list[str]:
+        return [line for line in lines if line.startswith(f"default/Shape/{name} ")]
+
+    then = lines_of_mine(await run(stack, "audit_replay.py", owned.at.isoformat()))
+    assert len(then) == 1
+    assert f"owned {name} (uid " in then[0]
+    assert "Created by" in then[0]
+    for moment in (before, deleted.at):
+        assert not lines_of_mine(await run(stack, "audit_replay.py", moment.isoformat()))
+
+
+async def test_publish_snapshot(stack: Stack, client: Client, name: str) -> None:
+    objects = [{"name": name, "uid": "1", "fields": {"type": "Square", "color": "Red"}}]
+    async with client.outcomes(name=name) as outcomes:
+        printed = await run(
+            stack, "publish_snapshot.py", "default", "Shape", stdin=json.dumps(objects).encode()
+        )
+        assert (await anext(outcomes)).outcome == "Unowned"
+    assert printed == ["published 1 objects"]
+
+
+async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None:
+    source = (EXAMPLES / "plain_nats.py").read_text()
+    lines = await run(stack, "plain_nats.py", name)
+
+    assert lines[0].startswith("stored in INTAKE at ")
+    assert lines[1] == "answer: Accepted, generation 1"
+    assert lines[-1] == "outcome: Converged, generation 1"
+    for ours in ("events", "reconciler", "infra", "projections"):
+        assert f"from {ours}" not in source
+        assert f"import {ours}" not in source
+
+
+def test_every_example_is_tried() -> None:
+    tried = Path(__file__).read_text()
+    for program in EXAMPLES.glob("*.py"):
+        assert f'"{program.name}"' in tried

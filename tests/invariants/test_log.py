@@ -1,0 +1,243 @@
+"""Invariants 1, 2, 3, 9 and 10: the log is the only truth, and says everything beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import pytest
+
+from events.envelope import decode_intake, encode_log
+from events.log import ActionDecided, ActionRetried, LogEvent, RetryScheduled
+from events.manifest import Retry
+from events.names import ShapeKey
+from events.subjects import log, parse_stored_intake
+from infra.bus.streams import INTAKE, SHAPES, TIMERS
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import BusRefusedError
+from infra.jetstream.reads import read_subject
+from projections.read_models import rebuild
+from reconciler.services.repository import EVENTS_BETWEEN_SNAPSHOTS, ShapeRepository
+from reconciler.shape.inputs import Command, Context
+from reconciler.shape.state import NEW
+from reconciler.shape.turn import take_turn
+from tests.invariants.witness import Witness
+from tests.scenarios.harness import World, api_config, every, only, shape
+
+
+async def eventful_life(world: World) -> None:
+    """Shapes that converge, drift, are withdrawn, orphaned, refused, and made by humans."""
+    await world.human.makes("taken")
+    await world.human.makes("bar")
+    for name in ("foo", "drifting", "leaving", "taken"):
+        await world.declare(name)
+    await world.declare("orphan", policy={"deletion": "Orphan"})
+    for name in ("foo", "drifting", "leaving", "orphan"):
+        await world.until_outcome(name, "Converged")
+    await world.until_outcome("taken", "Conflict")
+    await world.human.changes("drifting", color="Green")
+    await world.withdraw("leaving")
+    await world.withdraw("orphan")
+    await world.until_outcome("leaving", "Deleted")
+    await world.until_outcome("orphan", "Released")
+    await world.until_outcome("bar", "Unowned")
+
+    async def corrected() -> bool:
+        return (await world.human.sees("drifting"))["color"] == "Red"
+
+    await world.until(corrected, "the drift is corrected")
+    await world.observed_again()
+
+
+async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world: World):
+    await eventful_life(world)
+    await world.stop_reconciler()
+    before = await world.rows()
+    journal = await world.human.journal()
+    await world.human.forgets_counts()
+
+    await world.erase_caches()
+    await world.start_reconciler(["projector"])
+
+    async def has_rows() -> bool:
+        return "checkpoint" in await world.rows()
+
+    await world.until(has_rows, "the rows are written again")
+    assert await world.rows() == before
+    events = [(each.position, each.event) for each in await world.log.of_kind("*", "*")]
+    assert dict(rebuild(events).rows()) == before
+    assert await world.human.requests() == {}
+    assert await world.human.journal() == journal
+
+
+async def test_1_a_state_from_a_snapshot_is_the_state_from_the_log(world: World):
+    key = shape("foo")
+    for turn in range(EVENTS_BETWEEN_SNAPSHOTS // 4 + 1):
+        await world.declare("foo", color=("Red", "Green")[turn % 2])
+        await world.until_outcome("foo", "Converged", generation=turn + 1)
+    await world.stop_reconciler()
+    with_snapshot = (await ShapeRepository(world.log).get([key]))[key]
+    assert with_snapshot.snapshot_version >= EVENTS_BETWEEN_SNAPSHOTS
+
+    await world.erase_caches()
+
+    without = (await ShapeRepository(world.log).get([key]))[key]
+    assert without.snapshot_version == 0
+    assert (without.state, without.position) == (with_snapshot.state, with_snapshot.position)
+
+
+async def test_2_the_intent_is_in_the_log_before_each_effect(bare_world: World):
+    world, witness = bare_world, Witness(bare_world)
+    world.kinds = witness.kinds()
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=2)
+    await world.withdraw("foo")
+    await world.until_outcome("foo", "Deleted")
+
+    assert [each.operation for each in witness.executed] == ["Create", "Update", "Delete"]
+    assert witness.unannounced == []
+    assert all(each.because for each in witness.executed)
+    keys = [each["idempotency_key"] for each in await world.human.journal()]
+    assert keys == [each.idempotency_key for each in witness.executed]
+
+
+@pytest.mark.parametrize("fault", ["lost_reply_rate", "error_after_rate", "error_rate"])
+async def test_3_every_attempt_has_the_key_and_the_parameters_of_the_action(
+    bare_world: World, fault: str
+):
+    world, witness = bare_world, Witness(bare_world)
+    world.kinds = witness.kinds()
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.human.breaks(**{fault: 1, "methods": ["POST"], "remaining": 2})
+
+    await world.declare("foo")
+
+    await world.until_outcome("foo", "Converged")
+    facts = await world.facts("foo")
+    decided = only(ActionDecided, facts).action
+    assert witness.executed == [decided] * 3
+    assert [(each.attempt, each.action) for each in every(ActionRetried, facts)] == [
+        (2, decided),
+        (3, decided),
+    ]
+    (effect,) = await world.human.journal()
+    assert effect["idempotency_key"] == decided.idempotency_key
+
+
+async def posts(world: World) -> int:
+    return sum((await world.human.requests()).get("POST", {}).values())
+
+
+async def test_9_a_restart_forgets_no_back_off_and_wakes_nobody_for_nothing(bare_world: World):
+    world = bare_world
+    await world.start_reconciler()
+    patient = Retry(initial_seconds=600, max_seconds=600)
+    await world.configure(api_config(world.human.url, retry=patient))
+    await world.human.breaks(error_rate=1, methods=["POST"])
+    await world.declare("foo")
+    degraded = await world.until_outcome("foo", "Degraded")
+    assert "fault was injected" in degraded.message
+    await world.until_settled()
+    position = await world.log_position()
+    assert await posts(world) == 1
+
+    await world.stop_reconciler()
+    await world.erase_caches()
+    await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
+    await world.start_reconciler()
+    await world.observed_again()
+
+    assert await posts(world) == 1
+    assert await world.log_position() == position
+    status = await world.until(lambda: world.status("foo"), "the row is rebuilt")
+    assert status.retry_at == only(RetryScheduled, await world.facts("foo")).at
+
+
+async def test_9_the_attempts_go_on_counting_after_a_restart(bare_world: World):
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(
+        api_config(world.human.url, retry=Retry(initial_seconds=0.2, max_seconds=60))
+    )
+    await world.human.breaks(error_rate=1, methods=["POST"])
+    await world.declare("foo")
+
+    async def waits() -> list[RetryScheduled]:
+        return every(RetryScheduled, await world.facts("foo"))
+
+    async def waits_for_the_third() -> bool:
+        return len(await waits()) == 2
+
+    await world.until(waits_for_the_third, "two attempts failed")
+    await world.stop_reconciler()
+    await world.erase_caches()
+    await world.human.mends()
+    await world.start_reconciler()
+
+    await world.until_outcome("foo", "Converged")
+    first, second = await waits()
+    assert 0.1 <= first.delay_seconds <= 0.2 <= second.delay_seconds <= 0.4
+    facts = await world.facts("foo")
+    assert [each.attempt for each in every(ActionRetried, facts)] == [2, 3]
+    third = [event for event in await world.history("foo") if event.data == facts[-3]]
+    assert third[0].time >= second.at
+
+
+async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
+    await eventful_life(world)
+    await world.stop_reconciler()
+    configs = world.parts.configurations.by_name
+    commands: dict[ShapeKey, list[Command]] = {}
+    for message in await read_subject(world.nc, INTAKE, "in.>"):
+        what, key = parse_stored_intake(message.subject)
+        told = decode_intake(message.payload, expected=what, fallback_id="")
+        commands.setdefault(key, []).append(Command(message.seq, told.id, told.source, told.data))
+
+    replayed = 0
+    for key, inputs in commands.items():
+        if key.kind != "Shape":
+            continue
+        state = NEW
+        for now, turn in groupby(await world.history(key), key=lambda event: event.time):
+            recorded = list(turn)
+            mine = _taken_until(inputs, recorded)
+            kind = world.kinds.find(key.kind)
+            context = Context(key, now, 0.0, world.log.log_id, kind, configs)
+            again = take_turn(state, mine, context)
+            assert [encode_log(each) for each in again.events] == [
+                encode_log(each) for each in recorded
+            ]
+            state = again.state
+            replayed += len(recorded)
+        assert state == (await ShapeRepository(world.log).get([key]))[key].state
+    assert replayed > 30
+    for name in ("foo", "drifting", "leaving", "orphan", "taken", "bar"):
+        assert shape(name) in commands
+
+
+def _taken_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Command]:
+    """Take the commands up to the last one that a turn's events name as their cause."""
+    last = max(event.causeposition for event in recorded)
+    mine = [each for each in inputs if each.position <= last]
+    del inputs[: len(mine)]
+    return mine
+
+
+async def test_the_log_cannot_be_deleted_or_purged(world: World):
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    stored = await read_subject(world.nc, SHAPES, f"{log(shape('foo'), 'fact')}")
+
+    for request, body in (
+        (f"STREAM.PURGE.{SHAPES}", {}),
+        (f"STREAM.MSG.DELETE.{SHAPES}", {"seq": stored[0].seq}),
+    ):
+        with pytest.raises(BusRefusedError):
+            await api_request(world.nc, request, body)
+    assert len(await world.history("foo")) == 4

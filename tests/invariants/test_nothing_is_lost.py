@@ -1,0 +1,161 @@
+"""Invariant 11: every decided action has an outcome, a live lease or a scheduled retry."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from events.log import ActionDecided, DriftDetected, LogEvent, RetryScheduled, SpecDeclared
+from events.manifest import Limits, Retry
+from events.names import ShapeKey
+from events.subjects import schedule
+from infra.bus.streams import INTAKE, SHAPES, TIMERS, WORKERS
+from infra.jetstream.connection import api_request
+from infra.jetstream.reads import read_subject, stream_state
+from reconciler.shape.evolve import fold
+from tests.scenarios.harness import World, api_config, every, manifest, names, now
+
+_FIRES_ABOUT = timedelta(seconds=0.25)
+NAMES = [f"foo-{number}" for number in range(40)]
+
+
+async def unaccounted(world: World) -> list[str]:
+    """The shapes whose action is under way by the log, and of which nobody takes care.
+
+    Asked in an order in which what moves on in between is seen twice, never not at all: the log
+    first, then who is to execute, then what waits to be decided or to fire.
+    """
+    histories: dict[ShapeKey, list[LogEvent]] = {}
+    for stored in await world.log.of_kind("default", "Shape"):
+        histories.setdefault(stored.event.key, []).append(stored.event)
+    states = {key: fold(events) for key, events in histories.items()}
+    in_flight = {key: state.in_flight for key, state in states.items() if state.in_flight}
+    if not in_flight:
+        return []
+    workers = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    if workers["num_pending"] or workers["num_ack_pending"]:
+        return []  # leased, or about to be
+    deciders = await api_request(world.nc, f"CONSUMER.LIST.{INTAKE}", {})
+    if any(each["num_pending"] or each["num_ack_pending"] for each in deciders["consumers"]):
+        return []  # its result waits to be decided
+    lost: list[str] = []
+    for key, flight in in_flight.items():
+        timer = await read_subject(world.nc, TIMERS, schedule(key, "retry"))
+        settled = fold([each.event for each in await world.log.history(key)]).in_flight != flight
+        is_due = flight.retry_at is not None and flight.retry_at <= now() + _FIRES_ABOUT
+        if not settled and not (flight.retry_at and (timer or is_due)):
+            lost.append(f"{key}: {flight.action.operation}, attempt {flight.attempt}")
+    return lost
+
+
+async def all_converged(world: World) -> bool:
+    return {each["name"] for each in await world.human.sees_all()} == set(NAMES) and all(
+        [names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES]
+    )
+
+
+async def watch_until_converged(world: World) -> None:
+    async def nothing_lost_and_done() -> bool:
+        assert await unaccounted(world) == []
+        return await all_converged(world)
+
+    await world.until(nothing_lost_and_done, "all converge, and nothing is lost", seconds=40)
+
+
+@pytest.mark.parametrize("fault", ["error_rate", "error_after_rate", "throttle_rate"])
+async def test_11_while_the_api_fails_each_action_is_leased_or_scheduled(
+    bare_world: World, fault: str
+):
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(
+        api_config(world.human.url, retry=Retry(initial_seconds=0.1, max_seconds=0.3))
+    )
+    await world.human.breaks(
+        **{fault: 0.5, "methods": ["POST"], "seed": 7, "retry_after_seconds": 0}
+    )
+
+    await world.declare_all([manifest(name) for name in NAMES])
+
+    await watch_until_converged(world)
+    assert await world.human.effects() == ["POST"] * len(NAMES)
+    retried = [every(RetryScheduled, await world.facts(name)) for name in NAMES]
+    assert any(retried)
+
+
+async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(world: World):
+    await world.human.breaks(latency_ms=100, methods=["POST"])
+    await world.declare_all([manifest(name) for name in NAMES])
+
+    async def some_are_under_way() -> bool:
+        return any(
+            [names(await world.facts(name))[-1:] == ["ActionDecided"] for name in NAMES[:5]]
+        )
+
+    await world.until(some_are_under_way, "some actions are under way")
+    await world.stop_reconciler()  # its calls are cut off; what it had leased is free in 30 s
+    assert await unaccounted(world) == []
+    await world.human.mends()
+
+    await world.start_reconciler()
+
+    await watch_until_converged(world)
+    assert sorted(each["name"] for each in await world.human.journal()) == sorted(NAMES)
+
+
+async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world: World):
+    """nats-server is killed while forty shapes are on their way, and comes back."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url, limits=Limits(concurrency=4)))
+    await world.declare("first")
+    await world.until_outcome("first", "Converged")
+    await world.human.breaks(latency_ms=50, methods=["POST"])
+    await world.declare_all([manifest(name) for name in NAMES])
+
+    async def some_are_made() -> bool:
+        return 1 < len(await world.human.journal()) < len(NAMES)
+
+    await world.until(some_are_made, "some are made")
+    await world.kill_nats()
+    await world.human.forgets_counts()
+
+    async def api_goes_quiet() -> bool:
+        before = await world.human.requests()
+        await asyncio.sleep(0.1)
+        return before == await world.human.requests()
+
+    await world.until(api_goes_quiet, "the workers have nothing more to do")
+    await world.start_nats()
+
+    async def all_made_again() -> bool:
+        done = [names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES]
+        return all(done)
+
+    await world.until(all_made_again, "all converge", seconds=60)
+    assert await unaccounted(world) == []
+    await world.until_settled()
+    made = [each["name"] for each in await world.human.journal()]
+    assert sorted(made) == sorted(["first", *NAMES])
+    for name in NAMES:
+        facts = await world.facts(name)
+        assert len(every(SpecDeclared, facts)) == len(every(ActionDecided, facts)) == 1
+        assert every(DriftDetected, facts) == []
+
+
+async def test_11_the_log_goes_on_where_it_was_after_the_server_was_killed(world: World):
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    before = await stream_state(world.nc, SHAPES)
+
+    await world.kill_nats()
+    await world.start_nats()
+    await world.until(lambda: world.history("foo"), "the log answers again")
+
+    after = await stream_state(world.nc, SHAPES)
+    assert after.last_seq >= before.last_seq
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=2)
+    assert await world.human.effects() == ["POST", "PUT"]

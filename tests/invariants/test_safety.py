@@ -1,0 +1,159 @@
+"""Invariants 6, 7, 8 and 12: what is not proved is not believed, what is not ours not touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from events.external import ExternalObject
+from events.intake import Observed
+from events.log import ActionDecided, ActionFailed, DriftDetected, OwnershipReleased
+from events.manifest import CredentialsRef
+from events.names import ShapeKey
+from infra.bus.streams import SHAPES
+from infra.jetstream.reads import read_subject
+from reconciler.shape.owner_label import OWNER_LABEL, owner
+from tests.scenarios.harness import World, api_config, every, manifest, only, shape
+
+ABSENT: ExternalObject | None = None
+
+
+async def test_6_only_a_look_from_after_our_last_effect_proves_absence(bare_world: World):
+    """The API lies in no listing here: the looks come from another observer, on the bus."""
+    world = bare_world
+    await world.start_reconciler(["decider", "worker", "projector"])
+    await world.configure(api_config(world.human.url))
+    before = await world.client.observation_time()
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+
+    stale = Observed("default", "foo", ABSENT, "CompleteListing", as_of=before)
+    await world.client.publish_observation(shape("foo"), stale)
+    undated = Observed("default", "foo", ABSENT, "CompleteListing")
+    await world.client.publish_observation(shape("foo"), undated)
+    await world.until_settled()
+    assert every(DriftDetected, await world.facts("foo")) == []
+
+    await world.human.deletes("foo")
+    after = await world.client.observation_time()
+    proof = Observed("default", "foo", ABSENT, "CompleteListing", as_of=after)
+    await world.client.publish_observation(shape("foo"), proof)
+
+    await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    await world.until_outcome("foo", "Converged")
+    assert only(DriftDetected, await world.facts("foo")).missing
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+async def test_6_a_part_of_a_listing_proves_nothing(bare_world: World, exclusive: bool):
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url, page_size=1, exclusive=exclusive))
+    await world.declare_all([manifest(name) for name in ("foo-1", "foo-2", "foo-3")])
+    for name in ("foo-1", "foo-2", "foo-3"):
+        await world.until_outcome(name, "Converged")
+    await world.observed_again()
+    await world.human.breaks(listing_fail_after_pages=1)
+    await world.human.deletes("foo-3")
+    await world.human.forgets_counts()
+    position = await world.log_position()
+
+    async def failed_thrice() -> bool:
+        return (await world.human.requests()).get("GET", {}).get("500", 0) >= 3
+
+    await world.until(failed_thrice, "three listings broke off")
+    await world.until_settled()
+    assert await world.log_position() == position
+
+
+async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_and_stays(
+    exclusive_world: World,
+):
+    world = exclusive_world
+    await world.human.makes("bar", labels=world.owner_of("bar"))
+    another_log = owner("another-log", ShapeKey("default", "Shape", "baz"))
+    await world.human.makes("baz", labels={OWNER_LABEL: another_log})
+
+    await world.until_outcome("bar", "Disputed", reason="LabelSaysOurs")
+    await world.until_outcome("baz", "Disputed", reason="OwnedByAnother")
+    await world.observed_again()
+    assert await world.human.effects() == ["human POST", "human POST"]
+
+
+async def test_7_a_stranger_that_took_the_name_of_ours_is_not_deleted(world: World):
+    """The withdrawal is decided before anybody has looked: the call itself must notice."""
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.stop_reconciler()
+    await world.human.deletes("foo")
+    await world.human.makes("foo", color="Green")
+    stranger = await world.human.sees("foo")
+    await world.withdraw("foo")
+
+    await world.start_reconciler(["decider", "worker", "projector"])
+
+    await world.until_outcome("foo", "Deleted", reason="NotOurs")
+    assert await world.human.sees("foo") == stranger
+    facts = await world.facts("foo")
+    assert only(ActionFailed, facts).error.error_class == "Conflict"
+    assert only(OwnershipReleased, facts).reason == "Replaced"
+
+
+async def test_7_a_stranger_that_took_the_name_of_ours_is_not_repainted(world: World):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged")
+    await world.stop_reconciler()
+    await world.human.deletes("foo")
+    await world.human.makes("foo", color="Green")
+    stranger = await world.human.sees("foo")
+    await world.declare("foo", color="Purple")
+
+    await world.start_reconciler()
+
+    await world.until_outcome("foo", "Conflict", generation=2, reason="AlreadyExists")
+    await world.observed_again()
+    assert await world.human.sees("foo") == stranger
+
+
+async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world: World):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged")
+    await world.observed_again()
+    position = await world.log_position()
+
+    await world.human.changes("foo")  # a new version with the same content
+    await world.observed_again()
+    assert await world.log_position() == position
+
+    await world.human.changes("foo", labels={"team": "b", **world.owner_of("foo")})
+    await world.observed_again()
+    assert await world.human.effects() == ["POST", "human PUT", "human PUT"]
+    assert only(ActionDecided, await world.facts("foo")).action.operation == "Create"
+
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=2)
+    found = await world.human.sees("foo")
+    assert found["labels"] == {"team": "b", **world.owner_of("foo")}
+
+
+async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(
+    bare_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    world = bare_world
+    secret = "hunter2-7f3a"
+    (tmp_path / "token").write_text(secret)
+    await world.start_reconciler()
+    config = api_config(
+        world.human.url, credentials_ref=CredentialsRef(file=str(tmp_path / "token"))
+    )
+    await world.configure(config)
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.human.breaks(error_rate=1, methods=["PUT"], remaining=1)
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=2)
+
+    stored = await read_subject(world.nc, SHAPES, "log.>")
+    assert stored
+    assert not any(secret.encode() in message.payload for message in stored)

@@ -1,0 +1,242 @@
+"""Invariants 4 and 5: wake-ups carry no truth, and of two writers one wins."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from events.envelope import encode_intake
+from events.external import ExternalObject
+from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
+from events.log import ActionDecided, SpecDeclared
+from events.manifest import ProviderConfigSpec
+from events.names import ShapeKey
+from events.subjects import Intake
+from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.streams import TIMERS
+from infra.jetstream.connection import api_request
+from reconciler.ports import (
+    Answer,
+    AppendLostError,
+    DeadLetter,
+    IntakeDelivery,
+    Rejection,
+    ShapeAppend,
+    TimerRequest,
+)
+from reconciler.services import sweeper
+from reconciler.services.configurations import Configurations
+from reconciler.services.decider import Decider
+from reconciler.shape.evolve import fold
+from tests.scenarios.harness import ACTOR, World, every, manifest, names, only, shape
+
+
+def moment() -> datetime:
+    return datetime.now(UTC)
+
+
+async def test_4_wake_ups_stale_looks_and_old_results_change_nothing(world: World):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=2)
+    first = every(ActionDecided, await world.facts("foo"))[0].action
+    position = await world.log_position()
+    green = ExternalObject("foo", {"type": "Square", "color": "Green"}, "u-1")
+
+    def reported(error: ActionError | None) -> Reported:
+        return Reported(first.action_id, 1, moment(), moment(), "zombie", error, green)
+
+    nothing_new: list[tuple[Intake, IntakeData]] = [
+        ("timer", TimerFired("Retry")),
+        ("timer", TimerFired("Sweep")),
+        ("timer", TimerFired("ConfigChanged")),
+        ("observed", Observed("default", "foo", green, "Read", as_of=0)),
+        ("observed", Observed("default", "foo", None, "CompleteListing", as_of=1)),
+        ("observed", Observed("elsewhere", "foo", None, "Read", as_of=10**9)),
+        ("result", reported(None)),
+        ("result", reported(ActionError("NotFound", "gone"))),
+        ("result", reported(ActionError("Unknown", "no answer"))),
+    ]
+    for what, data in [*nothing_new, *reversed(nothing_new)]:
+        await world.tell(shape("foo"), data, what)
+
+    await world.observed_again()
+    assert await world.log_position() == position
+    assert await world.human.effects() == ["POST", "PUT"]
+
+
+async def test_4_a_shape_whose_timer_was_lost_is_found_by_the_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sweeper, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(sweeper, "OVERDUE_SECONDS", 0.1)
+    await world.restart_reconciler()
+    await world.human.breaks(error_rate=1, methods=["POST"], remaining=1)
+    await world.declare("foo")
+    await world.until_outcome("foo", "Degraded")
+
+    await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
+
+    await world.until_outcome("foo", "Converged")
+    assert await world.human.effects() == ["POST"]
+
+
+# --- two deciders
+
+
+class Inbox:
+    """Implements ``reconciler.ports.IntakeReader``, for batches that are handed over directly."""
+
+    def __init__(self) -> None:
+        self.acked: list[IntakeDelivery] = []
+
+    async def next_batch(self) -> Sequence[IntakeDelivery]:
+        raise NotImplementedError
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        self.acked += deliveries
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        raise AssertionError(f"{len(deliveries)} messages could not be decided")
+
+    async def close(self) -> None: ...
+
+
+class Told:
+    """Implements ``reconciler.ports.DecisionSink``."""
+
+    async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
+
+    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None: ...
+
+    async def reject(self, rejections: Sequence[Rejection]) -> None: ...
+
+    async def bury(self, letters: Sequence[DeadLetter]) -> None:
+        raise AssertionError(letters[0].reason)
+
+
+class CountingLog(JetStreamShapeLog):
+    """The log, counting the appends that another writer was faster than."""
+
+    lost = 0
+
+    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+        try:
+            return await super().append(appends)
+        except AppendLostError:
+            self.lost += 1
+            raise
+
+
+class Replica:
+    """A decider with a memory of its own, as in a process of its own."""
+
+    def __init__(self, world: World) -> None:
+        self.log = CountingLog(world.nc, world.log.log_id)
+        self.inbox = Inbox()
+        configurations = Configurations()
+        configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://nowhere")
+        self.decider = Decider(
+            reader=self.inbox,
+            log=self.log,
+            sink=Told(),
+            kinds=world.kinds,
+            configurations=configurations,
+        )
+
+
+_positions = itertools.count(1)
+
+
+def delivery(data: IntakeData, what: Intake = "desired", name: str = "foo") -> IntakeDelivery:
+    message_id = uuid.uuid4().hex
+    payload = encode_intake(message_id, ACTOR, data, time=moment())
+    key: ShapeKey = shape(name)
+    subject = f"in.0.{what}.{key.tokens}"
+    return IntakeDelivery(next(_positions), subject, payload, message_id, None, 1, None)
+
+
+def red(name: str = "foo") -> IntakeDelivery:
+    return delivery(Declared(manifest(name, color="Red")), name=name)
+
+
+async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_once(
+    bare_world: World,
+):
+    world = bare_world
+    mine, zombie = Replica(world), Replica(world)
+    await mine.decider.handle([red()])
+    await zombie.decider.handle([delivery(TimerFired("Sweep"), "timer")])  # now it knows the shape
+    decided = only(ActionDecided, await world.facts("foo")).action
+    made = ExternalObject("foo", decided.fields, "u-1", "1", decided.labels)
+    result = Reported(decided.action_id, 1, moment(), moment(), "w", object=made)
+    reported = delivery(result, "result")
+    await mine.decider.handle([reported])
+
+    await zombie.decider.handle([reported])  # it still believes that the create is under way
+    await zombie.decider.handle([delivery(Declared(manifest("foo", color="Purple")))])
+
+    assert (mine.log.lost, zombie.log.lost) == (0, 1)
+    history = await world.history("foo")
+    assert [event.shapeversion for event in history] == list(range(1, len(history) + 1))
+    assert names([event.data for event in history]) == [
+        "SpecDeclared",
+        "ActionDecided",
+        "ActionSucceeded",
+        "OutcomeRecorded",
+        "SpecDeclared",
+        "ActionDecided",
+    ]
+    assert len(zombie.inbox.acked) == 3
+
+
+async def test_5_of_two_deciders_at_once_one_append_wins_for_each_shape(bare_world: World):
+    """Both take the same forty messages at the same time, again and again, in opposite order."""
+    world = bare_world
+    mine, other = Replica(world), Replica(world)
+    shapes = [f"foo-{number}" for number in range(40)]
+    for color in ("Red", "Green", "Blue"):
+        batch = [delivery(Declared(manifest(name, color=color)), name=name) for name in shapes]
+        await asyncio.gather(mine.decider.handle(batch), other.decider.handle(batch[::-1]))
+
+    assert mine.log.lost + other.log.lost > 0
+    assert len(mine.inbox.acked) == len(other.inbox.acked) == 120
+    for name in shapes:
+        history = await world.history(name)
+        fold(history)  # gapless, or it raises
+        facts = [event.data for event in history]
+        assert [each.generation for each in every(SpecDeclared, facts)] == [1, 2, 3]
+        assert len(every(ActionDecided, facts)) == 1
+
+
+async def test_5_a_second_replica_changes_nothing_about_the_effects(world: World):
+    """Two whole reconcilers on one bus, both looking and both ready to decide."""
+    other = World.beside(world)
+    await other.start_reconciler()
+    try:
+        shapes = [f"foo-{number}" for number in range(30)]
+        await world.declare_all([manifest(name) for name in shapes])
+        for name in shapes:
+            await world.until_outcome(name, "Converged")
+        await world.human.deletes("foo-7")
+        await world.human.changes("foo-8", color="Green")
+
+        async def repaired() -> bool:
+            found = await world.human.finds("foo-8")
+            seven = await world.human.finds("foo-7")
+            return found is not None and found["color"] == "Red" and seven is not None
+
+        await world.until(repaired, "both are repaired")
+        await world.observed_again()
+        await other.observed_again()
+    finally:
+        await other.stop_reconciler()
+    assert await world.human.effects("foo-7") == ["POST", "human DELETE", "POST"]
+    assert await world.human.effects("foo-8") == ["POST", "human PUT", "PUT"]
+    assert len(await world.human.effects()) == 30 + 4

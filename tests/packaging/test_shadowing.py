@@ -1,0 +1,90 @@
+"""Other packages of our names are told at the start, in one line that names both places."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reconciler.shadowing import PACKAGES, check_packages
+from tests.packaging.installing import Installed
+
+
+def _start(installed: Installed, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [installed.bin / "reconciler", "--version"],
+        cwd=cwd,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _one_error(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture
+def mixed(installed: Installed, tmp_path: Path) -> Iterator[Path]:
+    """Our installed ``events``, which the test may spoil."""
+    package = installed.site_packages / "events"
+    shutil.copytree(package, tmp_path / "kept")
+    yield package
+    shutil.rmtree(package)
+    shutil.copytree(tmp_path / "kept", package)
+
+
+def test_a_checkout_is_its_own() -> None:
+    check_packages()
+
+
+def test_what_is_installed_alone_is_accepted(installed: Installed, tmp_path: Path) -> None:
+    done = _start(installed, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", sorted(set(PACKAGES) - {"reconciler"}))
+@pytest.mark.parametrize("form", ["{}/__init__.py", "{}.py"])
+def test_a_package_earlier_on_the_path_is_an_error(
+    installed: Installed, tmp_path: Path, name: str, form: str
+) -> None:
+    foreign = tmp_path / form.format(name)
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.touch()
+    line = _one_error(_start(installed, tmp_path, PYTHONPATH=str(tmp_path)))
+    assert str(foreign) in line
+    assert str(installed.site_packages / name / "__init__.py") in line
+
+
+def test_a_distribution_that_overwrote_ours_is_named(
+    installed: Installed, mixed: Path, tmp_path: Path
+) -> None:
+    (mixed / "__init__.py").write_text("class Events: ...\n")
+    record = installed.site_packages / "Events-0.5.dist-info"
+    record.mkdir()
+    try:
+        (record / "METADATA").write_text("Metadata-Version: 2.1\nName: Events\nVersion: 0.5\n")
+        (record / "RECORD").write_text("events/__init__.py,,\nEvents-0.5.dist-info/METADATA,,\n")
+        line = _one_error(_start(installed, tmp_path))
+    finally:
+        shutil.rmtree(record)
+    assert str(mixed / "__init__.py") in line
+    assert "Events 0.5" in line
+
+
+def test_a_package_that_somebody_removed_is_an_error(
+    installed: Installed, mixed: Path, tmp_path: Path
+) -> None:
+    (mixed / "__init__.py").unlink()
+    line = _one_error(_start(installed, tmp_path))
+    assert str(mixed / "__init__.py") in line
+    assert "missing" in line

@@ -1,0 +1,43 @@
+"""Fixtures of the stories: the API's process for all of them, a world of its own for each."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from infra.shapes_api import ShapesProcess
+from tests.scenarios.harness import Human, World, api_config
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The shapes API, a process of its own; each story finds it empty."""
+    process = ShapesProcess()
+    yield await process.start(tmp_path_factory.mktemp("shapes"))
+    await process.stop()
+
+
+@pytest.fixture
+async def bare_world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
+    """A bus and an empty API; no reconciler runs, and no API is configured."""
+    human = Human(api_url)
+    async with World(tmp_path / "nats", human).here() as world:
+        yield world
+    await human.leaves()
+
+
+@pytest.fixture
+async def world(bare_world: World) -> World:
+    """A reconciler that looks after a shared API."""
+    await bare_world.start_reconciler()
+    await bare_world.configure(api_config(bare_world.human.url))
+    return bare_world
+
+
+@pytest.fixture
+async def exclusive_world(bare_world: World) -> World:
+    """A reconciler to which everything in the API belongs; its guard lets two strays go at once."""
+    await bare_world.start_reconciler()
+    await bare_world.configure(api_config(bare_world.human.url, exclusive=True))
+    return bare_world

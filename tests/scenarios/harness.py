@@ -1,0 +1,460 @@
+"""A small world to tell stories in: nats-server, the shapes API, the reconciler, and a human.
+
+The server and the API are real processes, the reconciler runs its roles in this one, and the human
+uses the API directly, without asking anybody. Nothing here sleeps for a fixed time: ``until`` waits
+for a condition, and ``observed_again`` for listings that really began and ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+from nats.aio.client import Client
+
+from events.dead_letter import DeadLetterRecord
+from events.envelope import decode_log, encode_intake
+from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.log import LogEvent, OutcomeRecorded, ShapeEvent
+from events.manifest import (
+    PROVIDER_CONFIG_API_VERSION,
+    PROVIDER_CONFIG_KIND,
+    DeletionGuard,
+    Fields,
+    Limits,
+    Manifest,
+    Metadata,
+    ProviderConfigSpec,
+    Retry,
+    Scope,
+)
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.subjects import REPLY_HEADER, Intake, intake, outcome
+from infra.bus.intake import JetStreamIntakeWriter
+from infra.bus.rows import JetStreamRows
+from infra.bus.shape_log import JetStreamShapeLog, open_log
+from infra.bus.streams import (
+    DEADLETTERS,
+    INTAKE,
+    OUTCOMES,
+    ROWS,
+    SHAPES,
+    SNAPSHOTS,
+    WORKERS,
+)
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import BusError
+from infra.jetstream.reads import read_subject, stream_state
+from infra.providers.records import RECORD
+from infra.providers.shapes import SHAPE
+from projections.status import StatusRow
+from reconciler.kinds import KindRegistry
+from reconciler.ports import IntakeMessageOut
+from reconciler.sdk import Client as SdkClient
+from reconciler.sdk import client_on
+from reconciler.shape.owner_label import OWNER_LABEL, owner
+from reconciler.wiring import ROLES, Role, Running, connected, initialise, running
+
+PATIENCE_SECONDS = 10.0
+ACTOR = "team-a"
+
+_POLL_SECONDS = 0.01
+_T = TypeVar("_T")
+_E = TypeVar("_E")
+
+
+def shape(name: str) -> ShapeKey:
+    return ShapeKey("default", "Shape", name)
+
+
+def manifest(
+    name: str,
+    kind: str = "Square",
+    color: str = "Red",
+    *,
+    config: str | None = None,
+    policy: Fields | None = None,
+) -> Manifest:
+    spec: Fields = {"type": kind, "color": color}
+    if policy is not None:
+        spec["policy"] = policy
+    if config is not None:
+        spec["providerConfigRef"] = {"name": config}
+    return Manifest("shapes/v1", "Shape", Metadata(name), spec)
+
+
+def api_config(
+    endpoint: str,
+    *,
+    resync: float = 0.2,
+    page_size: int = 1000,
+    exclusive: bool = False,
+    provider: str = "shapes",
+    **rest: Any,
+) -> ProviderConfigSpec:
+    """A configuration for impatient tests."""
+    defaults: dict[str, Any] = {
+        "scope": Scope(mode="Exclusive" if exclusive else "Shared"),
+        "limits": Limits(page_size=page_size, request_timeout_seconds=5),
+        "retry": Retry(initial_seconds=0.2, max_seconds=1.0),
+        "deletion_guard": DeletionGuard(max_count=2),
+    }
+    return ProviderConfigSpec(
+        provider=provider, endpoint=endpoint, resync_seconds=resync, **(defaults | rest)
+    )
+
+
+class Human:
+    """Somebody who uses the API directly; also reads what the API itself has counted."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.AsyncClient(base_url=url, timeout=10)
+        self._journal_from = 0
+
+    async def start_afresh(self) -> None:
+        """Leave nothing of the story before: no shape, no fault, no count."""
+        await self._http.delete("/_faults")
+        names = [each["name"] for each in await self.sees_all()]
+        for start in range(0, len(names), 50):
+            await asyncio.gather(*(self.deletes(name) for name in names[start : start + 50]))
+        self._journal_from = max(
+            (each["sequence"] for each in await self._entries(0)), default=self._journal_from
+        )
+        await self.forgets_counts()
+
+    async def makes(
+        self,
+        name: str,
+        kind: str = "Square",
+        color: str = "Red",
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        body = {"name": name, "type": kind, "color": color, "labels": labels or {}}
+        (await self._http.post("/shapes", json=body)).raise_for_status()
+
+    async def changes(self, name: str, **changed: object) -> None:
+        body = {**(await self.sees(name)), **changed}
+        (await self._http.put(f"/shapes/{name}", json=body)).raise_for_status()
+
+    async def deletes(self, name: str) -> None:
+        (await self._http.delete(f"/shapes/{name}")).raise_for_status()
+
+    async def finds(self, name: str) -> dict[str, Any] | None:
+        answer = await self._http.get(f"/shapes/{name}")
+        return None if answer.status_code == 404 else answer.raise_for_status().json()
+
+    async def sees(self, name: str) -> dict[str, Any]:
+        found = await self.finds(name)
+        assert found is not None, f"the API has no {name}"
+        return found
+
+    async def sees_all(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        token: str | None = ""
+        while token is not None:
+            query = {"limit": "1000"} | ({"continue": token} if token else {})
+            page = (await self._http.get("/shapes", params=query)).raise_for_status().json()
+            items += page["items"]
+            token = page.get("continue")
+        return items
+
+    async def breaks(self, **faults: object) -> None:
+        (await self._http.put("/_faults", json=faults)).raise_for_status()
+
+    async def mends(self) -> None:
+        (await self._http.delete("/_faults")).raise_for_status()
+
+    # --- what really happened, by the API's own records
+
+    async def _entries(self, after: int) -> list[dict[str, Any]]:
+        answer = await self._http.get("/_journal", params={"after": after})
+        return answer.raise_for_status().json()["entries"]
+
+    async def journal(self) -> list[dict[str, Any]]:
+        """Every effect that really happened in this story."""
+        return await self._entries(self._journal_from)
+
+    async def effects(self, name: str | None = None) -> list[str]:
+        """The effects on one shape or all: ``POST`` by the reconciler, ``human POST`` by hand."""
+        return [
+            each["method"] if each["idempotency_key"] else f"human {each['method']}"
+            for each in await self.journal()
+            if name in (None, each["name"])
+        ]
+
+    async def requests(self) -> dict[str, dict[str, int]]:
+        """The requests since ``forgets_counts``, by method and status."""
+        return (await self._http.get("/_stats")).raise_for_status().json()["requests"]
+
+    async def forgets_counts(self) -> None:
+        (await self._http.delete("/_stats")).raise_for_status()
+
+    async def leaves(self) -> None:
+        await self._http.aclose()
+
+
+class World:
+    """One story's bus and reconciler; ``human`` is in the API."""
+
+    def __init__(self, folder: Path, human: Human) -> None:
+        self.human = human
+        self.server = EmbeddedServer()
+        self.nc: Client
+        self.client: SdkClient
+        self.log: JetStreamShapeLog
+        self.kinds = KindRegistry([SHAPE, RECORD])
+        self._folder = folder
+        self._writer: JetStreamIntakeWriter
+        self._reconciler: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self.parts: Running
+
+    @classmethod
+    def beside(cls, other: World) -> World:
+        """Another reconciler on the same bus, which begins and ends with that one's world."""
+        world = cls(other._folder, other.human)
+        world.server, world.nc, world.log = other.server, other.nc, other.log
+        return world
+
+    # --- the reconciler and the bus
+
+    async def start_reconciler(self, roles: Sequence[Role] = ROLES) -> Running:
+        """Start the roles; returns when the process knows all that the log has."""
+        ready: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
+        self._reconciler = asyncio.create_task(self._run(roles, ready))
+        await asyncio.wait({ready, self._reconciler}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            self._reconciler.result()
+        self.parts = ready.result()
+        return self.parts
+
+    async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
+        async with (
+            connected(self.server.url) as nc,
+            running(nc, roles, kinds=self.kinds) as parts,
+        ):
+            ready.set_result(parts)
+            await self._stop.wait()
+
+    async def stop_reconciler(self) -> None:
+        if self._reconciler is not None:
+            self._stop.set()
+            reconciler, self._reconciler = self._reconciler, None
+            await reconciler
+
+    async def restart_reconciler(self) -> None:
+        await self.stop_reconciler()
+        await self.start_reconciler()
+
+    async def kill_nats(self) -> None:
+        await self.server.kill()
+
+    async def start_nats(self) -> None:
+        await self.server.start(self.server.data_dir, port=self.server.port)
+
+    async def erase_caches(self) -> None:
+        """Delete every projection and snapshot: only the log remains."""
+        for stream in (ROWS, SNAPSHOTS):
+            await api_request(self.nc, f"STREAM.PURGE.{stream}", {})
+
+    # --- declaring
+
+    async def configure(self, spec: ProviderConfigSpec, name: str = "default") -> None:
+        fields = msgspec.to_builtins(spec, str_keys=True)
+        metadata = Metadata(name, SYSTEM_NAMESPACE)
+        config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        await self.tell(config.key, Declared(config))
+
+    async def declare(
+        self,
+        name: str,
+        kind: str = "Square",
+        color: str = "Red",
+        *,
+        config: str | None = None,
+        policy: Fields | None = None,
+    ) -> None:
+        await self.declare_all([manifest(name, kind, color, config=config, policy=policy)])
+
+    async def declare_all(self, manifests: Sequence[Manifest]) -> None:
+        """Publish declarations in their order, whether a reconciler runs or not."""
+        await self.client.publish(manifests)
+
+    async def withdraw(self, name: str) -> None:
+        await self.tell(shape(name), Withdrawn())
+
+    async def tell(self, key: ShapeKey, data: IntakeData, what: Intake = "desired") -> None:
+        await self._writer.publish([IntakeMessageOut(what, key, data, uuid.uuid4().hex)])
+
+    async def ask(
+        self, key: ShapeKey, data: IntakeData, *, message_id: str | None = None
+    ) -> Answer:
+        """Publish one declaration and wait for the decider's answer on an inbox."""
+        payload = encode_intake(message_id or uuid.uuid4().hex, ACTOR, data, time=now())
+        return await self.ask_raw(intake("desired", key), payload)
+
+    async def ask_raw(self, subject: str, payload: bytes) -> Answer:
+        """Publish bytes by hand, without the header that lets the stream see a duplicate."""
+        inbox = self.nc.new_inbox()
+        subscription = await self.nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
+        await self.nc.request(
+            subject, payload, timeout=PATIENCE_SECONDS, headers={REPLY_HEADER: inbox}
+        )
+        answered = await subscription.next_msg(timeout=PATIENCE_SECONDS)
+        await subscription.unsubscribe()
+        return msgspec.json.decode(answered.data, type=Answer)
+
+    # --- looking
+
+    async def until(
+        self,
+        condition: Callable[[], Awaitable[_T | None]],
+        what: str,
+        *,
+        seconds: float = PATIENCE_SECONDS,
+    ) -> _T:
+        """Wait until a condition gives something true, while the reconciler lives; give that."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if self._reconciler is not None and self._reconciler.done():
+                self._reconciler.result()
+                raise AssertionError("the reconciler ended by itself")
+            try:
+                found = await condition()
+            except BusError:
+                found = None  # the bus is away: look again
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def until_outcome(
+        self,
+        name: str | ShapeKey,
+        wanted: str,
+        *,
+        generation: int | None = None,
+        reason: str | None = None,
+    ) -> OutcomeRecorded:
+        """Wait until the newest outcome on the outcome stream is this one."""
+        key = shape(name) if isinstance(name, str) else name
+
+        async def is_there() -> OutcomeRecorded | None:
+            recorded = await self.outcomes(key)
+            if not recorded or recorded[-1].outcome != wanted:
+                return None
+            newest = recorded[-1]
+            right = generation in (None, newest.generation) and reason in (None, newest.reason)
+            return newest if right else None
+
+        try:
+            return await self.until(is_there, f"outcome {wanted} of {key}")
+        except AssertionError as error:
+            told = [f"{e.outcome}/{e.reason}@{e.generation}" for e in await self.outcomes(key)]
+            happened = [type(event).__name__ for event in await self.facts(key)]
+            raise AssertionError(f"{error}; told: {told}; log: {happened}") from error
+
+    async def until_settled(self) -> None:
+        """Wait until nothing waits to be decided, and no action to be executed."""
+
+        async def is_settled() -> bool:
+            intake_consumers = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
+            workers = await api_request(self.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+            return not any(
+                each["num_pending"] or each["num_ack_pending"]
+                for each in (*intake_consumers["consumers"], workers)
+            )
+
+        await self.until(is_settled, "everything decided and executed")
+
+    async def observed_again(self, times: int = 2) -> None:
+        """Wait until so many complete listings began from now on, and their news are decided."""
+        observer = self.parts.observer
+        assert observer is not None
+        wanted = observer.listings + 1 + times  # one may be under way
+
+        async def is_listed() -> bool:
+            return observer.listings >= wanted
+
+        await self.until(is_listed, f"{times} more listings")
+        await self.until_settled()
+
+    async def history(self, name: str | ShapeKey) -> list[LogEvent]:
+        key = shape(name) if isinstance(name, str) else name
+        return [stored.event for stored in await self.client.history(key)]
+
+    async def facts(self, name: str | ShapeKey) -> list[ShapeEvent]:
+        return [event.data for event in await self.history(name)]
+
+    async def log_position(self) -> int:
+        return (await stream_state(self.nc, SHAPES)).last_seq
+
+    async def outcomes(self, key: ShapeKey) -> list[OutcomeRecorded]:
+        """Everything on the outcome stream about a shape, as another service reads it."""
+        messages = await read_subject(self.nc, OUTCOMES, outcome(key))
+        told = [decode_log(message.payload).data for message in messages]
+        return [each for each in told if isinstance(each, OutcomeRecorded)]
+
+    async def status(self, name: str) -> StatusRow | None:
+        """The row of a shape that the projector has written."""
+        return await self.client.status(shape(name))
+
+    async def rows(self) -> Mapping[str, bytes]:
+        """Every stored row of the read models, as bytes."""
+        return await JetStreamRows(self.nc).load()
+
+    async def dead_letters(self) -> list[DeadLetterRecord]:
+        messages = await read_subject(self.nc, DEADLETTERS, "deadletter.>")
+        return [msgspec.json.decode(each.payload, type=DeadLetterRecord) for each in messages]
+
+    def owner_of(self, name: str) -> dict[str, str]:
+        """The label by which an object says that it is ours."""
+        return {OWNER_LABEL: owner(self.log.log_id, shape(name))}
+
+    # --- beginning and end
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[World]:
+        await self.server.start(self._folder)
+        try:
+            async with connected(self.server.url) as self.nc:
+                await initialise(self.nc)
+                self.log = await open_log(self.nc)
+                self._writer = JetStreamIntakeWriter(self.nc, ACTOR)
+                await self.human.start_afresh()
+                async with client_on(self.nc, source=ACTOR) as self.client:
+                    yield self
+                    await self.stop_reconciler()
+        finally:
+            if self._reconciler is not None:
+                self._reconciler.cancel()
+                await asyncio.gather(self._reconciler, return_exceptions=True)
+            await self.server.kill()
+
+
+def every(kind: type[_E], events: Sequence[object]) -> list[_E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def only(kind: type[_E], events: Sequence[object]) -> _E:
+    (found,) = every(kind, events)
+    return found
+
+
+def names(events: Sequence[object]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

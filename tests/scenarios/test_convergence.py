@@ -1,0 +1,198 @@
+"""Scenarios 1 to 4, 24 and 26: what is declared comes to be, and stays so."""
+
+from __future__ import annotations
+
+import uuid
+
+from events.envelope import encode_intake
+from events.intake import Declared
+from events.log import (
+    ActionDecided,
+    DriftDetected,
+    FieldDifference,
+    GenerationSuperseded,
+    OutcomeRecorded,
+    OwnershipReleased,
+    SpecDeclared,
+)
+from events.subjects import intake
+from tests.scenarios.harness import (
+    ACTOR,
+    World,
+    every,
+    manifest,
+    names,
+    now,
+    only,
+    shape,
+)
+
+
+async def test_1_what_is_declared_is_made(world: World):
+    await world.declare("foo", "Square", "Red")
+
+    outcome = await world.until_outcome("foo", "Converged", generation=1)
+    found = await world.human.sees("foo")
+    assert (found["type"], found["color"]) == ("Square", "Red")
+    assert found["labels"] == world.owner_of("foo")
+    assert await world.human.effects("foo") == ["POST"]
+    assert {each.type: each.status for each in outcome.conditions} == {
+        "Ready": "True",
+        "Synced": "True",
+    }
+    assert names(await world.facts("foo")) == [
+        "SpecDeclared",
+        "ActionDecided",
+        "ActionSucceeded",
+        "OutcomeRecorded",
+    ]
+
+
+async def test_2_another_colour_is_one_update(world: World):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    before = await world.human.sees("foo")
+
+    await world.declare("foo", color="Purple")
+
+    await world.until_outcome("foo", "Converged", generation=2)
+    after = await world.human.sees("foo")
+    assert (after["color"], after["uid"]) == ("Purple", before["uid"])
+    assert await world.human.effects("foo") == ["POST", "PUT"]
+
+
+async def test_3_what_a_human_deletes_is_made_again(world: World):
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=1)
+    lost = await world.human.sees("foo")
+
+    await world.human.deletes("foo")
+
+    found = await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    await world.until_outcome("foo", "Converged")
+    await world.observed_again()
+    assert (found["color"], found["labels"]) == ("Purple", world.owner_of("foo"))
+    assert found["uid"] != lost["uid"]
+    assert await world.human.effects("foo") == ["POST", "human DELETE", "POST"]
+    facts = await world.facts("foo")
+    assert only(DriftDetected, facts) == DriftDetected(generation=1, missing=True)
+    assert only(OwnershipReleased, facts).reason == "Gone"
+    assert only(OwnershipReleased, facts).uid == lost["uid"]
+    assert [each.outcome for each in every(OutcomeRecorded, facts)] == ["Converged", "Converged"]
+
+
+async def test_4_what_a_human_repaints_gets_its_colour_back(world: World):
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=1)
+
+    await world.human.changes("foo", color="Green")
+
+    await world.until(lambda: is_color(world, "Purple"), "Purple comes back")
+    await world.observed_again()
+    assert await world.human.effects("foo") == ["POST", "human PUT", "PUT"]
+    drift = only(DriftDetected, await world.facts("foo"))
+    assert drift.differences == (FieldDifference("color", desired="Purple", observed="Green"),)
+    status = await world.status("foo")
+    assert status is not None
+    assert (status.outcome, status.drifts) == ("Converged", 1)
+
+
+async def test_4_an_ignored_field_stays_as_the_human_left_it(world: World):
+    await world.declare("foo", "Square", "Purple", policy={"ignoreFields": ["type"]})
+    await world.until_outcome("foo", "Converged", generation=1)
+
+    await world.human.changes("foo", type="Circle", color="Green")
+
+    await world.until(lambda: is_color(world, "Purple"), "Purple comes back")
+    await world.observed_again()
+    assert (await world.human.sees("foo"))["type"] == "Circle"
+    drift = only(DriftDetected, await world.facts("foo"))
+    assert [each.path for each in drift.differences] == ["color"]
+
+    await world.human.changes("foo", type="Hexagon")
+
+    await world.observed_again()
+    assert (await world.human.sees("foo"))["type"] == "Hexagon"
+    assert await world.human.effects("foo") == ["POST", "human PUT", "PUT", "human PUT"]
+
+
+async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: World):
+    await world.stop_reconciler()
+    colors = ["Red", "Green", "Blue", "Yellow", "Purple"]
+    await world.declare_all([manifest("foo", color=color) for color in colors])
+
+    await world.start_reconciler()
+
+    await world.until_outcome("foo", "Converged", generation=5)
+    assert (await world.human.sees("foo"))["color"] == "Purple"
+    assert await world.human.effects("foo") == ["POST"]
+    facts = await world.facts("foo")
+    assert [each.fields["color"] for each in every(SpecDeclared, facts)] == colors
+    superseded = every(GenerationSuperseded, facts)
+    assert [(each.generation, each.by) for each in superseded] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert only(ActionDecided, facts).action.generation == 5
+
+
+async def test_24_a_generation_that_is_replaced_under_way_is_marked_and_the_newest_wins(
+    world: World,
+):
+    await world.human.breaks(latency_ms=200, methods=["POST"])
+    await world.declare("foo", color="Red")
+    await world.until(lambda: under_way(world), "the create is under way")
+
+    await world.declare("foo", color="Purple")
+
+    await world.until_outcome("foo", "Converged", generation=2)
+    assert (await world.human.sees("foo"))["color"] == "Purple"
+    assert await world.human.effects("foo") == ["POST", "PUT"]
+    assert only(GenerationSuperseded, await world.facts("foo")).by == 2
+
+
+async def test_26_a_declaration_that_comes_twice_late_and_out_of_order_is_one_generation(
+    world: World,
+):
+    first = encode_intake("d-1", ACTOR, Declared(manifest("foo", color="Red")), time=now())
+    second = encode_intake("d-2", ACTOR, Declared(manifest("foo", color="Purple")), time=now())
+    subject = intake("desired", shape("foo"))
+
+    answers = [
+        await world.ask_raw(subject, each) for each in (first, first, second, first, second)
+    ]
+
+    told = [(each.accepted, each.reason, each.generation) for each in answers]
+    assert told == [
+        (True, "Accepted", 1),
+        (True, "Duplicate", 1),
+        (True, "Accepted", 2),
+        (True, "Duplicate", 2),
+        (True, "Duplicate", 2),
+    ]
+    await world.until_outcome("foo", "Converged", generation=2)
+    await world.observed_again()
+    assert (await world.human.sees("foo"))["color"] == "Purple"
+    facts = await world.facts("foo")
+    assert len(every(SpecDeclared, facts)) == 2
+    assert len(await world.human.effects("foo")) == len(every(ActionDecided, facts)) <= 2
+
+
+async def test_26_the_same_content_under_another_id_is_no_new_generation(world: World):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    position = await world.log_position()
+
+    answer = await world.ask(
+        shape("foo"), Declared(manifest("foo", color="Red")), message_id=uuid.uuid4().hex
+    )
+
+    assert (answer.accepted, answer.reason, answer.generation) == (True, "Unchanged", 1)
+    await world.observed_again()
+    assert await world.log_position() == position
+    assert await world.human.effects("foo") == ["POST"]
+
+
+async def is_color(world: World, color: str) -> bool:
+    return (await world.human.sees("foo"))["color"] == color
+
+
+async def under_way(world: World) -> bool:
+    return bool(every(ActionDecided, await world.facts("foo")))

@@ -1,0 +1,147 @@
+"""Scenario 16: a listing that fails or lies must not cost anybody a shape (invariant 6)."""
+
+from __future__ import annotations
+
+from events.log import ActionDecided, DriftDetected, ExternalObserved
+from tests.scenarios.harness import World, api_config, every, manifest, names, only, shape
+
+NAMES = [f"foo-{number}" for number in range(6)]
+
+
+async def converged(world: World) -> None:
+    await world.declare_all([manifest(name) for name in NAMES])
+    for name in NAMES:
+        await world.until_outcome(name, "Converged")
+
+
+async def failed_listings(world: World) -> int:
+    return (await world.human.requests()).get("GET", {}).get("500", 0)
+
+
+async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_world: World):
+    """One page came, in which most shapes are not: that is no proof of anything."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url, page_size=2, exclusive=True))
+    await converged(world)
+    await world.human.forgets_counts()
+    await world.human.breaks(listing_fail_after_pages=1)
+    await world.human.makes("stray")
+    position = await world.log_position()
+
+    async def failed_a_few_times() -> bool:
+        return await failed_listings(world) >= 4
+
+    await world.until(failed_a_few_times, "four listings failed")
+    await world.until_settled()
+    assert await world.log_position() == position
+    assert await world.human.effects() == ["POST"] * 6 + ["human POST"]
+
+    await world.human.mends()
+
+    async def stray_is_gone() -> bool:
+        return await world.human.finds("stray") is None
+
+    await world.until(stray_is_gone, "a whole listing shows the stray, which is removed")
+    assert [each["name"] for each in await world.human.sees_all()] == NAMES
+
+
+async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
+    """A listing that claims to be complete and leaves a shape out cannot be told from the truth.
+
+    What ought to happen: the loss is recorded and the shape made again, since that is what a human's
+    deletion looks like (scenario 3). The API refuses the create, for the name is taken; what stands
+    in the way is read; it is the object that the log has just given up, by its uid and our owner
+    label. It must never be lost or made twice: nothing was written, and the shape says Conflict, as
+    for any object that the log does not own, until somebody allows its adoption. With policy Adopt
+    it is taken back at once.
+    """
+    await converged(world)
+    before = await world.human.sees("foo-3")
+
+    await world.human.breaks(listing_drop_names=["foo-3"])
+
+    await world.until_outcome("foo-3", "Conflict", reason="AlreadyExists")
+    assert await world.human.sees("foo-3") == before
+    assert await world.human.effects() == ["POST"] * 6
+    facts = names(await world.facts("foo-3"))
+    assert facts[4:9] == [
+        "ExternalObserved",
+        "DriftDetected",
+        "OwnershipReleased",
+        "ActionDecided",
+        "ActionFailed",
+    ]
+
+    await world.human.mends()
+    await world.declare("foo-3", policy={"adoption": "Adopt"})
+
+    await world.until_outcome("foo-3", "Converged", generation=2)
+    await world.observed_again()
+    assert await world.human.sees("foo-3") == before
+    assert await world.human.effects() == ["POST"] * 6
+
+
+async def test_16_with_adoption_a_shape_that_was_left_out_is_taken_back_at_once(world: World):
+    await world.declare("foo", policy={"adoption": "Adopt"})
+    await world.until_outcome("foo", "Converged")
+    before = await world.human.sees("foo")
+
+    await world.human.breaks(listing_drop_names=["foo"], remaining=1)
+
+    async def was_taken_back() -> bool:
+        return names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
+            every(DriftDetected, await world.facts("foo"))
+        )
+
+    await world.until(was_taken_back, "foo is taken back")
+    await world.until_outcome("foo", "Converged")
+    await world.observed_again()
+    assert await world.human.sees("foo") == before
+    assert await world.human.effects() == ["POST"]
+
+
+async def test_16_a_listing_from_before_our_effect_proves_nothing(bare_world: World):
+    """The listing began before the create and ends after it: it must not say that foo is gone."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("other")
+    await world.until_outcome("other", "Converged")
+    await world.human.breaks(latency_ms=150, methods=["GET"])
+
+    for _ in range(3):
+        await world.observed_again(times=1)
+        await world.declare("foo")
+        await world.until_outcome("foo", "Converged")
+        await world.withdraw("foo")
+        await world.until_outcome("foo", "Deleted")
+
+    await world.observed_again()
+    assert await world.human.effects("foo") == ["POST", "DELETE"] * 3
+    assert every(DriftDetected, await world.facts("foo")) == []
+
+
+async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grace(
+    bare_world: World,
+):
+    """Listings lag two seconds behind; the configuration says that they may."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.human.breaks(listing_lag_seconds=2)
+    await world.configure(api_config(world.human.url, consistency_grace_seconds=2.5))
+
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.observed_again(times=12)  # longer than the lag
+
+    assert await world.human.effects("foo") == ["POST"]
+    facts = await world.facts("foo")
+    assert only(ActionDecided, facts).action.operation == "Create"
+    assert every(ExternalObserved, facts) == []
+
+    await world.human.deletes("foo")
+
+    await world.until(lambda: world.human.finds("foo"), "a real deletion is still found")
+    await world.until_outcome(shape("foo"), "Converged")
+    assert await world.human.effects("foo") == ["POST", "human DELETE", "POST"]

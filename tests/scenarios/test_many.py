@@ -1,0 +1,93 @@
+"""Scenarios 22 and 23: a thousand shapes that are as declared cost nothing but listings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.shapes_api import ShapesProcess
+from reconciler.sdk import DeclarationRefusedError
+from tests.scenarios.harness import Human, World, api_config, manifest, shape
+
+SHAPES = 1_000
+READY_SECONDS = 5.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def thousand(tmp_path: Path) -> AsyncIterator[World]:
+    """A thousand converged shapes in an API of their own."""
+    api = ShapesProcess()
+    human = Human(await api.start(tmp_path / "api"))
+    async with World(tmp_path / "nats", human).here() as world:
+        await _declare_all(world)
+        yield world
+    await human.leaves()
+    await api.stop()
+
+
+async def _declare_all(world: World) -> None:
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url, resync=0.3))
+    keys = [shape(f"foo-{number}") for number in range(SHAPES)]
+    answers = await world.client.declare_many([manifest(key.name) for key in keys])
+    assert not any(isinstance(answer, DeclarationRefusedError) for answer in answers)
+    await world.client.wait_for_many(dict.fromkeys(keys, 1), timeout_seconds=60)
+    await world.observed_again()
+    assert await world.human.effects() == ["POST"] * SHAPES
+
+
+async def test_22_a_restart_writes_nothing_reads_no_shape_and_is_ready_in_seconds(
+    thousand: World,
+):
+    await restart_is_quiet(thousand)
+    await thousand.stop_reconciler()
+    await thousand.erase_caches()
+    await restart_is_quiet(thousand)
+
+
+async def restart_is_quiet(world: World) -> None:
+    await world.stop_reconciler()
+    await world.human.forgets_counts()
+    position = await world.log_position()
+
+    started = time.monotonic()
+    await world.start_reconciler()
+    assert time.monotonic() - started < READY_SECONDS
+
+    await world.observed_again()
+    assert await world.log_position() == position
+    assert await world.human.effects() == ["POST"] * SHAPES
+    listings = listings_of(world)
+    assert only_listings(await world.human.requests()) <= listings + 1
+
+
+async def test_23_ten_resyncs_without_a_change_are_ten_listings_and_nothing_else(thousand: World):
+    world = thousand
+    await world.human.forgets_counts()
+    position, before = await world.log_position(), listings_of(world)
+
+    await world.observed_again(times=10)
+
+    assert await world.log_position() == position
+    assert await world.human.effects() == ["POST"] * SHAPES
+    seen = listings_of(world) - before
+    assert seen >= 10
+    assert only_listings(await world.human.requests()) <= seen + 1
+
+
+def listings_of(world: World) -> int:
+    assert world.parts.observer is not None
+    return world.parts.observer.listings
+
+
+def only_listings(requests: dict[str, Any]) -> int:
+    """The number of successful reads: one page each listing, so more would be reads of shapes."""
+    assert list(requests) == ["GET"]
+    assert list(requests["GET"]) == ["200"]
+    return requests["GET"]["200"]

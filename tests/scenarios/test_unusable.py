@@ -1,0 +1,130 @@
+"""Scenario 27: what cannot be used becomes a dead letter with the reason; everyone else goes on."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from events.envelope import encode_intake
+from events.intake import Declared
+from events.log import OutcomeRecorded
+from events.manifest import Manifest, Metadata
+from events.names import ShapeKey
+from events.subjects import intake
+from tests.scenarios.harness import ACTOR, World, manifest, now, shape
+
+FOO = intake("desired", shape("foo"))
+
+
+def declared(wrong: Manifest) -> bytes:
+    return encode_intake("m-1", ACTOR, Declared(wrong), time=now())
+
+
+def good() -> bytes:
+    return declared(manifest("foo"))
+
+
+def of_another_type() -> bytes:
+    return good().replace(b"reconciler.desired.Declared", b"reconciler.desired.Wished")
+
+
+def with_unknown_field() -> bytes:
+    wrong = Manifest("shapes/v1", "Shape", Metadata("foo"), {"type": "Square", "colour": "Red"})
+    return declared(wrong)
+
+
+def of_unknown_kind() -> bytes:
+    return declared(Manifest("shapes/v1", "Blob", Metadata("foo"), {}))
+
+
+def of_two_mebibytes() -> bytes:
+    return good() + b" " * (2 * 1024 * 1024)
+
+
+def of_another_shape() -> bytes:
+    return declared(manifest("bar"))
+
+
+CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
+    "not JSON": (FOO, lambda: b"colour it red, please", "intake", "not a CloudEvent"),
+    "not text": (FOO, lambda: b"\xff\x00\xfe", "intake", "not a CloudEvent"),
+    "nothing": (FOO, lambda: b"", "intake", "not a CloudEvent"),
+    "unknown type": (FOO, of_another_type, "intake", "is not allowed on a desired subject"),
+    "wrong schema": (FOO, with_unknown_field, "declaration", "`colour`"),
+    "another shape's subject": (FOO, of_another_shape, "declaration", "was published for"),
+    "unknown kind": (
+        intake("desired", ShapeKey("default", "Blob", "foo")),
+        of_unknown_kind,
+        "declaration",
+        "'Blob' is not registered",
+    ),
+    "2 MiB": (FOO, of_two_mebibytes, "intake", "bytes are too many"),
+    "a name with a dot": ("rec.desired.default.Shape.foo.bar", good, "intake", "not of the form"),
+    "a name with a wildcard": ("rec.desired.default.Shape.*", good, "intake", "not of the form"),
+    "an open-ended name": ("rec.desired.default.Shape.>", good, "intake", "not of the form"),
+    "a name with an umlaut": ("rec.desired.default.Shape.föö", good, "intake", "'föö' is not allowed"),
+    "a subject too short": ("rec.desired.foo", good, "intake", "not of the form"),
+    "an unknown verb": ("rec.wished.default.Shape.foo", good, "intake", "'wished'"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_27_what_cannot_be_used_is_a_dead_letter_and_its_publisher_is_told(
+    world: World, case: str
+):
+    subject, payload, stage, reason = CASES[case]
+    sent = payload()
+
+    answer = await world.ask_raw(subject, sent)
+    await world.declare("neighbour")
+
+    await world.until_outcome("neighbour", "Converged")
+    assert not answer.accepted
+    assert reason in answer.message
+    (letter,) = await world.dead_letters()
+    assert (letter.stage, letter.size) == (stage, len(sent))
+    assert reason in letter.reason
+    kept = letter.payload.encode()
+    if letter.payload_encoding == "base64":
+        kept = base64.b64decode(kept)
+    assert sent.startswith(kept)
+    assert await world.human.effects() == ["POST"]
+    assert await world.human.finds("foo") is None
+
+
+async def test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_changes_nothing(
+    world: World,
+):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    position = await world.log_position()
+
+    await world.ask_raw(FOO, with_unknown_field())
+
+    rejected = await world.until_outcome("foo", "Rejected")
+    assert (rejected.generation, rejected.reason) == (1, "Invalid")
+    assert "`colour`" in rejected.message
+    assert await world.log_position() == position
+    recorded = [each for each in await world.facts("foo") if isinstance(each, OutcomeRecorded)]
+    assert [each.outcome for each in recorded] == ["Converged"]
+
+
+async def test_27_an_answer_goes_to_an_inbox_and_nowhere_else(world: World):
+    """The header names where the decider writes: it must not be a way into our own subjects."""
+    payload = declared(manifest("foo"))
+    headers = {"Reconciler-Reply-To": "log.default.Shape.foo.fact"}
+    await world.nc.request(FOO, payload, headers=headers)
+
+    await world.until_outcome("foo", "Converged")
+    assert [event.shapeversion for event in await world.history("foo")] == [1, 2, 3, 4]
+
+
+async def test_27_a_bare_manifest_by_hand_is_fine(world: World):
+    by_hand = msgspec.json.encode(manifest("foo"))
+    answer = await world.ask_raw(FOO, by_hand)
+
+    assert (answer.accepted, answer.reason) == (True, "Accepted")
+    await world.until_outcome("foo", "Converged")

@@ -1,0 +1,83 @@
+"""The whole stack for the tests of a module: the bus, the shapes API, and all roles."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from events.manifest import Manifest, Metadata
+from infra.embedded import EmbeddedServer
+from infra.shapes_api.process import ShapesProcess
+from reconciler.sdk import Client, connect
+from reconciler.wiring import ROLES, connected, initialise, running
+
+NewManifest = Callable[..., Manifest]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where the parts of the running stack are."""
+
+    bus: EmbeddedServer
+    api: ShapesProcess
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """All of it, its roles on an event loop of their own."""
+    folder = tmp_path_factory.mktemp("stack")
+    bus, api = EmbeddedServer(), ShapesProcess()
+    asyncio.run(bus.start(folder / "nats"))
+    asyncio.run(api.start(folder / "api"))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="stack")
+    thread.start()
+    stop = asyncio.Event()
+    ready = threading.Event()
+    roles = asyncio.run_coroutine_threadsafe(_run_roles(bus.url, api.url, ready, stop), loop)
+    roles.add_done_callback(lambda _: ready.set())
+    assert ready.wait(30)
+    if roles.done():
+        roles.result()
+    yield Stack(bus, api)
+    loop.call_soon_threadsafe(stop.set)
+    roles.result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    asyncio.run(api.stop())
+    asyncio.run(bus.stop())
+
+
+async def _run_roles(url: str, api_url: str, ready: threading.Event, stop: asyncio.Event) -> None:
+    async with connected(url) as nc:
+        await initialise(nc)
+        async with running(nc, ROLES), connect(url, source="setup") as client:
+            await client.declare(provider_config(api_url))
+            ready.set()
+            await stop.wait()
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with connect(stack.bus.url, source="test") as client:
+        yield client
+
+
+def provider_config(endpoint: str, name: str = "default") -> Manifest:
+    spec = {"provider": "shapes", "endpoint": endpoint}
+    return Manifest("reconciler/v1", "ProviderConfig", Metadata(name, "system"), spec)
+
+
+def shape(name: str, color: str = "Red", **spec: object) -> Manifest:
+    return Manifest(
+        "shapes/v1", "Shape", Metadata(name), {"type": "Square", "color": color, **spec}
+    )
+
+
+@pytest.fixture
+def name(unique: str) -> str:
+    """A shape's name that no other test uses."""
+    return unique.lower()

@@ -1,0 +1,150 @@
+"""Declaring and withdrawing through the SDK: answers, refusals, and what is never sent."""
+
+import time
+from typing import Any
+
+import pytest
+
+from events.envelope import MOST_MESSAGE_BYTES
+from events.log import OutcomeRecorded
+from reconciler.sdk import (
+    Answer,
+    Client,
+    ConfigurationError,
+    DeclarationRefusedError,
+    InvalidManifestError,
+    InvalidNameError,
+    connect,
+)
+from reconciler.services import decider
+from tests.sdk.conftest import Stack, shape
+
+
+async def test_declared_shape_is_accepted_and_converges(client: Client, name: str) -> None:
+    answer = await client.declare(shape(name))
+    outcome = await client.wait_for(f"default/Shape/{name}", generation=answer.generation)
+
+    assert (answer.accepted, answer.reason, answer.generation) == (True, "Accepted", 1)
+    assert answer.position > 0
+    assert (outcome.outcome, outcome.generation) == ("Converged", 1)
+
+
+async def test_manifest_may_be_a_dict(client: Client, name: str) -> None:
+    manifest = {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"name": name},
+        "spec": {"type": "Circle", "color": "Blue"},
+    }
+    assert (await client.declare(manifest)).reason == "Accepted"
+    assert (await client.declare(manifest)).reason == "Unchanged"
+
+
+async def test_expected_generation_is_checked(client: Client, name: str) -> None:
+    await client.declare(shape(name), expected_generation=0)
+
+    with pytest.raises(DeclarationRefusedError) as refused:
+        await client.declare(shape(name, "Green"), expected_generation=0)
+    with pytest.raises(DeclarationRefusedError):
+        await client.withdraw(f"default/Shape/{name}", expected_generation=7)
+
+    assert refused.value.reason == "StaleGeneration"
+    assert "at 1" in refused.value.message
+    assert (await client.declare(shape(name, "Green"), expected_generation=1)).generation == 2
+
+
+async def test_withdrawn_shape_is_deleted(client: Client, name: str) -> None:
+    key = shape(name).key
+    await client.declare(shape(name))
+    await client.wait_for(key, generation=1)
+    answer = await client.withdraw(key)
+    outcome = await client.wait_for(key, generation=answer.generation)
+
+    assert (outcome.outcome, outcome.generation) == ("Deleted", 2)
+
+
+async def test_answers_of_many_come_in_order_with_refusals_in_their_place(
+    client: Client, name: str
+) -> None:
+    manifests = [shape(f"{name}-{index}") for index in range(40)]
+    manifests[7] = shape(f"{name}-7", color="Mauve")
+    answers = await client.declare_many(manifests)
+    withdrawn = await client.withdraw_many([manifest.key for manifest in manifests])
+
+    refused = answers.pop(7)
+    assert isinstance(refused, DeclarationRefusedError)
+    assert refused.reason == "Invalid"
+    assert "Mauve" in refused.message
+    assert all(isinstance(answer, Answer) and answer.generation == 1 for answer in answers)
+    assert [answer.reason for answer in withdrawn if isinstance(answer, Answer)].count(
+        "Accepted"
+    ) == 39
+
+
+async def test_nothing_to_declare_is_done_at_once(client: Client) -> None:
+    assert await client.declare_many([]) == []
+    assert await client.withdraw_many([]) == []
+    await client.publish([])
+
+
+async def test_two_thousand_are_answered_fast(client: Client, name: str) -> None:
+    """Of a kind with no external API behind it: what is measured is the way there and back."""
+    manifests = [shape(f"{name}-{index}", policy={"paused": True}) for index in range(2_000)]
+    started = time.perf_counter()
+    answers = await client.declare_many(manifests)
+    seconds = time.perf_counter() - started
+
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert seconds < 10, f"{seconds:.2f} s"  # 0.6 s on an idle machine; not a benchmark
+    await client.withdraw_many([manifest.key for manifest in manifests])
+
+
+async def test_published_shapes_are_decided_without_an_answer(client: Client, name: str) -> None:
+    async with client.outcomes(name=name) as outcomes:
+        await client.publish([shape(name)])
+        async for outcome in outcomes:
+            if outcome.outcome == "Converged":
+                break
+    history = await client.history(f"default/Shape/{name}")
+    assert isinstance(history[-1].event.data, OutcomeRecorded)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        ({}, "apiVersion"),
+        ({"apiVersion": "shapes/v1", "kind": "Shape", "metadata": {}}, "name"),
+        ({"apiVersion": "v1", "kind": "Shape", "metadata": {"name": "a"}, "x": 1}, "x"),
+        (shape("a", policy={"mode": "Sometimes"}), "Sometimes"),
+        (shape("a", providerConfigRef={"name": "a.b"}), "a.b"),
+        (shape("a", color="x" * MOST_MESSAGE_BYTES), "bytes"),
+        (shape("a", size={1, 2}.__iter__()), "JSON"),
+    ],
+    ids=["empty", "no name", "unknown field", "policy", "reference", "too long", "not JSON"],
+)
+async def test_unusable_manifest_is_refused_before_anything_is_sent(
+    client: Client, manifest: Any, problem: str
+) -> None:
+    before = await client.observation_time()
+    with pytest.raises(InvalidManifestError, match=problem):
+        await client.declare_many([shape("fine"), manifest])
+    assert await client.observation_time() == before
+
+
+@pytest.mark.parametrize("name", ["a.b", "*", "", "a b", "x" * 64])
+async def test_unusable_name_is_refused_before_anything_is_sent(client: Client, name: str) -> None:
+    with pytest.raises(InvalidNameError):
+        await client.declare(shape(name))
+    with pytest.raises(InvalidNameError):
+        await client.withdraw(f"default/Shape/{name}")
+
+
+async def test_source_must_be_usable(stack: Stack) -> None:
+    for source in ("", "x" * 201, "a\nb"):
+        with pytest.raises(ConfigurationError, match="source"):
+            async with connect(stack.bus.url, source=source):
+                pass
+
+
+def test_longest_message_is_what_the_decider_takes() -> None:
+    assert decider.MOST_MESSAGE_BYTES == MOST_MESSAGE_BYTES

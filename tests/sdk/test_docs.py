@@ -1,0 +1,171 @@
+"""The page ``docs/publishing-and-subscribing.md``: its code is run, its JSON is what is encoded."""
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from events import envelope
+from events.intake import Answer, SnapshotPart
+from events.log import LogEvent, OutcomeName
+from events.manifest import Manifest
+from events.schema import json_schema
+from infra.bus.streams import DEADLETTERS, OUTCOMES, ROWS, SHAPES
+from infra.jetstream.connection import connect as connect_bus
+from reconciler.client import Client
+from reconciler.waiting import SETTLED
+from tests.sdk.conftest import Stack
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/publishing-and-subscribing.md").read_text()
+URL = "nats://127.0.0.1:4222"
+PATIENCE_SECONDS = 20
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+JSON_BLOCKS: list[tuple[str, str]] = re.findall(
+    r"<!-- (\w+) -->\n```json\n(.*?)```", PAGE, re.DOTALL
+)
+
+
+def quiet(*_: object) -> None:
+    """What the page prints."""
+
+
+async def test_python_is_run_from_the_top_to_the_end(stack: Stack, client: Client) -> None:
+    names: dict[str, Any] = {"client": client, "print": quiet}
+    for block in blocks("python"):
+        code = compile(
+            block.replace(URL, stack.bus.url),
+            "publishing-and-subscribing.md",
+            "exec",
+            flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+        )
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            running = eval(code, names)  # noqa: S307, RUF100
+            if inspect.isawaitable(running):
+                await running
+        names["client"] = client  # the first block's is closed by now
+
+    assert names["refused"] == []
+    assert len(names["found"]) == 20
+    assert names["history"]
+    assert names["rows"]
+
+
+def test_every_block_of_json_names_its_schema() -> None:
+    assert len(JSON_BLOCKS) == PAGE.count("```json") > 5
+
+
+@pytest.mark.parametrize(("name", "block"), JSON_BLOCKS, ids=[name for name, _ in JSON_BLOCKS])
+def test_json_fits_its_schema(name: str, block: str) -> None:
+    schema = {**json_schema(), "$ref": f"#/$defs/{name}"}
+    jsonschema_rs.validator_for(schema).validate(json.loads(block))
+
+
+@pytest.mark.parametrize(("name", "block"), JSON_BLOCKS, ids=[name for name, _ in JSON_BLOCKS])
+def test_json_has_no_field_that_is_not_read(name: str, block: str) -> None:
+    """What is read and written again is the same, but for what has its default."""
+    shown = json.loads(block)
+    assert contains(encoded_again(name, shown, block.encode()), shown)
+
+
+def encoded_again(name: str, shown: Any, payload: bytes) -> Any:
+    plain = {"Manifest": Manifest, "Answer": Answer, "LogEvent": LogEvent}
+    if name in plain:
+        return json.loads(msgspec.json.encode(msgspec.json.decode(payload, type=plain[name])))
+    time = datetime.fromisoformat(shown.get("time", "2026-11-21T12:00:00Z"))
+    if name == "SnapshotPartCloudEvent":
+        part: SnapshotPart = envelope.decode_snapshot_part(payload)
+        return json.loads(
+            envelope.encode_snapshot_part(shown["id"], shown["source"], part, time=time)
+        )
+    what = shown["type"].split(".")[1]
+    message = envelope.decode_intake(payload, expected=what, fallback_id="")
+    return json.loads(envelope.encode_intake(message.id, message.source, message.data, time=time))
+
+
+def contains(whole: Any, part: Any) -> bool:
+    if isinstance(part, dict):
+        items = cast("dict[str, Any]", part).items()
+        return all(key in whole and contains(whole[key], value) for key, value in items)
+    return whole == part
+
+
+async def test_protocol_on_the_wire_is_answered(stack: Stack) -> None:
+    (block,) = blocks("nats")
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.bus.port)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await reader.readline()
+        writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+        writer.write(block.replace("\n", "\r\n").encode())
+        received: dict[str, Any] = {}
+        while len(received) < 2:
+            line = (await reader.readline()).decode().split()
+            assert line[0] != "-ERR", line
+            if line[0] == "MSG":
+                received[line[1]] = json.loads(await reader.readexactly(int(line[-1]) + 2))
+    writer.close()
+
+    assert received["_INBOX.billing.stored"]["stream"] == "INTAKE"
+    assert received["_INBOX.billing.answer"]["accepted"] is True
+
+
+async def test_the_published_message_of_the_command_line_is_answered(stack: Stack) -> None:
+    (publish,) = [line for line in blocks("sh")[0].splitlines() if line.startswith("nats pub")]
+    _, _, subject, *options, payload = shlex.split(publish)
+    headers = dict(each.split(":", 1) for each in options if each != "-H")
+    nc = await connect_bus(stack.bus.url, name="test")
+    inbox = await nc.subscribe(headers["Reconciler-Reply-To"])  # pyright: ignore[reportUnknownMemberType]
+    await nc.publish(subject, payload.encode(), headers=headers)
+    answer = msgspec.json.decode((await inbox.next_msg(PATIENCE_SECONDS)).data, type=Answer)
+    await nc.close()
+
+    assert answer.accepted
+
+
+def test_streams_of_the_command_line_exist() -> None:
+    commands = blocks("sh")[0]
+    assert set(re.findall(r"(?:view|add|next) ([A-Z]+)", commands)) == {
+        OUTCOMES,
+        SHAPES,
+        DEADLETTERS,
+    }
+    assert "kv get reconciler " in commands
+    assert ROWS == "KV_reconciler"
+
+
+def test_every_outcome_is_explained() -> None:
+    table = PAGE.split("| outcome | says |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(get_args(OutcomeName))
+    assert frozenset(get_args(OutcomeName)) - SETTLED == {"Degraded", "Unowned", "Rejected"}
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)]+)\)", PAGE))
+def test_links_lead_to_a_file(target: str) -> None:
+    assert (ROOT / "docs" / target).exists()
+
+
+async def test_what_cannot_be_read_is_answered(stack: Stack) -> None:
+    nc = await connect_bus(stack.bus.url, name="test")
+    inbox = nc.new_inbox()
+    answers = await nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
+    await nc.publish(
+        "rec.desired.default.Shape.bad", b"not JSON", headers={"Reconciler-Reply-To": inbox}
+    )
+    answer = msgspec.json.decode((await answers.next_msg(PATIENCE_SECONDS)).data, type=Answer)
+    await nc.close()
+
+    assert (answer.accepted, answer.reason) == (False, "Invalid")

@@ -1,0 +1,86 @@
+"""Publishing what was observed: one object, and whole snapshots."""
+
+from typing import Any
+
+import pytest
+
+from reconciler.sdk import Client, ExternalObject, InvalidNameError, Observed
+from tests.sdk.conftest import shape
+
+
+def thing(name: str, color: str = "Red") -> ExternalObject:
+    return ExternalObject(name, {"type": "Square", "color": color}, uid=f"uid-of-{name}")
+
+
+async def test_observation_of_one_shape_is_recorded(client: Client, name: str) -> None:
+    key = shape(name).key
+    as_of = await client.observation_time()
+    async with client.outcomes(name=name) as outcomes:
+        await client.publish_observation(key, Observed("default", name, thing(name), as_of=as_of))
+        outcome = await anext(outcomes)
+
+    assert (outcome.outcome, outcome.actor) == ("Unowned", "test")
+
+
+async def test_completed_snapshot_shows_what_is_there(client: Client, name: str) -> None:
+    async with client.outcomes(name=name) as outcomes:
+        async with client.snapshot("default", "Shape") as snapshot:
+            await snapshot.add(thing(name))
+        outcome = await anext(outcomes)
+
+    assert outcome.outcome == "Unowned"
+    assert snapshot.count == 1
+
+
+async def test_snapshot_of_an_aborted_listing_shows_nothing(client: Client, name: str) -> None:
+    async def list_half() -> None:
+        async with client.snapshot("default", "Shape") as snapshot:
+            await snapshot.add(thing(f"{name}-half"))
+            raise RuntimeError("the listing failed half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        await list_half()
+    async with client.outcomes(name=name) as outcomes:  # the next one is complete, and behind it
+        async with client.snapshot("default", "Shape") as snapshot:
+            await snapshot.add(thing(name))
+        await anext(outcomes)
+
+    assert await client.history(f"default/Shape/{name}-half") == []
+
+
+async def test_long_snapshot_is_published_in_parts(client: Client, name: str) -> None:
+    async with client.outcomes(name=f"{name}-1200") as outcomes:
+        async with client.snapshot("default", "Shape") as snapshot:
+            for index in range(1_201):
+                await snapshot.add(thing(f"{name}-{index}"))
+        await anext(outcomes)
+    assert snapshot.count == 1_201
+
+
+async def test_names_are_checked(client: Client) -> None:
+    with pytest.raises(InvalidNameError):
+        client.snapshot("a.b", "Shape")
+    with pytest.raises(InvalidNameError):
+        client.snapshot("default", "*")
+    with pytest.raises(InvalidNameError):
+        await client.publish_observation("default/Shape/a", Observed("a b", "a"))
+
+
+async def test_object_that_comes_twice_counts_once(client: Client, name: str) -> None:
+    async with client.outcomes(name=name) as outcomes:
+        async with client.snapshot("default", "Shape") as snapshot:
+            await snapshot.add(thing(name))
+            await snapshot.add(thing(name))
+        await anext(outcomes)
+    assert snapshot.count == 1
+
+
+@pytest.mark.parametrize(
+    "scope", [{"prefix": "a-"}, {"labels": {"team": "b"}}], ids=["prefix", "labels"]
+)
+async def test_object_of_another_scope_is_refused(client: Client, scope: Any) -> None:
+    async with client.snapshot("default", "Shape", **scope) as snapshot:
+        with pytest.raises(ValueError, match="not of the snapshot's scope"):
+            await snapshot.add(thing("b-1"))
+        await snapshot.add(ExternalObject("a-1", {}, labels={"team": "b"}))
+    assert snapshot.count == 1

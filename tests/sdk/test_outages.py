@@ -1,0 +1,135 @@
+"""What the SDK says when the other side is away."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from events.intake import Withdrawn
+from infra.bus.client_bus import JetStreamClientBus
+from infra.bus.rows import JetStreamRows
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect as connect_bus
+from infra.jetstream.reads import stream_state
+from reconciler.ports import IntakeMessageOut
+from reconciler.sdk import BusError, ConfigurationError, WaitTimeoutError, client_on, connect
+from reconciler.wiring import connected, initialise, running
+from tests.sdk.conftest import shape
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    """A bus of the test's own, without a decider."""
+    server = EmbeddedServer()
+    async with connected(await server.start(tmp_path / "nats")) as nc:
+        await initialise(nc)
+    yield server
+    await server.stop()
+
+
+async def test_without_a_decider_the_answer_does_not_come(bus: EmbeddedServer) -> None:
+    async with connect(bus.url, source="test") as client:
+        with pytest.raises(WaitTimeoutError, match=r"default/Shape/foo.*repeating them is safe"):
+            await client.declare(shape("foo"), timeout_seconds=0.3)
+        await client.publish([shape("bar")])
+    async with connected(bus.url) as nc:
+        assert (await stream_state(nc, "INTAKE")).messages == 2
+
+
+async def test_lost_answer_is_asked_for_again(bus: EmbeddedServer) -> None:
+    """The server goes away after storing the question; the decider comes later still."""
+    async with connect(bus.url, source="test") as client:
+        asking = asyncio.ensure_future(client.declare(shape("foo"), timeout_seconds=30))
+        async with asyncio.timeout(20):
+            while await client.observation_time() == 0:  # noqa: ASYNC110 - asks a server
+                await asyncio.sleep(0.01)
+        port, folder = bus.port, bus.data_dir
+        await bus.kill()
+        await bus.start(folder, port=port)
+        async with connected(bus.url) as nc, running(nc, ["decider"]):
+            answer = await asking
+        declared = [each for each in await client.history("default/Shape/foo") if each]
+
+    assert answer.generation == 1
+    assert [each.event.data.__class__.__name__ for each in declared].count("SpecDeclared") == 1
+
+
+async def test_repeat_under_the_same_id_is_stored_once(bus: EmbeddedServer) -> None:
+    nc = await connect_bus(bus.url, name="test")
+    messages = [
+        IntakeMessageOut("desired", shape(f"foo-{index}").key, Withdrawn(), f"id-{index}")
+        for index in range(20)
+    ]
+    client = JetStreamClientBus(nc, "test")
+    await client.store(messages[:3], timeout_seconds=5)
+    await client.store(messages, timeout_seconds=5)
+    assert (await stream_state(nc, "INTAKE")).messages == 20
+    await nc.close()
+
+
+async def test_bus_that_is_away_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match="cannot reach"):
+        async with connect("nats://127.0.0.1:1", source="test", patience_seconds=0.3):
+            pass
+
+
+async def test_bus_without_a_reconciler_is_told(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    url = await server.start(tmp_path / "nats")
+    with pytest.raises(ConfigurationError, match="reconciler init"):
+        async with connect(url, source="test"):
+            pass
+    nc = await connect_bus(url, name="test")
+    await initialise(nc)
+    async with client_on(nc, source="test") as client:
+        assert (await client.fleet()).counts == ()
+    assert nc.is_connected
+    await nc.close()
+    await server.stop()
+
+
+async def test_reading_and_waiting_go_on_through_a_restart(bus: EmbeddedServer) -> None:
+    async with (
+        connected(bus.url) as nc,
+        connect(bus.url, source="test") as client,
+        client.outcomes(name="foo") as stream,
+    ):
+        waiting = asyncio.ensure_future(client.wait_for("default/Shape/foo", generation=1))
+        following = asyncio.ensure_future(anext(stream))
+        port, folder = bus.port, bus.data_dir
+        await bus.kill()
+        reading = asyncio.ensure_future(client.history("default/Shape/foo"))
+        await bus.start(folder, port=port)
+        assert await reading == []
+        async with running(nc, ["decider"]):
+            await client.declare(shape("foo", providerConfigRef={"name": "nowhere"}))
+            outcome = await waiting
+            assert (await following).event_id == outcome.event_id
+    assert outcome.outcome == "Held"
+
+
+async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
+    bus: EmbeddedServer,
+) -> None:
+    """A row that is written again moves to the end of its stream."""
+    names = [f"status.default.Shape.foo-{number}" for number in range(300)]
+
+    async def write_again_and_again(rows: JetStreamRows) -> None:
+        for count in itertools.count():
+            some = random.sample(names, 30)
+            await rows.save(dict.fromkeys(some, b"%d" % count) | {"checkpoint": b"1"})
+            await asyncio.sleep(0.01)  # as the projector does, which gathers for longer
+
+    async with connected(bus.url) as nc, connected(bus.url) as other:
+        writer = JetStreamRows(nc)
+        await writer.save(dict.fromkeys(names, b"0") | {"checkpoint": b"0"})
+        writing = asyncio.ensure_future(write_again_and_again(writer))
+        async with asyncio.timeout(30):
+            for _ in range(50):
+                found = await JetStreamRows(other).matching("status.>")
+                assert sorted(found) == sorted(names)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)

@@ -1,0 +1,114 @@
+"""Following outcomes: nothing between subscribing and reading is lost, durable ones remember."""
+
+import asyncio
+
+import pytest
+
+from infra.jetstream.errors import IncompatibleStreamError
+from reconciler.sdk import Client, InvalidNameError, Outcome, connect
+from tests.sdk.conftest import Stack, shape
+
+
+async def take(client: Client, count: int, name: str, after: int | None = None) -> list[Outcome]:
+    found: list[Outcome] = []
+    async with client.outcomes(name=name, after=after) as outcomes:
+        async for outcome in outcomes:
+            found.append(outcome)
+            if len(found) == count:
+                break
+    return found
+
+
+async def converge(client: Client, name: str, color: str = "Red") -> Outcome:
+    answer = await client.declare(shape(name, color))
+    return await client.wait_for(shape(name).key, generation=answer.generation)
+
+
+async def test_subscription_exists_when_the_block_is_entered(client: Client, name: str) -> None:
+    async with client.outcomes(kind="Shape", name=name) as outcomes:
+        await converge(client, name)
+        outcome = await anext(outcomes)
+
+    assert (str(outcome.key), outcome.outcome) == (f"default/Shape/{name}", "Converged")
+    assert outcome.position > 0
+    assert outcome.event_id.startswith(f"default/Shape/{name}@")
+    assert {condition.type for condition in outcome.conditions} >= {"Ready", "Synced"}
+
+
+async def test_loop_needs_no_block(client: Client, name: str) -> None:
+    await converge(client, name)
+    async for outcome in client.outcomes(name=name, after=0):
+        assert outcome.generation == 1
+        break
+
+
+async def test_after_a_position_only_what_is_newer_comes(client: Client, name: str) -> None:
+    await converge(client, name)
+    first = (await take(client, 1, name, after=0))[0]
+    await converge(client, name, "Blue")
+
+    assert [outcome.generation for outcome in await take(client, 2, name, after=0)] == [1, 2]
+    assert [each.generation for each in await take(client, 1, name, after=first.position)] == [2]
+
+
+async def test_rejection_is_an_outcome_too(client: Client, name: str) -> None:
+    async with client.outcomes(name=name) as outcomes:
+        await client.publish([shape(name, color="Mauve")])
+        outcome = await anext(outcomes)
+
+    assert (outcome.outcome, outcome.reason, outcome.version) == ("Rejected", "Invalid", 0)
+    assert (outcome.generation, outcome.actor) == (0, "test")
+
+
+async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client, name: str) -> None:
+    colors = ["Red", "Green", "Blue"]
+    for color in colors:
+        await converge(client, name, color)
+
+    async with client.outcomes(name=name, after=0, durable=name) as outcomes:
+        assert (await anext(outcomes)).generation == 1
+        assert (await anext(outcomes)).generation == 2  # not dealt with: nothing is asked after it
+    async with (
+        connect(stack.bus.url, source="other") as other,
+        other.outcomes(name=name, durable=name) as outcomes,
+    ):
+        assert (await anext(outcomes)).generation == 2
+        await outcomes.ack()
+    async with client.outcomes(name=name, durable=name) as outcomes:
+        assert (await anext(outcomes)).generation == 3
+
+
+async def test_durable_stream_from_now_on_begins_at_its_first_opening(
+    client: Client, name: str
+) -> None:
+    await converge(client, name)
+    async with client.outcomes(name=name, durable=name):
+        pass
+    await converge(client, name, "Blue")
+    async with client.outcomes(name=name, durable=name) as outcomes:
+        assert (await anext(outcomes)).generation == 2
+
+
+async def test_durable_name_of_other_outcomes_is_refused(client: Client, name: str) -> None:
+    async with client.outcomes(name=name, durable=name):
+        pass
+    with pytest.raises(IncompatibleStreamError, match=f"{name}.*another name"):
+        async with client.outcomes(name="other", durable=name):
+            pass
+
+
+async def test_pattern_is_checked(client: Client) -> None:
+    for bad in ("a.b", ">", ""):
+        with pytest.raises(InvalidNameError):
+            client.outcomes(name=bad)
+        with pytest.raises(InvalidNameError):
+            client.outcomes(durable=bad)
+
+
+async def test_closed_client_has_closed_its_streams(stack: Stack, name: str) -> None:
+    async with connect(stack.bus.url, source="test") as client:
+        stream = client.outcomes(name=name)
+        reading = asyncio.ensure_future(anext(stream))
+        await converge(client, name)
+        assert (await reading).generation == 1
+    assert not stream.is_open

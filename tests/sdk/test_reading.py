@@ -1,0 +1,92 @@
+"""Reading through the SDK: history, replay, and the rows of the read models."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from events.log import SpecDeclared
+from reconciler.sdk import Client, StoredEvent
+from tests.sdk.conftest import shape
+
+PATIENCE_SECONDS = 20
+T = TypeVar("T")
+
+
+async def until(read: Callable[[], Awaitable[T]], is_right: Callable[[T], object]) -> T:
+    """Read until it is right: read models are a moment behind the log."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not is_right(found := await read()):  # noqa: ASYNC110 - asks a server
+            await asyncio.sleep(0.02)
+        return found
+
+
+async def replayed(client: Client, *, after: int = 0, name: str = "*") -> list[StoredEvent]:
+    return [each async for batch in client.replay(after=after, name=name) for each in batch]
+
+
+async def test_history_tells_everything_in_order(client: Client, name: str) -> None:
+    await client.declare(shape(name))
+    await client.wait_for(shape(name).key, generation=1)
+    history = await client.history(f"default/Shape/{name}")
+
+    assert isinstance(history[0].event.data, SpecDeclared)
+    assert [each.event.shapeversion for each in history] == list(range(1, len(history) + 1))
+    assert history[0].event.actor == "test"
+    assert await client.history("default/Shape/never") == []
+
+
+async def test_replay_ends_when_caught_up(client: Client, name: str) -> None:
+    await client.declare(shape(name))
+    await client.wait_for(shape(name).key, generation=1)
+    whole = await replayed(client)
+    mine = await replayed(client, name=name)
+
+    assert [each for each in whole if each.event.key.name == name] == mine
+    assert mine == await client.history(shape(name).key)
+    assert await replayed(client, after=mine[0].position, name=name) == mine[1:]
+    assert await replayed(client, name="never") == []
+
+
+async def test_replay_that_follows_goes_on(client: Client, name: str) -> None:
+    async def first_of_generation_2() -> StoredEvent:
+        async for batch in client.replay(follow=True, name=name):
+            for each in batch:
+                if isinstance(each.event.data, SpecDeclared) and each.event.data.generation == 2:
+                    return each
+        raise AssertionError("it ended")
+
+    following = asyncio.ensure_future(first_of_generation_2())
+    await client.declare(shape(name))
+    await client.declare(shape(name, "Blue"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert (await following).event.key == shape(name).key
+
+
+async def test_status_and_ownership_follow_the_log(client: Client, name: str) -> None:
+    key = shape(name).key
+    await client.declare(shape(name))
+    await client.wait_for(key, generation=1)
+    row = await until(lambda: client.status(key), lambda row: row and row.outcome == "Converged")
+    owned = await client.ownership(key)
+
+    assert row is not None
+    assert (row.key, row.generation, row.owned) == (key, 1, True)
+    assert owned is not None
+    assert (owned.owned, owned.external_name) == (True, name)
+    assert key in [each.key for each in await client.statuses(kind="Shape")]
+    assert key in await client.ownerships("default")
+    assert await client.statuses("nowhere") == []
+    fleet = await client.fleet()
+    assert fleet.owned >= 1
+    assert any(count.outcome == "Converged" for count in fleet.counts)
+
+
+async def test_nothing_is_left_after_a_deletion(client: Client, name: str) -> None:
+    key = shape(name).key
+    await client.declare(shape(name))
+    answer = await client.withdraw(key)
+    await client.wait_for(key, generation=answer.generation)
+
+    assert await until(lambda: client.status(key), lambda row: row is None) is None
+    assert await client.ownership(key) is None
+    assert key not in [each.key for each in await client.statuses()]

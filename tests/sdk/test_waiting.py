@@ -1,0 +1,94 @@
+"""Waiting for outcomes: present ones count, later ones come, and a time-out says what was seen."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from events.log import OutcomeName
+from events.names import ShapeKey
+from reconciler.outcome_stream import Outcome
+from reconciler.sdk import SETTLED, Client, InvalidNameError, WaitTimeoutError
+from reconciler.waiting import Waiting
+from tests.sdk.conftest import shape
+
+KEY = ShapeKey("default", "Shape", "foo")
+
+
+async def test_outcome_that_is_there_ends_the_wait_at_once(client: Client, name: str) -> None:
+    key = shape(name).key
+    await client.declare(shape(name))
+    first = await client.wait_for(key, generation=1)
+    again = await client.wait_for(str(key), generation=1, timeout_seconds=2)
+
+    assert again.event_id == first.event_id
+    assert again.position == 0  # read from the log
+
+
+async def test_wait_begins_before_the_declaration(client: Client, name: str) -> None:
+    key = shape(name).key
+    waiting = asyncio.ensure_future(client.wait_for(key, generation=2))
+    await client.declare(shape(name))
+    await client.wait_for(key, generation=1)
+    await client.declare(shape(name, "Blue"))
+
+    assert (await waiting).generation == 2
+
+
+async def test_many_are_waited_for_with_progress(client: Client, name: str) -> None:
+    manifests = [shape(f"{name}-{index}") for index in range(40)]
+    seen: list[str] = []
+    await client.publish(manifests)
+    found = await client.wait_for_many(
+        {manifest.key: 1 for manifest in manifests},
+        on_outcome=lambda outcome: seen.append(str(outcome.key)),
+    )
+
+    assert {outcome.outcome for outcome in found.values()} == {"Converged"}
+    assert set(seen) == {str(manifest.key) for manifest in manifests} == {str(k) for k in found}
+
+
+async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
+    await client.declare(shape(name))
+    await client.wait_for(shape(name).key, generation=1)
+
+    with pytest.raises(WaitTimeoutError, match=r"generation 9, last seen: Converged of generation"):
+        await client.wait_for(shape(name).key, generation=9, timeout_seconds=0.3)
+    with pytest.raises(WaitTimeoutError, match=r"no outcome was seen.* and 2 more"):
+        await client.wait_for_many(
+            {f"default/Shape/{name}-{index}": 1 for index in range(5)}, timeout_seconds=0.2
+        )
+
+
+async def test_nothing_to_wait_for_is_there_at_once(client: Client) -> None:
+    assert await client.wait_for_many({}) == {}
+
+
+async def test_name_is_checked(client: Client) -> None:
+    with pytest.raises(InvalidNameError):
+        await client.wait_for("foo", generation=1)
+
+
+def outcome(name: OutcomeName, generation: int, version: int) -> Outcome:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    event_id = f"{KEY}@{version}"
+    return Outcome(0, KEY, name, generation, "Because", "", (), at, event_id, version)
+
+
+def test_newer_generation_ends_the_wait_too() -> None:
+    waiting = Waiting({KEY: 2}, SETTLED)
+    waiting.see(outcome("Converged", 1, 3))
+    assert not waiting.is_over
+    waiting.see(outcome("Converged", 3, 9))
+    assert waiting.found[KEY].generation == 3
+
+
+def test_older_outcome_that_comes_late_says_nothing() -> None:
+    seen: list[Outcome] = []
+    waiting = Waiting({KEY: 1}, ["Converged"], seen.append)
+    waiting.see(outcome("Degraded", 1, 5))
+    waiting.see(outcome("Converged", 1, 3))  # from the stream, when the log has shown a newer one
+    waiting.see(outcome("Degraded", 1, 5))
+    assert (waiting.is_over, len(seen)) == (False, 1)
+    waiting.see(outcome("Converged", 1, 7))
+    assert waiting.is_over
