@@ -1,4 +1,4 @@
-"""Reading again through a short outage: a server that starts does not know its streams yet."""
+"""Reading again through a short outage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 async def patiently(nc: Client, read: Callable[[], Awaitable[T]]) -> T:
-    """Read until it works; raises ``BusUnavailableError`` after ten seconds, or when closed."""
+    """Read until it works; raises ``BusUnavailableError`` after ten seconds, or when closed.
+
+    A server that starts does not know its streams yet, and answers so.
+    """
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +20,9 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.wire import (
     ApiError,
-    FastClient,
     check_size,
     encode,
+    loss_noticed,
     request,
     status_of,
     subscribe,
@@ -246,14 +246,12 @@ class _Pipeline:
     async def run(self) -> list[PublishAck | BusError]:
         inbox = self._nc.new_inbox()
         subscription = await subscribe(self._nc, f"{inbox}.*", self._answered)
-        lost = self._nc.when_lost if isinstance(self._nc, FastClient) else set[Callable[[], None]]()
-        lost.add(self._connection_lost)
         try:
-            await self._send_all(inbox)
+            with loss_noticed(self._nc, self._connection_lost):
+                await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
             pass  # what has no answer is reported as unknown, in its place
         finally:
-            lost.discard(self._connection_lost)
             await unsubscribe(subscription)
         return [self._result(index) for index in range(len(self._messages))]
 

@@ -121,6 +121,14 @@ async def connect(
     raise BusUnavailableError(f"cannot reach {url}: {why}; is it running?")
 
 
+async def close(client: Client) -> None:
+    """Close a connection; what goes wrong with one that is broken already is of no interest."""
+    try:
+        await client.close()
+    except (OSError, RuntimeError, nats.errors.Error) as error:
+        _log.debug("closing a broken connection: %s", error)
+
+
 async def require_jetstream(nc: Client) -> ServerVersion:
     """Return the server's version once it is known to be new enough, with JetStream on.
 

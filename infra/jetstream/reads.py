@@ -17,7 +17,14 @@ from infra.jetstream.errors import (
     BusUnavailableError,
     NotFoundOnBusError,
 )
-from infra.jetstream.wire import DESCRIPTION, send, status_of, subscribe, unsubscribe
+from infra.jetstream.wire import (
+    DESCRIPTION,
+    loss_noticed,
+    send,
+    status_of,
+    subscribe,
+    unsubscribe,
+)
 
 FILTERS_PER_REQUEST: Final = 512  # the server answers 413 above 1,024 subjects
 MESSAGES_PER_REQUEST: Final = 1_000
@@ -200,6 +207,7 @@ class _Answers:
         self.messages: list[StoredMessage] = []
         self.pending = 0
         self._end: Msg | None = None
+        self._lost = False
         self._moved = asyncio.Event()
 
     async def take(self, message: Msg) -> None:
@@ -211,9 +219,15 @@ class _Answers:
             self.messages.append(_from_direct(message.data, headers))
         self._moved.set()
 
+    def connection_lost(self) -> None:
+        self._lost = True
+        self._moved.set()
+
     async def end(self, patience_seconds: float) -> Msg:
-        """Return the last answer; TimeoutError after so many seconds without any."""
+        """Return the last answer; TimeoutError when nothing more will come."""
         while self._end is None:
+            if self._lost:
+                raise TimeoutError
             async with asyncio.timeout(patience_seconds):
                 await self._moved.wait()
             self._moved.clear()
@@ -229,8 +243,9 @@ async def _direct_get(
     subject = f"$JS.API.DIRECT.GET.{stream}"
     subscription = await subscribe(nc, inbox, answers.take)
     try:
-        await send(nc, subject, msgspec.json.encode(body), reply=inbox)
-        end = await answers.end(API_TIMEOUT_SECONDS)
+        with loss_noticed(nc, answers.connection_lost):
+            await send(nc, subject, msgspec.json.encode(body), reply=inbox)
+            end = await answers.end(API_TIMEOUT_SECONDS)
     except TimeoutError as error:
         raise BusUnavailableError(f"{subject}: no answer in time") from error
     finally:

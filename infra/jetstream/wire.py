@@ -227,6 +227,17 @@ class FastClient(Client):
         return parsed
 
 
+@contextlib.contextmanager
+def loss_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]:
+    """Have `listener` called if the connection is lost meanwhile."""
+    listeners = nc.when_lost if isinstance(nc, FastClient) else set[Callable[[], None]]()
+    listeners.add(listener)
+    try:
+        yield
+    finally:
+        listeners.discard(listener)
+
+
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
     """Refuse what the server would answer by closing the connection.
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import Cli, Up, up
+from tests.cli.runner import Cli, Inside, Up, up
 
 
 @pytest.fixture
@@ -23,4 +23,10 @@ def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, 
 @pytest.fixture
 def live(running_up: tuple[Cli, Up]) -> Cli:
     """Commands in the folder of a running `up`."""
-    return running_up[0]
+    return Inside(running_up[0].folder)
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Cli:
+    """Commands in an empty folder, run in this process."""
+    return Inside(tmp_path)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
+import structlog
+
+from reconciler.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
 STOP_SECONDS = 30
@@ -81,6 +88,32 @@ class Cli:
         return name
 
 
+class Inside(Cli):
+    """Runs commands in this process, which saves a second each; logs are put back as they were."""
+
+    def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
+        out, err = io.StringIO(), io.StringIO()
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            chdir(self.folder),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            patch.delenv("RECONCILER_NATS_URL", raising=False)
+            patch.setattr(sys, "stdin", io.StringIO(text))
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            try:
+                status = main(arguments)
+            finally:
+                structlog.reset_defaults()
+                root.handlers[:] = handlers
+                root.setLevel(level)
+        return Ran(int(status), out.getvalue(), err.getvalue())
+
+
 @dataclass
 class Up:
     """A running `reconciler up`."""
@@ -95,7 +128,7 @@ class Up:
 
 
 @contextmanager
-def up(cli: Cli, *arguments: str) -> Iterator[Up]:
+def up(cli: Cli, *arguments: str) -> Generator[Up]:
     """Start on free ports and wait until it says that it is ready."""
     process = cli.start("up", "--port", "0", "--api-port", "0", "--output", "json", *arguments)
     assert process.stdout is not None

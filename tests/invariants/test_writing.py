@@ -13,7 +13,7 @@ import pytest
 from events.envelope import encode_intake
 from events.external import ExternalObject
 from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
-from events.log import ActionDecided, SpecDeclared
+from events.log import ActionDecided, ActionFailed, SpecDeclared
 from events.manifest import ProviderConfigSpec
 from events.names import ShapeKey
 from events.subjects import Intake
@@ -69,6 +69,27 @@ async def test_4_wake_ups_stale_looks_and_old_results_change_nothing(world: Worl
     await world.observed_again()
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST", "PUT"]
+
+
+async def test_4_an_old_result_does_not_end_the_action_that_is_under_way(world: World):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    first = only(ActionDecided, await world.facts("foo")).action
+    await world.human.breaks(latency_ms=300, methods=["PUT"])
+    await world.declare("foo", color="Purple")
+
+    async def update_is_under_way() -> bool:
+        return len(every(ActionDecided, await world.facts("foo"))) == 2
+
+    await world.until(update_is_under_way, "the update is under way")
+    failed = Reported(
+        first.action_id, 1, moment(), moment(), "zombie", ActionError("Permanent", "refused")
+    )
+    await world.tell(shape("foo"), failed, "result")
+
+    await world.until_outcome("foo", "Converged", generation=2)
+    assert await world.human.effects() == ["POST", "PUT"]
+    assert every(ActionFailed, await world.facts("foo")) == []
 
 
 async def test_4_a_shape_whose_timer_was_lost_is_found_by_the_sweep(

@@ -155,9 +155,7 @@ async def test_26_a_declaration_that_comes_twice_late_and_out_of_order_is_one_ge
     second = encode_intake("d-2", ACTOR, Declared(manifest("foo", color="Purple")), time=now())
     subject = intake("desired", shape("foo"))
 
-    answers = [
-        await world.ask_raw(subject, each) for each in (first, first, second, first, second)
-    ]
+    answers = [await world.ask_raw(subject, each) for each in (first, first, second, first, second)]
 
     told = [(each.accepted, each.reason, each.generation) for each in answers]
     assert told == [

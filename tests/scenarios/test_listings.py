@@ -49,12 +49,12 @@ async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_w
 async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
     """A listing that claims to be complete and leaves a shape out cannot be told from the truth.
 
-    What ought to happen: the loss is recorded and the shape made again, since that is what a human's
-    deletion looks like (scenario 3). The API refuses the create, for the name is taken; what stands
-    in the way is read; it is the object that the log has just given up, by its uid and our owner
-    label. It must never be lost or made twice: nothing was written, and the shape says Conflict, as
-    for any object that the log does not own, until somebody allows its adoption. With policy Adopt
-    it is taken back at once.
+    What ought to happen: the loss is recorded and the shape made again, since that is what a
+    deletion by a human looks like (scenario 3). The API refuses the create, for the name is taken,
+    and what stands in the way is read: it is the object that the log has just given up. It must
+    never be lost or made twice: nothing was written, and the shape says Conflict, as for any object
+    that the log does not own, until somebody allows its adoption. With policy Adopt it is taken
+    back at once.
     """
     await converged(world)
     before = await world.human.sees("foo-3")

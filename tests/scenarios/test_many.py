@@ -16,8 +16,6 @@ from tests.scenarios.harness import Human, World, api_config, manifest, shape
 SHAPES = 1_000
 READY_SECONDS = 5.0
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 async def thousand(tmp_path: Path) -> AsyncIterator[World]:

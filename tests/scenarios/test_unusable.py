@@ -65,7 +65,12 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     "a name with a dot": ("rec.desired.default.Shape.foo.bar", good, "intake", "not of the form"),
     "a name with a wildcard": ("rec.desired.default.Shape.*", good, "intake", "not of the form"),
     "an open-ended name": ("rec.desired.default.Shape.>", good, "intake", "not of the form"),
-    "a name with an umlaut": ("rec.desired.default.Shape.föö", good, "intake", "'föö' is not allowed"),
+    "a name with an umlaut": (
+        "rec.desired.default.Shape.föö",
+        good,
+        "intake",
+        "'föö' is not allowed",
+    ),
     "a subject too short": ("rec.desired.foo", good, "intake", "not of the form"),
     "an unknown verb": ("rec.wished.default.Shape.foo", good, "intake", "'wished'"),
 }

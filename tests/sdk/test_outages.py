@@ -115,11 +115,11 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
     bus: EmbeddedServer,
 ) -> None:
     """A row that is written again moves to the end of its stream."""
-    names = [f"status.default.Shape.foo-{number}" for number in range(300)]
+    names = [f"status.default.Shape.foo-{number}" for number in range(5_000)]
 
     async def write_again_and_again(rows: JetStreamRows) -> None:
         for count in itertools.count():
-            some = random.sample(names, 30)
+            some = random.sample(names, 300)
             await rows.save(dict.fromkeys(some, b"%d" % count) | {"checkpoint": b"1"})
             await asyncio.sleep(0.01)  # as the projector does, which gathers for longer
 
@@ -128,7 +128,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
         await writer.save(dict.fromkeys(names, b"0") | {"checkpoint": b"0"})
         writing = asyncio.ensure_future(write_again_and_again(writer))
         async with asyncio.timeout(30):
-            for _ in range(50):
+            for _ in range(15):
                 found = await JetStreamRows(other).matching("status.>")
                 assert sorted(found) == sorted(names)
         writing.cancel()

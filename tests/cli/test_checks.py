@@ -1,0 +1,115 @@
+"""The checks of `doctor` and `replay --verify`, on what they are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from projections.status import StatusRow
+from reconciler.cli.checks_bus import check_clock, check_room, check_stage
+from reconciler.cli.checks_log import check_ownership
+from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
+from reconciler.cli.finding import some
+from reconciler.cli.rebuilding import differences
+
+NOON = "2026-01-02T12:00:00.000000000Z"
+NOON_SECONDS = 1767355200.0
+
+
+@pytest.mark.parametrize(
+    ("off", "verdict"), [(0.0, "ok"), (0.5, "ok"), (-3.0, "warn"), (3.0, "warn"), (60.0, "fail")]
+)
+def test_clocks(off: float, verdict: str) -> None:
+    now = NOON_SECONDS + off
+    assert check_clock(NOON, now - 0.01, now + 0.01).verdict == verdict
+
+
+def test_room() -> None:
+    assert check_room({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
+    full = check_room({"storage": 95, "limits": {"max_storage": 100}})
+    assert (full.verdict, "95 %" in full.found) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "verdict"),
+    [
+        ({"num_pending": 0, "num_waiting": 1}, "ok"),
+        ({"num_pending": 9, "num_waiting": 1}, "ok"),
+        ({"num_pending": 90_000, "num_waiting": 1}, "warn"),
+        ({"num_pending": 0, "num_waiting": 0}, "warn"),
+        ({"num_pending": 1, "num_waiting": 0}, "fail"),
+        ({"num_ack_pending": 1, "num_waiting": 0}, "fail"),
+        ({}, "warn"),
+    ],
+)
+def test_stages(consumer: dict[str, int], verdict: str) -> None:
+    found = check_stage("intake", "decider", [consumer])
+    assert found.verdict == verdict
+    assert bool(found.remedy) == (verdict != "ok")
+
+
+def row(**values: object) -> StatusRow:
+    plain = {"namespace": "default", "kind": "Shape", "name": "foo", **values}
+    return msgspec.convert(plain, StatusRow)
+
+
+def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
+    well = row(declared=True, owned=True, outcome="Converged")
+    config = row(kind="ProviderConfig", declared=True, outcome="Held")
+    assert [one.verdict for one in check_ownership([well, config])] == ["ok", "ok"]
+    leaving = row(owned=True, actionId="a")
+    held = row(owned=True, outcome="Held", reason="Finalizers")
+    owned, _ = check_ownership([leaving])
+    assert (owned.verdict, owned.found) == ("ok", "1, all of them under way")
+    owned, _ = check_ownership([held])
+    assert owned.found == "1: default/Shape/foo (Held, Finalizers)"
+    _, wanted = check_ownership([row(declared=True)])
+    assert (wanted.verdict, wanted.found) == ("warn", "1: default/Shape/foo (Pending)")
+
+
+def test_rows_that_differ_are_told_and_rows_that_are_ahead_are_not() -> None:
+    old, new = _status(5), _status(9)
+    assert differences({"status.a.b.c": old}, {"status.a.b.c": old}, 5) == []
+    assert differences({"status.a.b.c": old}, {"status.a.b.c": new}, 5) == []
+    found = differences(
+        {"status.a.b.c": old, "fleet": b"1", "ownership.a.b.c": b"2"},
+        {"status.a.b.c": _status(4), "fleet": b"1", "status.a.b.d": old},
+        5,
+    )
+    assert [(one.row, one.problem) for one in found] == [
+        ("ownership.a.b.c", "missing"),
+        ("status.a.b.c", "different"),
+        ("status.a.b.d", "unexpected"),
+    ]
+
+
+def _status(position: int) -> bytes:
+    return msgspec.json.encode(StatusRow("a", "b", "c", position=position))
+
+
+def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RECONCILER_NATS_URL", raising=False)
+    assert find_url(None) == DEFAULT_URL
+    folder = tmp_path / "reconciler-data"
+    folder.mkdir()
+    mine = UpFile("nats://127.0.0.1:5", None, 1)
+    (folder / "up.json").write_bytes(msgspec.json.encode(mine))
+    assert find_url(None) == "nats://127.0.0.1:5"
+    monkeypatch.setenv("RECONCILER_NATS_URL", "nats://env:4")
+    assert find_url(None) == "nats://env:4"
+    assert find_url("nats://given:4") == "nats://given:4"
+
+
+def test_what_a_dead_up_left_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_bytes(msgspec.json.encode(UpFile("nats://x:1", None, 2**22)))
+    assert read_up_file(tmp_path) is None
+    (tmp_path / "up.json").write_text("{")
+    assert read_up_file(tmp_path) is None
+
+
+def test_some_of_many() -> None:
+    assert some(["a", "b"]) == "a, b"
+    assert some(list("abcde")) == "a, b, c and 2 more"

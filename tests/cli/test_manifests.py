@@ -1,0 +1,116 @@
+"""Reading manifests: what people write, and what they get wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from events.names import ShapeKey
+from reconciler.cli.errors import CommandError
+from reconciler.cli.manifests import Documents, read_all
+from tests.cli.runner import shape
+
+CONFIG = (
+    "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: default}\n"
+    "spec: {provider: shapes, endpoint: 'http://127.0.0.1:8080'}\n"
+)
+
+
+def read(tmp_path: Path, **files: str) -> Documents:
+    for name, text in files.items():
+        (tmp_path / name.replace("__", ".")).write_text(text)
+    return read_all([str(tmp_path)], "team")
+
+
+def test_configurations_come_first_and_the_namespace_is_filled_in(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml=f"{shape('one')}---\n{CONFIG}", b__yml=shape("two"))
+    assert [read.key for read in documents.good] == [
+        ShapeKey("system", "ProviderConfig", "default"),
+        ShapeKey("team", "Shape", "one"),
+        ShapeKey("team", "Shape", "two"),
+    ]
+
+
+def test_a_namespace_that_is_written_stays(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml=shape("one", namespace="mine"))
+    assert documents.good[0].key.namespace == "mine"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"apiVersion": "shapes/v1", "kind": "Shape", "metadata": {"name": "one"}}',
+        '[{"apiVersion": "shapes/v1", "kind": "Shape", "metadata": {"name": "one"}}]',
+        '{"kind": "List", "items": '
+        '[{"apiVersion": "shapes/v1", "kind": "Shape", "metadata": {"name": "one"}}]}',
+    ],
+)
+def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> None:
+    assert [read.key.name for read in read(tmp_path, a__json=text).good] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [b\n", "not YAML: line 2, column 1: did not find expected ',' or ']'"),
+        ("- 1\n", "a manifest is a mapping, this is int"),
+        ("words\n", "a manifest is a mapping, this is text"),
+        (shape("a.b"), "name 'a.b' is not allowed"),
+        (shape("one") + "extra: 1\n", "Object contains unknown field `extra`"),
+        (shape("one", labels="{a: 1}"), "metadata.labels[...]: Expected `str`, got `int`"),
+        (
+            "apiVersion: v1\nkind: Shape\nmetadata: {name: one}\nspec: {policy: {mode: Odd}}\n",
+            "spec.policy: Invalid enum value 'Odd'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_and_number(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    documents = read(
+        tmp_path, a__yaml=f"{shape('good')}---\n{text}".replace("---\na: [b", "---\na: [b")
+    )
+    assert [read.key.name for read in documents.good] == ["good"]
+    assert len(documents.bad) == 1
+    told = documents.problems()[0]
+    assert told.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
+    if "not YAML" not in message:
+        assert message in told
+    else:
+        assert "did not find expected ',' or ']'" in told
+
+
+def test_the_line_of_a_mistake_is_that_of_the_file(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml=f"# one\n{shape('good')}---\nx: [y\n---\n{shape('also')}")
+    assert len(documents.good) == 2
+    assert "line 8, column 1" in documents.problems()[0]
+
+
+def test_a_shape_twice_is_a_mistake(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml=shape("one"), b__yaml=shape("one", "Blue"))
+    assert documents.good[0].manifest.spec["color"] == "Red"
+    assert documents.problems() == [
+        f"{tmp_path / 'b.yaml'}, document 1: team/Shape/one is declared already in "
+        f"{tmp_path / 'a.yaml'}, document 1"
+    ]
+
+
+def test_empty_documents_are_left_out(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml=f"---\n# nothing\n---\n{shape('one')}---\n")
+    assert (len(documents.good), documents.bad) == (1, [])
+
+
+def test_dates_are_text(tmp_path: Path) -> None:
+    text = shape("one").replace("spec: {", "spec: {since: 2026-01-02, ")
+    assert read(tmp_path, a__yaml=text).good[0].manifest.spec["since"] == "2026-01-02"
+
+
+def test_a_folder_without_manifests_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"has no files that end with \.yaml"):
+        read(tmp_path)
+
+
+def test_code_in_yaml_is_not_run(tmp_path: Path) -> None:
+    documents = read(tmp_path, a__yaml="a: !!python/object/apply:os.system [ls]\n")
+    assert "could not determine a constructor" in documents.problems()[0]

@@ -1,0 +1,249 @@
+"""What people read: lines about events, tables, durations, errors, the first page of help."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from events.external import ExternalObject
+from events.intake import ActionError
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    ActionSucceeded,
+    DriftDetected,
+    ExternalObserved,
+    FieldDifference,
+    GenerationSuperseded,
+    LogEvent,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    RetryScheduled,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.manifest import Policy
+from infra.jetstream.errors import BusUnavailableError
+from reconciler.cli.commands import COMMANDS, first_page
+from reconciler.cli.durations import parse_duration
+from reconciler.cli.errors import UsageError, one_line, report
+from reconciler.cli.exits import Exit
+from reconciler.cli.main import main
+from reconciler.cli.output import as_yaml, coloured, console, print_table
+from reconciler.cli.results import Result, exit_status
+from reconciler.cli.summaries import summary, tell_all
+from reconciler.errors import WaitTimeoutError
+from reconciler.ports import StoredEvent
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+RED = {"type": "Square", "color": "Red"}
+ACTION = Action("a@2", "key", "Create", 1, "default", "foo", ("m1",), fields=RED)
+DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (DECLARED, "generation 1: type: Square, color: Red"),
+        (SpecWithdrawn(2), "generation 2"),
+        (GenerationSuperseded(1, by=2), "generation 1, by 2"),
+        (
+            ExternalObserved("default", "foo", None, "CompleteListing", 7),
+            "foo is not there (a complete listing)",
+        ),
+        (
+            ExternalObserved("default", "foo", ExternalObject("foo", {"color": "Red"}), "Read", 7),
+            "foo {color: Red} (a read)",
+        ),
+        (DriftDetected(1, missing=True), "the object is gone"),
+        (
+            DriftDetected(
+                1,
+                differences=(
+                    FieldDifference("color", "Purple", "Green"),
+                    FieldDifference("labels.team", "a", None),
+                ),
+            ),
+            "color: Green (declared Purple), labels.team: not there (declared a)",
+        ),
+        (OwnershipClaimed("foo", None, "Adopted"), "foo is ours now: Adopted"),
+        (OwnershipReleased("foo", None, "Orphaned"), "foo is not ours any more: Orphaned"),
+        (ActionDecided(ACTION), "Create foo {type: Square, color: Red}"),
+        (ActionRetried(ACTION, 3), "Create foo, attempt 3, same key"),
+        (
+            ActionSucceeded("a@2", "Create", 2, replayed=True),
+            "Create, attempt 2, the kept answer to an earlier call",
+        ),
+        (
+            ActionFailed("a@2", "Create", 1, ActionError("Throttled", "slow\ndown", 429)),
+            "Create, attempt 1: Throttled 429: slow down",
+        ),
+        (ActionAbandoned("a@2", "Create", "Withdrawn"), "Create: Withdrawn"),
+        (
+            RetryScheduled(AT, 2.5, "Transient"),
+            "in 2.5 s, at 2026-01-02T03:04:05Z: Transient",
+        ),
+        (OutcomeRecorded("Converged", 2, "AsDeclared"), "Converged (AsDeclared), generation 2"),
+        (OutcomeRecorded("Failed", 2, "Failed", "no"), "Failed, generation 2: no"),
+    ],
+)
+def test_every_event_is_told_in_one_line(event: ShapeEvent, told: str) -> None:
+    assert summary(event) == told
+
+
+def test_every_event_can_be_told() -> None:
+    told = {type(case.values[0]) for case in _cases()}
+    assert told == set(ShapeEvent.__args__)
+
+
+def _cases() -> list[pytest.MarkDecorator]:
+    marks = test_every_event_is_told_in_one_line.pytestmark  # type: ignore[attr-defined]
+    return [pytest.param(*case) for case in marks[0].args[1]]  # type: ignore[misc]
+
+
+def test_a_declaration_is_told_by_what_it_changes() -> None:
+    purple = msgspec.structs.replace(
+        DECLARED,
+        generation=2,
+        fields={**RED, "color": "Purple"},
+        labels={"team": "a"},
+        policy=Policy(mode="ObserveOnly"),
+    )
+    assert summary(purple, DECLARED) == (
+        "generation 2: color: Red -> Purple; labels team: a; policy mode: ObserveOnly"
+    )
+
+
+def test_what_is_declared_after_a_withdrawal_is_told_whole() -> None:
+    data: list[ShapeEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
+    lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    assert lines[2].what == lines[0].what
+    assert lines[0].time == "2026-01-02T03:04:05.000Z"
+
+
+def _event(version: int, data: ShapeEvent) -> LogEvent:
+    return LogEvent(f"e{version}", "r", "t", "default/Shape/foo", AT, version, data)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("2m", 120), ("1.5h", 5400), ("7", 7)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "-1s", "s", "1 s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a duration"):
+        parse_duration(text)
+
+
+def test_a_table_in_a_pipe_is_fit_for_awk(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("NAME", "MESSAGE"), [("a", coloured("Failed")), ("longer", "x" * 300)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["NAME    MESSAGE", "a       Failed", f"longer  {'x' * 300}"]
+
+
+def test_no_colour_where_nobody_sees_it(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print("ready", style="bold green")
+    assert capsys.readouterr().out == "ready\n"
+
+
+def test_yaml_keeps_the_order() -> None:
+    assert as_yaml({"b": 1, "a": ["x"]}) == "b: 1\na:\n- x\n"
+
+
+def test_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    group = ExceptionGroup(
+        "many", [BusUnavailableError("away\nfrom here"), ExceptionGroup("in", [KeyError("x")])]
+    )
+    assert report(group) == Exit.FAILED
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "error: away from here"
+    assert told[1].startswith("error: unexpected KeyError: 'x'; this is a defect: --debug")
+
+
+def test_a_timeout_has_a_status_of_its_own() -> None:
+    assert report(WaitTimeoutError("late")) == Exit.TIMEOUT
+    assert one_line(WaitTimeoutError("late")) == "late"
+
+
+@pytest.mark.parametrize(
+    ("results", "status"),
+    [
+        ([Result("a", True, "", outcome="Converged")], Exit.OK),
+        ([Result("a", True, "", outcome="Failed")], Exit.FAILED),
+        ([Result("a", False, "Invalid")], Exit.FAILED),
+        ([Result("a", True, "", timed_out=True)], Exit.TIMEOUT),
+        ([Result("a", True, "", timed_out=True), Result("b", True, "", outcome="Failed")], 1),
+    ],
+)
+def test_the_worst_result_is_the_status(results: list[Result], status: int) -> None:
+    assert exit_status(results, ("Converged",)) == status
+
+
+def test_the_first_page_names_every_command_and_imports_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name, *_ in COMMANDS)
+    assert max(map(len, first_page().splitlines())) <= 90
+
+
+def test_help_is_fast() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from reconciler.cli.main import main; main(['--help']);"
+        "print([m for m in ('cyclopts', 'rich', 'nats', 'msgspec') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
+def test_every_command_has_help_with_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"Usage: reconciler {command}")
+    assert f"    reconciler {command}" in told
+    assert "For example:" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["aply"], "there is no command 'aply': did you mean apply?"),
+        (["xyzzy"], "there is no command 'xyzzy': the commands are up, init"),
+        (["get", "--outputt", "json"], "--outputt"),
+        (["get", "-o", "xml"], 'Invalid value "xml"'),
+        (["run", "cook"], 'Invalid value "cook"'),
+        (["apply"], "reconciler apply --help"),
+        (["apply", "-f", "x", "--timeout", "5x"], "'5x' is not a duration"),
+        (["init", "--replicas", "9"], "a stream has 1 to 5 copies"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == Exit.USAGE
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip()[0].isdigit()

@@ -1,0 +1,184 @@
+"""ProviderConfigs: two APIs of one kind side by side, a second kind, and what comes and goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from events.intake import Withdrawn
+from events.log import DriftDetected, FieldDifference
+from events.manifest import Manifest, Metadata, Scope
+from events.names import ShapeKey
+from infra.shapes_api import ShapesProcess
+from reconciler.shape.owner_label import OWNER_LABEL, owner
+from tests.scenarios.harness import Human, World, api_config, every, only, shape
+
+CONFIG = ShapeKey("system", "ProviderConfig", "default")
+
+
+@pytest.fixture
+async def other_human(tmp_path: Path) -> AsyncIterator[Human]:
+    """Somebody in a second API of the same kind."""
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "other-api"))
+    yield human
+    await human.leaves()
+    await process.stop()
+
+
+async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human: Human):
+    await world.configure(
+        api_config(other_human.url, scope=Scope(namespace="second")), name="second"
+    )
+    await world.declare("here", color="Red")
+    await world.declare("there", color="Purple", config="second")
+    await world.until_outcome("here", "Converged")
+    await world.until_outcome("there", "Converged")
+    assert [each["name"] for each in await world.human.sees_all()] == ["here"]
+    assert [each["name"] for each in await other_human.sees_all()] == ["there"]
+
+    await other_human.makes("here", color="Green")  # the same name, in the other API
+    await other_human.changes("there", color="Green")
+
+    stray = ShapeKey("second", "Shape", "here")
+    await world.until_outcome(stray, "Unowned")
+
+    async def is_repainted() -> bool:
+        return (await other_human.sees("there"))["color"] == "Purple"
+
+    await world.until(is_repainted, "what drifted there is corrected there")
+    await world.observed_again()
+    assert await world.human.effects() == ["POST"]
+    assert await other_human.effects("here") == ["human POST"]
+    assert every(DriftDetected, await world.facts("here")) == []
+
+
+async def test_a_shape_waits_for_its_configuration(bare_world: World):
+    world = bare_world
+    await world.start_reconciler()
+    await world.declare("foo")
+    held = await world.until_outcome("foo", "Held", reason="ProviderConfigMissing")
+    assert "'default' is not declared" in held.message
+
+    await world.configure(api_config(world.human.url))
+
+    await world.until_outcome("foo", "Converged")
+    assert await world.human.effects() == ["POST"]
+
+
+async def test_a_configuration_that_is_withdrawn_ends_its_listings_and_nothing_else(world: World):
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.observed_again()
+
+    await world.tell(CONFIG, Withdrawn())
+
+    await world.until_outcome(CONFIG, "Deleted")
+    await world.until_settled()
+    await world.human.deletes("foo")
+    await world.declare("bar")
+    await world.until_outcome("bar", "Held", reason="ProviderConfigMissing")
+    assert await world.human.finds("foo") is None
+
+    await world.configure(api_config(world.human.url))
+
+    await world.until_outcome("bar", "Converged")
+    await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    await world.until_outcome("foo", "Converged")
+
+
+async def test_a_configuration_that_moves_is_followed(world: World, other_human: Human):
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+
+    await world.configure(api_config(other_human.url))
+
+    await world.until(lambda: other_human.finds("foo"), "foo is made at the new place")
+    assert await world.human.effects() == ["POST"]
+    assert await other_human.effects() == ["POST"]
+
+
+# --- the second kind
+
+
+@pytest.fixture(scope="module")
+def records_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    command = [sys.executable, "-m", "infra.records_api", "--exit-with-stdin", "--port", "0"]
+    command += ["--data", str(tmp_path_factory.mktemp("records"))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.stdout.readline().removeprefix("listening on ").strip()
+    process.kill()
+    process.communicate()
+
+
+def record(*values: str, ttl: int = 60) -> Manifest:
+    spec = {
+        "type": "A",
+        "values": list(values),
+        "ttl": ttl,
+        "providerConfigRef": {"name": "zone"},
+    }
+    return Manifest("records/v1", "Record", Metadata("www"), spec)
+
+
+async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World, records_url: str):
+    """An API without idempotency keys, whose values have another order than ours."""
+    world, key = bare_world, ShapeKey("default", "Record", "www")
+    zone = records_url + "/zones/example.org"
+    await world.start_reconciler()
+    await world.configure(api_config(zone, provider="records"), name="zone")
+    async with httpx.AsyncClient(base_url=zone) as api:
+
+        async def values() -> list[str]:
+            return sorted((await api.get("/records/www")).raise_for_status().json()["values"])
+
+        await world.declare_all([record("10.0.0.1", "10.0.0.2")])
+        await world.until_outcome(key, "Converged", generation=1)
+        found = (await api.get("/records/www")).json()
+        assert await values() == ["10.0.0.1", "10.0.0.2"]
+        assert f"{OWNER_LABEL}={owner(world.log.log_id, key)}" in found["tags"]
+
+        position = await world.log_position()
+        await world.declare_all([record("10.0.0.2", "10.0.0.1", "10.0.0.2")])
+        await world.observed_again()
+        assert await world.log_position() == position  # the same set in another order
+
+        etag = (await api.get("/records/www")).headers["ETag"]
+        by_hand = {"type": "A", "values": ["10.6.6.6"], "ttl": 60, "tags": found["tags"]}
+        put = await api.put("/records/www", json=by_hand, headers={"If-Match": etag})
+        put.raise_for_status()
+
+        async def is_corrected() -> bool:
+            return await values() == ["10.0.0.1", "10.0.0.2"]
+
+        await world.until(is_corrected, "the values come back")
+        await world.observed_again()
+        drift = only(DriftDetected, await world.facts(key))
+        assert drift.differences == (
+            FieldDifference("values", ["10.0.0.1", "10.0.0.2"], ["10.6.6.6"]),
+        )
+
+        await world.declare_all([record("10.0.0.3", ttl=120)])
+        await world.until_outcome(key, "Converged", generation=2)
+        assert await values() == ["10.0.0.3"]
+        await world.tell(key, Withdrawn())
+        await world.until_outcome(key, "Deleted", generation=3)
+        assert (await api.get("/records/www")).status_code == 404
+
+
+async def test_both_kinds_of_one_name_are_two_shapes(world: World, records_url: str):
+    zone = records_url + "/zones/example.net"
+    await world.configure(api_config(zone, provider="records"), name="zone")
+    await world.declare("www")
+    await world.declare_all([record("10.0.0.1")])
+
+    await world.until_outcome(shape("www"), "Converged")
+    await world.until_outcome(ShapeKey("default", "Record", "www"), "Converged")
+    await world.observed_again()
+    assert await world.human.effects() == ["POST"]

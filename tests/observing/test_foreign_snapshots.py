@@ -1,0 +1,208 @@
+"""Snapshots from another team's observer: believed by the same rules as our own listings.
+
+Our own observer looks once at the start and then not for an hour, so that what is found is found by
+the snapshot.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import pytest
+
+from events.envelope import encode_snapshot_part
+from events.external import ExternalObject
+from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
+from events.log import DriftDetected
+from events.manifest import Scope
+from events.subjects import snapshot
+from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError
+from tests.scenarios.harness import World, api_config, every, manifest, now, only
+
+HOUR = 3600.0
+NAMES = ("team-1", "team-2", "team-3")
+
+
+@pytest.fixture
+async def told(bare_world: World) -> World:
+    """Three converged shapes, of which nobody but the snapshots tells news."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(
+        api_config(
+            world.human.url, resync=HOUR, scope=Scope(mode="Exclusive", prefix="team-", labels={})
+        )
+    )
+    await world.declare_all([manifest(name) for name in NAMES])
+    for name in NAMES:
+        await world.until_outcome(name, "Converged")
+    await world.until_settled()
+    return world
+
+
+def refusals(world: World) -> list[str]:
+    """Why snapshots were refused."""
+    assert world.parts.foreign_snapshots is not None
+    return [reason for _subject, reason in world.parts.foreign_snapshots.refused]
+
+
+async def seen(world: World, *left_out: str) -> list[ExternalObject]:
+    """What the foreign observer reads of the API."""
+    return [
+        ExternalObject(
+            each["name"],
+            {"type": each["type"], "color": each["color"]},
+            each["uid"],
+            str(each["version"]),
+            each["labels"],
+        )
+        for each in await world.human.sees_all()
+        if each["name"] not in left_out
+    ]
+
+
+async def send(world: World, parts: Sequence[SnapshotPart]) -> None:
+    subject = snapshot("default", "Shape", uuid.uuid4().hex)
+    for number, part in enumerate(parts):
+        await world.nc.request(
+            subject, encode_snapshot_part(f"p-{number}", "their-observer", part, time=now())
+        )
+
+
+async def whole(
+    world: World,
+    objects: Sequence[ExternalObject],
+    *,
+    kind: str = "Shape",
+    prefix: str | None = "team-",
+    as_of: int | None = None,
+) -> None:
+    if as_of is None:
+        as_of = await world.client.observation_time()
+    began = SnapshotBegan("default", kind, as_of, prefix)
+    items = [SnapshotItem(each) for each in objects]
+    await send(world, [began, *items, SnapshotCompleted(len(objects))])
+
+
+async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
+    async def is_refused() -> bool:
+        return any(reason in why for why in refusals(world))
+
+    await world.until(is_refused, f"refused: {reason}")
+    await world.until_settled()
+    assert await world.log_position() == position
+
+
+async def test_a_complete_snapshot_finds_drift_loss_and_strays(told: World):
+    world = told
+    await world.human.changes("team-1", color="Green")
+    await world.human.deletes("team-2")
+    await world.human.makes("team-x")
+
+    began = await world.client.observation_time()
+    async with world.client.snapshot("default", "Shape", prefix="team-") as writer:
+        for each in await seen(world):
+            await writer.add(each)
+    assert began > 0
+
+    async def is_repaired() -> bool:
+        found = {each["name"]: each["color"] for each in await world.human.sees_all()}
+        return found == dict.fromkeys(NAMES, "Red")
+
+    await world.until(is_repaired, "drift, loss and stray are dealt with")
+    drift = only(DriftDetected, await world.facts("team-1"))
+    assert [(each.desired, each.observed) for each in drift.differences] == [("Red", "Green")]
+    assert only(DriftDetected, await world.facts("team-2")).missing
+
+
+async def test_a_snapshot_that_lacks_an_item_proves_nothing(told: World):
+    world, position = told, await told.log_position()
+    as_of = await world.client.observation_time()
+    items = [SnapshotItem(each) for each in await seen(world, "team-3")]
+    began = SnapshotBegan("default", "Shape", as_of, "team-")
+
+    await send(world, [began, *items, SnapshotCompleted(3)])
+
+    await nothing_came_of_it(world, position, "2 objects came, but 3 were sent")
+
+
+async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(told: World):
+    world, position = told, await told.log_position()
+    as_of = await world.client.observation_time()
+    first, second = [SnapshotItem(each) for each in await seen(world, "team-3")]
+    began = SnapshotBegan("default", "Shape", as_of, "team-")
+
+    await send(world, [began, first, second, second, SnapshotCompleted(3)])
+
+    await nothing_came_of_it(world, position, "2 objects came, but 3 were sent")
+
+
+async def test_a_snapshot_without_its_beginning_is_refused(told: World):
+    position = await told.log_position()
+    items = [SnapshotItem(each) for each in await seen(told)]
+    await send(told, [*items, SnapshotCompleted(3)])
+    await nothing_came_of_it(told, position, "its beginning did not come")
+
+
+@pytest.mark.parametrize("prefix", [None, "team-1"])
+async def test_a_snapshot_of_another_scope_proves_nothing(told: World, prefix: str | None):
+    position = await told.log_position()
+    await whole(told, await seen(told, "team-2", "team-3"), prefix=prefix)
+    await nothing_came_of_it(told, position, "it is of scope prefix=")
+
+
+async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a_snapshot(
+    told: World,
+):
+    world, position = told, await told.log_position()
+    await world.human.makes("somebody-elses")
+
+    await whole(world, await seen(world))
+
+    await nothing_came_of_it(world, position, "'somebody-elses' is not of its scope")
+    assert await world.human.finds("somebody-elses")
+
+
+async def test_a_snapshot_from_before_our_effect_proves_nothing(told: World):
+    world = told
+    as_of = await world.client.observation_time()
+    before = await seen(world)
+    await world.declare("team-4")
+    await world.declare("team-1", color="Purple")
+    await world.until_outcome("team-4", "Converged")
+    await world.until_outcome("team-1", "Converged", generation=2)
+    await world.human.makes("team-x")  # the snapshot shows it: so we see that it was taken in
+    position_of_stray = [*before, *(each for each in await seen(world) if each.name == "team-x")]
+
+    await whole(world, position_of_stray, as_of=as_of)
+
+    async def stray_is_gone() -> bool:
+        return await world.human.finds("team-x") is None
+
+    await world.until(stray_is_gone, "the snapshot was taken in")
+    await world.until_settled()
+    assert await world.human.effects("team-4") == ["POST"]
+    assert await world.human.effects("team-1") == ["POST", "PUT"]
+    for name in ("team-1", "team-4"):
+        assert every(DriftDetected, await world.facts(name)) == []
+
+
+async def test_a_snapshot_for_nobody_is_refused(told: World):
+    position = await told.log_position()
+    subject = snapshot("nowhere", "Shape", "s-1")
+    began = SnapshotBegan("nowhere", "Shape", 1)
+    await told.nc.request(subject, encode_snapshot_part("p", "them", began, time=now()))
+    await nothing_came_of_it(told, position, "'nowhere' is not declared")
+    await told.nc.request(snapshot("default", "Shape", "s-2"), b"not JSON")
+    await nothing_came_of_it(told, position, "could not be read")
+    await whole(told, await seen(told), kind="Blob")
+    await nothing_came_of_it(told, position, "it says default.Blob")
+
+
+def test_an_object_without_the_labels_of_the_scope_is_refused():
+    began = SnapshotBegan("default", "Shape", 1, labels={"team": "a"})
+    assembler = SnapshotAssembler(began, None)
+    assembler.add([ExternalObject("mine", {}, labels={"team": "a", "more": "x"})])
+    with pytest.raises(SnapshotRefusedError, match="'theirs' is not of its scope"):
+        assembler.add([ExternalObject("theirs", {}, labels={"team": "b"})])
