@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from nats.aio.client import Client
@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log, encode_log
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
-from events.subjects import log_filter, parse_log, state_snapshot
+from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
 from infra.jetstream.append import OutgoingMessage, append, publish_many
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
@@ -34,6 +34,13 @@ _LEADER_TRIES: Final = 40
 _LEADER_PAUSE_SECONDS: Final = 0.05
 
 _logger = structlog.get_logger(__name__)
+
+
+class _Heads(NamedTuple):
+    """A shape's newest position, and its newest message of each class if they reach up to it."""
+
+    newest: int
+    messages: Sequence[StoredMessage]
 
 
 class JetStreamShapeLog:
@@ -109,32 +116,32 @@ class JetStreamShapeLog:
         """Load many shapes.
 
         One read for all of them; for those with a longer history one more for all their snapshots,
-        and one for the events of each.
+        and a few for the events of each.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
             snapshots = await self._snapshots(longer) if use_snapshots else {}
             rest = await asyncio.gather(
-                *(self._load_long(key, head, snapshots.get(key)) for key, head in longer.items())
+                *(self._load_long(key, heads, snapshots.get(key)) for key, heads in longer.items())
             )
             loaded |= dict(zip(longer, rest, strict=True))
         return loaded
 
     async def _load_short(
         self, keys: Sequence[ShapeKey], *, from_leader: bool
-    ) -> tuple[dict[ShapeKey, LoadedShape], dict[ShapeKey, int]]:
+    ) -> tuple[dict[ShapeKey, LoadedShape], dict[ShapeKey, _Heads]]:
         """Load the shapes whose newest events are all they have; give the heads of the others."""
         heads: dict[ShapeKey, list[StoredMessage]] = {key: [] for key in keys}
         for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
             heads[parse_log(message.subject)].append(message)
         loaded: dict[ShapeKey, LoadedShape] = {}
-        longer: dict[ShapeKey, int] = {}
+        longer: dict[ShapeKey, _Heads] = {}
         for key, messages in heads.items():
             head = max((message.seq for message in messages), default=0)
             newest = await self._newest_position(key) if from_leader else head
             short = _whole_history(messages) if newest == head else None
             if short is None:
-                longer[key] = newest
+                longer[key] = _Heads(newest, messages if newest == head else ())
             else:
                 loaded[key] = LoadedShape(head, None, short)
         return loaded, longer
@@ -144,16 +151,40 @@ class JetStreamShapeLog:
         return 0 if newest is None else newest.seq
 
     async def _load_long(
-        self, key: ShapeKey, head: int, snapshot: StoredMessage | None
+        self, key: ShapeKey, heads: _Heads, snapshot: StoredMessage | None
     ) -> LoadedShape:
         position = _position(snapshot)
-        if position > head:
+        if position > heads.newest:
             snapshot, position = None, 0  # of another log: it knows more than there is
         payload = None if snapshot is None else snapshot.payload
-        if position == head:
-            return LoadedShape(head, payload, ())
-        events = await self._tail(key, position, head)
+        if position == heads.newest:
+            return LoadedShape(heads.newest, payload, ())
+        whole = await self._complete(key, heads.messages) if snapshot is None else None
+        if whole is not None:
+            return LoadedShape(heads.newest, None, whole)
+        events = await self._tail(key, position, heads.newest)
         return LoadedShape(events[-1].position, payload, [each.event for each in events])
+
+    async def _complete(
+        self, key: ShapeKey, heads: Sequence[StoredMessage]
+    ) -> list[LogEvent] | None:
+        """Read what is missing before the newest event of each class; None if that fails.
+
+        Each class by its own subject, and no more than is missing: with a wildcard, or up to a
+        message that is known, the server looks through the log message by message. Of a log of
+        32,000 events it took 2.5 s for 500 shapes, this way 0.1 s.
+        """
+        known = {event.shapeversion: event for event in map(_event, heads)}
+        newest = max(known, default=0)
+        for each in LOG_CLASSES:
+            missing = [version for version in range(1, newest + 1) if version not in known]
+            if not missing:
+                break
+            async with self._reads:
+                messages = await read_subject(self._nc, SHAPES, log(key, each), limit=len(missing))
+            known |= {event.shapeversion: event for event in map(_event, messages)}
+        events = [known[version] for version in range(1, newest + 1) if version in known]
+        return events if newest and len(events) == newest else None
 
     async def _tail(self, key: ShapeKey, after: int, head: int) -> list[StoredEvent]:
         """Read a shape's events behind a position, at least up to ``head``."""
@@ -268,6 +299,10 @@ def _whole_history(heads: Sequence[StoredMessage]) -> list[LogEvent] | None:
 
 def _by_sequence(message: StoredMessage) -> int:
     return message.seq
+
+
+def _event(message: StoredMessage) -> LogEvent:
+    return decode_log(message.payload)
 
 
 def _decoded(message: StoredMessage) -> StoredEvent:

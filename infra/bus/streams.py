@@ -48,7 +48,7 @@ _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
 _DAY: Final = 24 * _HOUR
 _DUPLICATE_WINDOW: Final = 120 * _SECOND
-_LEASE: Final = 30 * _SECOND
+_LEASE: Final = 10 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 
 _RESTORABLE: Final = "async"

@@ -119,7 +119,8 @@ class Decider:
         work, letters = self._sort(batch)
         if letters:
             await self._sink.bury(letters)
-            await self._sink.answer([_refused(letter) for letter in letters if _wants_answer(letter)])
+            asked = [each for each in letters if each.delivery.reply_to is not None]
+            await self._sink.answer([_refused(each) for each in asked])
             await self._reader.ack([letter.delivery for letter in letters])
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
@@ -263,10 +264,6 @@ def _understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
     what, key = parse_stored_intake(delivery.subject)
     message = decode_intake(delivery.payload, expected=what, fallback_id=delivery.message_id)
     return key, Command(delivery.position, message.id, message.source, message.data)
-
-
-def _wants_answer(letter: DeadLetter) -> bool:
-    return letter.delivery.reply_to is not None
 
 
 def _refused(letter: DeadLetter) -> tuple[str, Answer]:

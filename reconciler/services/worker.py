@@ -29,7 +29,7 @@ from reconciler.provider import Effect, Provider
 from reconciler.services.configurations import Configurations
 from reconciler.services.providers import ProviderPool
 
-LEASE_SECONDS = 30.0
+LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
@@ -59,12 +59,14 @@ class Worker:
         self._configurations = configurations
         self._providers = providers
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
+        self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
         self._results: list[tuple[ActionDelivery, IntakeMessageOut]] = []
         self._result_came = asyncio.Event()
 
     async def run(self) -> None:
         """Work for ever."""
+        self._old_until = await self._log.last_position()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_results())
             tasks.create_task(self._show_signs_of_life())
@@ -81,7 +83,7 @@ class Worker:
         action = event.action
         attempt = event.attempt if isinstance(event, ActionRetried) else 1
         async with self._slot(action.provider_config):
-            if delivery.delivered > 1 and await self._is_settled(delivery, action, attempt):
+            if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
                 self._leased.pop(delivery.position, None)
                 await self._reader.ack([delivery])
                 return
@@ -115,8 +117,23 @@ class Worker:
             _logger.exception("a provider failed unexpectedly", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
 
+    def _may_be_old(self, delivery: ActionDelivery) -> bool:
+        """Tell whether the action may have been answered: seen before, or older than this worker.
+
+        A consumer that was made anew hands out the whole history once more.
+        """
+        return delivery.delivered > 1 or delivery.position <= self._old_until
+
     async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
-        """Tell whether another delivery of this attempt has been answered already."""
+        """Tell whether another delivery of this attempt has been answered already.
+
+        If nobody can tell, the API is asked once more: with the same key that is safe.
+        """
+        try:
+            history = await self._log.history(delivery.event.key)
+        except Exception as error:  # noqa: BLE001 - one question must not end the worker
+            _logger.warning("a repeated action could not be looked up", error=str(error))
+            return False
         return any(
             isinstance(stored.event.data, (ActionSucceeded, ActionFailed))
             and stored.event.data.action_id == action.action_id
@@ -124,7 +141,7 @@ class Worker:
                 stored.event.data.attempt >= attempt
                 or isinstance(stored.event.data, ActionSucceeded)
             )
-            for stored in await self._log.history(delivery.event.key)
+            for stored in history
             if stored.position > delivery.position
         )
 
