@@ -1,7 +1,9 @@
 """The intake: storing many, reading in order, and what may be trimmed."""
 
 import uuid
+from collections.abc import AsyncIterator
 
+import pytest
 from nats.aio.client import Client
 
 from events.intake import TimerFired, Withdrawn
@@ -10,6 +12,7 @@ from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
 from infra.bus.streams import INTAKE, PARTITIONS
 from infra.jetstream.append import publish
+from infra.jetstream.connection import api_request
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.bus.histories import new_key
@@ -26,15 +29,13 @@ async def _take(reader: JetStreamIntakeReader, count: int) -> list[IntakeDeliver
     return taken
 
 
-async def _drained(bus: Client) -> JetStreamIntakeReader:
+@pytest.fixture
+async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
+    """The only reader of an intake that is empty."""
+    await api_request(bus, f"STREAM.PURGE.{INTAKE}", {})
     reader = JetStreamIntakeReader(bus)
-    await JetStreamIntakeWriter(bus, "test").publish([_message()])
-    last = (await stream_state(bus, INTAKE)).last_seq
-    while True:
-        batch = await reader.next_batch()
-        await reader.ack(batch)
-        if any(delivery.position == last for delivery in batch):
-            return reader
+    yield reader
+    await reader.close()
 
 
 async def test_many_are_stored_once_even_if_some_were_stored_before(bus: Client) -> None:
@@ -61,8 +62,7 @@ async def test_one_shape_stays_in_one_partition_whatever_it_is_told(bus: Client)
     assert partitions <= set(range(PARTITIONS))
 
 
-async def test_only_an_inbox_is_answered(bus: Client) -> None:
-    reader = await _drained(bus)
+async def test_only_an_inbox_is_answered(bus: Client, reader: JetStreamIntakeReader) -> None:
     wanted = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
     for reply in wanted:
         headers = {REPLY_HEADER: reply}
@@ -71,11 +71,12 @@ async def test_only_an_inbox_is_answered(bus: Client) -> None:
     assert {delivery.reply_to for delivery in taken} == {"_INBOX.abc", None}
     assert sum(delivery.reply_to is None for delivery in taken) == 2
     await reader.ack(taken)
-    await reader.close()
 
 
-async def test_trimming_takes_what_is_decided_and_leaves_the_rest(bus: Client) -> None:
-    writer, reader = JetStreamIntakeWriter(bus, "test"), await _drained(bus)
+async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
+    bus: Client, reader: JetStreamIntakeReader
+) -> None:
+    writer = JetStreamIntakeWriter(bus, "test")
     await writer.publish([_message() for _ in range(40)])
     taken = await _take(reader, 40)
     kept = min(taken, key=lambda delivery: delivery.position)
@@ -87,4 +88,3 @@ async def test_trimming_takes_what_is_decided_and_leaves_the_rest(bus: Client) -
     await bus.flush()
     await trim(bus, keep=0)
     assert (await stream_state(bus, INTAKE)).messages == 0
-    await reader.close()
