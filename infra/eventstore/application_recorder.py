@@ -60,4 +60,4 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
         self, gt: int | None = None, topics: Sequence[str] = ()
     ) -> Subscription[ApplicationRecorder]:
         """Follow the log from `gt` on, as it grows."""
-        return JetStreamSubscription(self, gt=gt, topics=topics)
+        return JetStreamSubscription(self, self.bus, self.layout, gt=gt, topics=topics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from eventsourcing.persistence import (
     ApplicationRecorder,
@@ -14,11 +14,10 @@ from eventsourcing.persistence import (
     Subscription,
 )
 
+from infra.eventstore.bus import Bus
+from infra.eventstore.layout import EventLayout
 from infra.eventstore.selection import to_notifications
 from infra.jetstream.follow import follow
-
-if TYPE_CHECKING:
-    from infra.eventstore.application_recorder import JetStreamApplicationRecorder
 
 _BATCHES_AHEAD: Final = 8  # read before they are asked for; then the follower waits
 
@@ -31,13 +30,15 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
 
     def __init__(
         self,
-        recorder: JetStreamApplicationRecorder,
+        recorder: ApplicationRecorder,
+        bus: Bus,
+        layout: EventLayout,
         gt: int | None = None,
         topics: Sequence[str] = (),
     ) -> None:
         super().__init__(recorder, gt=gt, topics=topics)
-        self._bus = recorder.bus
-        self._layout = recorder.layout
+        self._bus = bus
+        self._layout = layout
         self._batches: asyncio.Queue[list[Notification]] = asyncio.Queue(_BATCHES_AHEAD)
         self._ready: list[Notification] = []
         self._next_index = 0
