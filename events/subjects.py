@@ -25,6 +25,7 @@ from events.names import ShapeKey
 Intake = Literal["desired", "observed", "result", "timer"]
 INTAKE_KINDS: tuple[Intake, ...] = ("desired", "observed", "result", "timer")
 LogClass = Literal["fact", "action", "outcome"]
+LOG_CLASSES: tuple[LogClass, ...] = ("fact", "action", "outcome")
 
 REPLY_HEADER = "Reconciler-Reply-To"
 """Header with the inbox that wants the decider's answer (the reply subject proper is answered by

@@ -84,9 +84,8 @@ class ReadModels:
         if row is None:
             namespace, kind, shape = name.split("/")
             row = self.status[name] = StatusRow(namespace, kind, shape)
-        elif position <= row.position:
-            return row  # folded in before a crash kept the checkpoint from being written
-        fold_status(row, position, event)
+        if position > row.position:  # else: stored before a crash that kept back the checkpoint
+            fold_status(row, position, event)
         if row.is_gone:
             del self.status[name]
         self._dirty[name] = None

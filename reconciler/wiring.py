@@ -21,7 +21,7 @@ from infra.bus.intake_trim import trim_for_ever
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
-from infra.jetstream.connection import connect, require_jetstream
+from infra.jetstream.connection import close, connect, require_jetstream
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry, installed_kinds
 from reconciler.services.configurations import Configurations
@@ -59,7 +59,7 @@ async def connected(
         await require_jetstream(nc)
         yield nc
     finally:
-        await nc.close()
+        await close(nc)
 
 
 async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
@@ -82,6 +82,7 @@ class Running:
     intake: JetStreamIntakeWriter
     projector: Projector | None = None
     observer: Observer | None = None
+    foreign_snapshots: ForeignSnapshots | None = None
     closers: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def close(self) -> None:
@@ -193,13 +194,13 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
     reader = JetStreamSnapshotReader(parts.nc)
     parts.closers.push_async_callback(reader.close)
-    foreign = ForeignSnapshots(
+    parts.foreign_snapshots = ForeignSnapshots(
         reader=reader,
         observer=parts.observer,
         configurations=parts.configurations,
         providers=parts.providers,
     )
-    return [parts.observer.run(), sweeper.run(), foreign.run()]
+    return [parts.observer.run(), sweeper.run(), parts.foreign_snapshots.run()]
 
 
 def _projector(parts: Running) -> list[Coroutine[None, None, None]]:

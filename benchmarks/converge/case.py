@@ -17,6 +17,7 @@ from benchmarks.converge.reading import replay
 from benchmarks.converge.results import Case, Ceiling
 from benchmarks.converge.stack import Stack, running_stack
 from benchmarks.converge.usage import Meter, highest
+from reconciler.sdk import client_on
 from reconciler.wiring import connected
 
 
@@ -28,9 +29,10 @@ async def run_case(
         async with (
             running_stack(Path(folder), latency_ms=latency_ms, layout=layout) as stack,
             connected(stack.server.url) as nc,
+            client_on(nc, source="benchmark") as client,
             aiohttp.ClientSession(stack.api.url) as session,
         ):
-            bus = Bus(nc)
+            bus = Bus(client, nc)
             async with bus.following():
                 await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
                 samples = 0 if latency_ms else idle_samples

@@ -1,19 +1,16 @@
-"""The benchmark's client of the bus: declares, and follows the outcome stream."""
+"""The benchmark's client of the bus: the SDK, as another team's service uses it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
-from nats.aio.client import Client
+from nats.aio.client import Client as Connection
 
-from events.envelope import decode_log
-from events.intake import Declared, Withdrawn
-from events.log import OutcomeName, OutcomeRecorded
+from events.log import OutcomeName
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
     PROVIDER_CONFIG_KIND,
@@ -22,25 +19,25 @@ from events.manifest import (
     ProviderConfigSpec,
 )
 from events.names import SYSTEM_NAMESPACE, ShapeKey
-from infra.bus.intake import JetStreamIntakeWriter
-from infra.bus.streams import INTAKE, OUTCOMES, SHAPES, WORKERS
+from infra.bus.streams import INTAKE, SHAPES, WORKERS
 from infra.jetstream.connection import api_request
-from infra.jetstream.follow import follow
 from infra.jetstream.reads import stream_state
-from reconciler.ports import IntakeMessageOut
+from reconciler.sdk import Client, OutcomeStream
 
 PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.02
-_ACTOR = "benchmark"
 
 
 class Bus:
-    """One connection that declares, and sees every outcome from its beginning on."""
+    """One client that declares, and sees every outcome from its beginning on.
 
-    def __init__(self, nc: Client) -> None:
+    ``nc`` is its connection: for what no service would look at.
+    """
+
+    def __init__(self, client: Client, nc: Connection) -> None:
         self.nc = nc
-        self._writer = JetStreamIntakeWriter(nc, _ACTOR)
-        self._awaited: set[str] = set()
+        self._client = client
+        self._awaited: set[ShapeKey] = set()
         self._outcome: OutcomeName = "Converged"
         self._all_came = asyncio.Event()
 
@@ -48,22 +45,14 @@ class Bus:
 
     async def declare(self, names: Sequence[str]) -> None:
         """Declare shapes, and return when all declarations are stored."""
-        manifests = [_manifest(name) for name in names]
-        await self._writer.publish(
-            [
-                IntakeMessageOut("desired", each.key, Declared(each), uuid.uuid4().hex)
-                for each in manifests
-            ]
+        await self._client.publish(
+            [_manifest(name) for name in names], timeout_seconds=PATIENCE_SECONDS
         )
 
     async def withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw shapes, and return when that is stored."""
-        await self._writer.publish(
-            [
-                IntakeMessageOut("desired", _key(name), Withdrawn(), uuid.uuid4().hex)
-                for name in names
-            ]
-        )
+        """Withdraw shapes, and return when that is accepted."""
+        shapes = [_key(name) for name in names]
+        await self._client.withdraw_many(shapes, timeout_seconds=PATIENCE_SECONDS)
 
     async def configure(self, spec: ProviderConfigSpec) -> None:
         """Declare the one ProviderConfig, and wait until it is taken in."""
@@ -71,9 +60,7 @@ class Bus:
         metadata = Metadata("default", SYSTEM_NAMESPACE)
         config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self._expect([config.key], "Converged")
-        await self._writer.publish(
-            [IntakeMessageOut("desired", config.key, Declared(config), uuid.uuid4().hex)]
-        )
+        await self._client.declare(config)
         await self.expected()
 
     # --- outcomes
@@ -83,7 +70,7 @@ class Bus:
         self._expect((_key(name) for name in names), outcome)
 
     def _expect(self, keys: Iterable[ShapeKey], outcome: OutcomeName) -> None:
-        self._awaited = {str(key) for key in keys}
+        self._awaited = set(keys)
         self._outcome = outcome
         self._all_came.clear()
 
@@ -93,26 +80,18 @@ class Bus:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._all_came.wait()
         except TimeoutError:
+            some = [str(key) for key in sorted(self._awaited)[:5]]
             raise TimeoutError(
                 f"{len(self._awaited)} shapes are not {self._outcome} after "
-                f"{PATIENCE_SECONDS:.0f} s: {sorted(self._awaited)[:5]}"
+                f"{PATIENCE_SECONDS:.0f} s: {some}"
             ) from None
 
-    async def _follow_outcomes(self, started: asyncio.Event) -> None:
-        last = (await stream_state(self.nc, OUTCOMES)).last_seq
-        async with follow(self.nc, OUTCOMES, start_seq=last + 1) as messages:
-            started.set()
-            async for batch in messages:
-                for message in batch:
-                    self._take(message.payload)
-
-    def _take(self, payload: bytes) -> None:
-        event = decode_log(payload)
-        assert isinstance(event.data, OutcomeRecorded)
-        if event.data.outcome == self._outcome:
-            self._awaited.discard(event.subject)
-            if not self._awaited:
-                self._all_came.set()
+    async def _take(self, stream: OutcomeStream) -> None:
+        async for outcome in stream:
+            if outcome.outcome == self._outcome:
+                self._awaited.discard(outcome.key)
+                if not self._awaited:
+                    self._all_came.set()
 
     # --- looking
 
@@ -136,15 +115,14 @@ class Bus:
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
         """Follow the outcomes while the context lasts."""
-        started = asyncio.Event()
-        task = asyncio.create_task(self._follow_outcomes(started))
-        try:
-            await started.wait()
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        async with self._client.outcomes() as stream:
+            task = asyncio.create_task(self._take(stream))
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
 
 def _manifest(name: str) -> Manifest:

@@ -102,7 +102,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         if each.idempotency_key is not None and each.method == "POST"
     }
     seen = await listings_that_saw(bus.nc, intake_before)
-    await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
+    await _list_rarely(stack, bus, api, len(names))
     return Drift(
         resync_seconds=settings.SHORT_RESYNC_SECONDS,
         deleted=len(deletions),
@@ -166,6 +166,14 @@ async def idle(bus: Bus, api: Api, samples: int) -> Latency:
         outcome_p50_ms=_share(outcomes, 0.50),
         outcome_p99_ms=_share(outcomes, 0.99),
     )
+
+
+async def _list_rarely(stack: Stack, bus: Bus, api: Api, shapes: int) -> None:
+    """Go back to rare listings; the change itself leads to one more."""
+    await api.forget_counts()
+    await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
+    await _until_read(api, settings.pages(shapes))
+    await asyncio.sleep(settings.SETTLE_SECONDS)
 
 
 async def _until_read(api: Api, requests: int) -> None:

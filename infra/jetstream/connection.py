@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ OLDEST_SERVER: Final = (2, 12)  # atomic batches, message schedules
 API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
+_USER: Final = re.compile(r"//[^/@,]*@")
 _PING_SECONDS: Final = 10  # two unanswered: the connection is dead
 _log = logging.getLogger(__name__)
 
@@ -109,7 +111,9 @@ async def connect(
             events.connected = True
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
-        raise BusUnavailableError(f"cannot reach {url}: {error}; is it running?") from error
+        raise BusUnavailableError(
+            f"cannot reach {without_secrets(url)}: {error}; is it running?"
+        ) from error
     finally:
         refused.cancel()
         if not connecting.done():
@@ -118,7 +122,7 @@ async def connect(
             with contextlib.suppress(Exception):  # half a connection: whatever it lacks
                 await client.close()
     why = events.last or f"no answer in {patience_seconds:g} s"
-    raise BusUnavailableError(f"cannot reach {url}: {why}; is it running?")
+    raise BusUnavailableError(f"cannot reach {without_secrets(url)}: {why}; is it running?")
 
 
 async def close(client: Client) -> None:
@@ -172,6 +176,11 @@ async def api_request(
     if error is not None:
         raise to_bus_error(error, subject_suffix)
     return msgspec.json.decode(message.data, type=dict[str, Any])
+
+
+def without_secrets(url: str) -> str:
+    """Give one URL or several as they may be shown: without user, password and token."""
+    return _USER.sub("//", url)
 
 
 def _where(nc: Client) -> str:

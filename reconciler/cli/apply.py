@@ -15,7 +15,7 @@ from reconciler.cli.durations import Duration
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, Problem, Read, read_all
-from reconciler.cli.options import Output
+from reconciler.cli.options import Files, Output
 from reconciler.cli.results import (
     Result,
     exit_status,
@@ -32,7 +32,7 @@ GOOD = ("Converged",)
 
 def apply(
     *,
-    file: Annotated[tuple[str, ...], Parameter(name=("--file", "-f"), allow_leading_hyphen=True)],
+    file: Files,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
     dry_run: bool = False,
     wait: bool = False,
@@ -55,8 +55,6 @@ def apply(
 
     Parameters
     ----------
-    file
-        A file, a folder with all that is below it, or - for standard input; may be repeated.
     namespace
         Namespace of documents that name none (a ProviderConfig is always in system).
     dry_run

@@ -18,7 +18,7 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     out.print(f"reconciler is ready ({seconds:.1f} s)\n", style="bold green")
     places = Table.grid(padding=(0, 2))
     kind = "embedded" if stack.server is not None else "external"
-    places.add_row("  bus", f"{stack.nats_url} ({kind}, {PARTITIONS} partitions)")
+    places.add_row("  bus", f"{stack.shown_url} ({kind}, {PARTITIONS} partitions)")
     if stack.api_url is not None:
         places.add_row("  example API", f"{stack.api_url}/shapes")
     places.add_row("  roles", ", ".join(roles) or "none")
@@ -26,7 +26,7 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     out.print(places)
     for note in stack.notes:
         out.print(f"  note: {note}", style="yellow")
-    option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.nats_url}"
+    option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.shown_url}"
     out.print("\nTry, in another terminal in this folder:" if not option else "\nTry:")
     for command in ("apply -f shape.yaml --wait", "get", "history NAME", "doctor"):
         out.print(f"  reconciler {command}{option}")

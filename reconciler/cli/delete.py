@@ -17,7 +17,7 @@ from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import read_all
-from reconciler.cli.options import Output
+from reconciler.cli.options import Files, Output
 from reconciler.cli.reading import same_kind
 from reconciler.cli.results import (
     Result,
@@ -36,9 +36,7 @@ def delete(
     kind: str | None = None,
     /,
     *names: str,
-    file: Annotated[
-        tuple[str, ...], Parameter(name=("--file", "-f"), allow_leading_hyphen=True)
-    ] = (),
+    file: Files = (),
     namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
     wait: bool = False,
     timeout: Duration = 60.0,
@@ -64,8 +62,6 @@ def delete(
         Kind of the names that follow; or the first of several namespace/kind/name.
     names
         Names, or namespace/kind/name.
-    file
-        Withdraw what a file or folder declares, or - for standard input; may be repeated.
     namespace
         Namespace of the names: default, or system for a ProviderConfig.
     wait

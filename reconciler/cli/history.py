@@ -11,7 +11,7 @@ from reconciler.cli.output import Format, print_structured, print_table
 from reconciler.cli.reading import find_shape, log_of
 from reconciler.cli.summaries import Line, tell_all
 
-_SHOWN_ID = 20
+_SHOWN_ID = 14
 
 
 def history(

@@ -15,3 +15,11 @@ AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), help=
 Output = Annotated[
     Format, Parameter(name=("--output", "-o"), help="A table for people, or for programs.")
 ]
+Files = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--file", "-f"),
+        allow_leading_hyphen=True,
+        help="A file, a folder with all below it, or - for standard input; may be repeated.",
+    ),
+]

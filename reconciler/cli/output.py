@@ -19,11 +19,17 @@ _BAD = {"Failed", "Conflict", "Rejected", "fail"}
 _WAITING = {"Degraded", "Disputed", "Drifted", "Held", "Paused", "Unowned", "Pending", "warn"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`, which ends quietly: rich would end with status 1."""
+        raise BrokenPipeError
+
+
 def console(*, error: bool = False) -> Console:
     """Make a console for standard output or error: no colour where nobody sees it."""
     stream = sys.stderr if error else sys.stdout
     interactive = stream.isatty() and "NO_COLOR" not in os.environ
-    return Console(
+    return _Console(
         file=stream,
         no_color=not interactive,
         force_terminal=None if interactive else False,

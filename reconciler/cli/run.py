@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from infra.jetstream.connection import without_secrets
 from reconciler.cli.connection import LOGS, Logs, find_url, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.logs import configure_logs
@@ -47,7 +48,7 @@ def run(
 
     async def work() -> None:
         async with connected(url, credentials=credentials) as nc, running(nc, (role,)):
-            structlog.get_logger().info("role is running", role=role, bus=url)
+            structlog.get_logger().info("role is running", role=role, bus=without_secrets(url))
             await asyncio.Event().wait()
 
     async def all_of_it() -> Exit:

@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Never
 
 import msgspec
 
 from infra.embedded.server import EmbeddedServer
+from infra.jetstream.connection import without_secrets
 from infra.shapes_api.process import ShapesProcess
 from reconciler.cli.connection import UP_FILE, UpFile, read_up_file
 from reconciler.cli.errors import StackError, UsageError
@@ -51,17 +52,27 @@ class Stack:
     server: EmbeddedServer | None = None
     api: ShapesProcess | None = None
     notes: list[str] = field(default_factory=list[str])
+    failure: StackError | None = None
+
+    @property
+    def shown_url(self) -> str:
+        """Where the bus is, without the secrets that an URL may hold."""
+        return without_secrets(self.nats_url)
 
     async def watch(self) -> None:
         """Return never; raises ``StackError`` when a server has ended by itself."""
         while True:
             if self.server is not None and not self.server.is_running:
                 log = self.server.data_dir / "nats.log"
-                raise StackError(f"nats-server has ended by itself: its log is {log}")
+                self._fail(f"nats-server has ended by itself: its log is {log}")
             if self.api is not None and not self.api.is_running:
                 log = self.data / "shapes-api" / "shapes-api.log"
-                raise StackError(f"the shapes API has ended by itself: its log is {log}")
+                self._fail(f"the shapes API has ended by itself: its log is {log}")
             await asyncio.sleep(_WATCH_SECONDS)
+
+    def _fail(self, message: str) -> Never:
+        self.failure = StackError(message)
+        raise self.failure
 
 
 @asynccontextmanager
@@ -83,7 +94,7 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
 
 def write_up_file(stack: Stack) -> None:
     """Tell other commands that run in the same folder where the bus is."""
-    content = UpFile(stack.nats_url, stack.api_url, os.getpid())
+    content = UpFile(stack.shown_url, stack.api_url, os.getpid())
     new = stack.data / f"{UP_FILE}.new"
     new.write_bytes(msgspec.json.encode(content) + b"\n")
     new.replace(stack.data / UP_FILE)

@@ -130,6 +130,10 @@ async def _start_and_serve(plan: Plan) -> None:
     async with started(plan.stack) as stack:
         try:
             await _serve(plan, stack)
+        except Exception:
+            if stack.failure is not None:
+                raise stack.failure from None  # all else that failed, failed because of it
+            raise
         finally:
             (plan.stack.data / UP_FILE).unlink(missing_ok=True)
 
@@ -164,6 +168,6 @@ def _tell(plan: Plan, stack: Stack) -> None:
     seconds = round(time.monotonic() - STARTED, 3)
     if plan.output == "json":
         notes = tuple(stack.notes)
-        print_json_line(Ready(stack.nats_url, stack.api_url, plan.roles, seconds, notes=notes))
+        print_json_line(Ready(stack.shown_url, stack.api_url, plan.roles, seconds, notes=notes))
     else:
         print_banner(stack, plan.roles, seconds)

@@ -53,7 +53,7 @@ def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [b\n", "not YAML: line 2, column 1: did not find expected ',' or ']'"),
+        ("a: [b\n", "did not find expected ',' or ']'"),
         ("- 1\n", "a manifest is a mapping, this is int"),
         ("words\n", "a manifest is a mapping, this is text"),
         (shape("a.b"), "name 'a.b' is not allowed"),
@@ -75,10 +75,7 @@ def test_what_is_wrong_is_told_with_file_and_number(
     assert len(documents.bad) == 1
     told = documents.problems()[0]
     assert told.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
-    if "not YAML" not in message:
-        assert message in told
-    else:
-        assert "did not find expected ',' or ']'" in told
+    assert message in told
 
 
 def test_the_line_of_a_mistake_is_that_of_the_file(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.runner import Cli, shape, up
+from tests.cli.runner import Cli, Inside, shape, up
 
 
 def test_from_up_to_down_and_up_again(cli: Cli) -> None:
@@ -34,7 +34,8 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
 
     with up(cli) as second:
         assert second.ready["natsUrl"] != ""
-        assert len(cli.ok("history", "foo", "-o", "json").json) == 8
-        cli.ok("apply", "-f", "foo.yaml", "--wait")  # by the new address of the API
-        config = cli.ok("get", "ProviderConfig", "default", "-o", "json").json
+        inside = Inside(cli.folder)
+        assert len(inside.ok("history", "foo", "-o", "json").json) == 8
+        inside.ok("apply", "-f", "foo.yaml", "--wait")  # by the new address of the API
+        config = inside.ok("get", "ProviderConfig", "default", "-o", "json").json
         assert config["generation"] == 2

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -130,3 +131,35 @@ def _child_named(parent: int, name: str) -> int:
         if found:
             return int(found[0])
     raise AssertionError(f"{parent} has no child {name}")
+
+
+STUBBORN = """
+import asyncio
+from reconciler.cli.stopping import until_stopped
+
+async def work():
+    print("working", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("cleaning", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(until_stopped(work()))
+"""
+
+
+def test_a_second_signal_ends_it_at_once(cli: Cli) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=cli.environment(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "cleaning\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=STOP_SECONDS)
+    assert process.returncode == 130

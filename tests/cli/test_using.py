@@ -56,6 +56,8 @@ def test_standard_input_and_namespaces(live: Cli) -> None:
     assert live.ok("get", "-A", "-o", "name").out.count("team/Shape/input\n") == 1
     assert live.ok("get", "shapes", "input", "-n", "team", "-o", "yaml").out.startswith("namespace")
     assert live.run("get", "shapes", "input").status == 1
+    assert live.ok("get", "-n", "team", "--outcome", "failed").out == ""
+    assert len(live.ok("get", "-n", "team", "--outcome", "converged").rows) == 1
     told = live.ok("describe", "team/shape/input").out
     for word in ("Converged", "color: Red", "reason: Created", "OutcomeRecorded", "cli:"):
         assert word in told
@@ -149,10 +151,12 @@ def test_an_unreachable_bus_is_told_in_one_line(
     assert ran.err.count("\n") == 1
 
 
-def test_debug_shows_the_traceback(cli: Cli) -> None:
-    ran = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://127.0.0.1:1")
+def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
+    ran = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://me:hunter2@127.0.0.1:1")
     assert ran.status == 1
     assert "Traceback" in ran.err
+    assert "cannot reach nats://127.0.0.1:1: " in ran.err
+    assert "hunter2" not in ran.err
 
 
 def test_no_decider_is_told(inside: Cli) -> None:

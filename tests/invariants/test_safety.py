@@ -120,10 +120,20 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.observed_again()
-    position = await world.log_position()
+    position, told = await world.log_position(), await world.client.observation_time()
 
     await world.human.changes("foo")  # a new version with the same content
     await world.observed_again()
+    assert await world.log_position() == position
+    assert await world.client.observation_time() == told  # the observer found nothing to tell
+
+    found = await world.human.sees("foo")
+    fields = {"type": found["type"], "color": found["color"]}
+    same = ExternalObject("foo", fields, found["uid"], str(found["version"]), found["labels"])
+    await world.client.publish_observation(
+        shape("foo"), Observed("default", "foo", same, "Read", as_of=told)
+    )
+    await world.until_settled()
     assert await world.log_position() == position
 
     await world.human.changes("foo", labels={"team": "b", **world.owner_of("foo")})
