@@ -27,17 +27,17 @@ from infra.jetstream.errors import BusError, NotFoundOnBusError
 from projections.ownership import OwnershipRow
 from projections.read_models import FleetSummary
 from projections.status import StatusRow
-from reconciler.client import Client
+from reconciler.client.client import Client
+from reconciler.client.outcome_stream import Outcome, OutcomeStream
+from reconciler.client.snapshot_writer import SnapshotWriter
+from reconciler.client.waiting import SETTLED
 from reconciler.errors import (
     ConfigurationError,
     DeclarationRefusedError,
     ReconcilerError,
     WaitTimeoutError,
 )
-from reconciler.outcome_stream import Outcome, OutcomeStream
 from reconciler.ports import StoredEvent
-from reconciler.snapshot_writer import SnapshotWriter
-from reconciler.waiting import SETTLED
 
 __all__ = [
     "SETTLED",
@@ -94,7 +94,7 @@ async def connect(
         async with client_on(nc, source=source) as client:
             yield client
     finally:
-        await nc.close()
+        await connection.close(nc)
 
 
 @asynccontextmanager

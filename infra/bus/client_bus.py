@@ -36,7 +36,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class JetStreamClientBus:
-    """Implements ``reconciler.client_port.ClientBus``; ``source`` names who publishes."""
+    """Implements ``reconciler.client.port.ClientBus``; ``source`` names who publishes."""
 
     def __init__(self, nc: Client, source: str) -> None:
         self._nc = nc

@@ -26,7 +26,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class FollowedOutcomes:
-    """Implements ``reconciler.client_port.OutcomeFeed``; remembers nothing."""
+    """Implements ``reconciler.client.port.OutcomeFeed``; remembers nothing."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -40,7 +40,7 @@ class FollowedOutcomes:
 
 
 class DurableOutcomes:
-    """Implements ``reconciler.client_port.OutcomeFeed`` over a consumer that remembers."""
+    """Implements ``reconciler.client.port.OutcomeFeed`` over a consumer that remembers."""
 
     def __init__(self, nc: Client, consumer: str) -> None:
         self._nc = nc

@@ -142,8 +142,9 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     """
     version = nc.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
+        found = f"{version.major}.{version.minor}.{version.patch}"
         raise IncompatibleServerError(
-            f"nats-server {version} at {_where(nc)} is too old: "
+            f"nats-server {found} at {_where(nc)} is too old: "
             f"{'.'.join(map(str, OLDEST_SERVER))} or newer is needed"
         )
     try:

@@ -23,7 +23,7 @@ from reconciler.cli.results import (
     result_of,
     wait_for_results,
 )
-from reconciler.client import Client
+from reconciler.client.client import Client
 from reconciler.errors import UnknownKindError
 from reconciler.kinds import KindRegistry, installed_kinds
 

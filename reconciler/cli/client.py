@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection, find_url
 from reconciler.cli.logs import configure_logs
-from reconciler.client import Client
+from reconciler.client.client import Client
 from reconciler.sdk import connect
 
 

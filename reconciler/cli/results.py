@@ -13,10 +13,10 @@ from events.names import ShapeKey
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, coloured, print_structured, print_table
 from reconciler.cli.progress import FEW, progress_bar
-from reconciler.client import Client
+from reconciler.client.client import Client
+from reconciler.client.outcome_stream import Outcome
+from reconciler.client.waiting import SETTLED
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
-from reconciler.outcome_stream import Outcome
-from reconciler.waiting import SETTLED
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):

@@ -113,8 +113,10 @@ class Observer:
             await self.list_once(config_name, kind)
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
-        except Exception:
-            _logger.exception("listing failed", config=config_name, kind=kind)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            _logger.warning("listing failed", config=config_name, kind=kind, error=what)
+            _logger.debug("listing failed", exc_info=True)
         else:
             return config.resync_seconds
         return min(config.resync_seconds, _MOST_RETRY_SECONDS)

@@ -103,4 +103,4 @@ class Projector:
             async with asyncio.timeout(_RETRY_SECONDS):
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - they are rebuilt from the log at the next start
-            _logger.info("read models were not written at the end", error=str(error))
+            _logger.info("read models were not written at the end", error=repr(error))

@@ -271,10 +271,11 @@ class World:
     # --- declaring
 
     async def configure(self, spec: ProviderConfigSpec, name: str = "default") -> None:
+        """Declare a configuration; when that returns, the running decider knows it."""
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
-        await self.tell(config.key, Declared(config))
+        await self.client.declare(config)
 
     async def declare(
         self,

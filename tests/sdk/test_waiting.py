@@ -7,9 +7,9 @@ import pytest
 
 from events.log import OutcomeName
 from events.names import ShapeKey
-from reconciler.outcome_stream import Outcome
+from reconciler.client.outcome_stream import Outcome
+from reconciler.client.waiting import Waiting
 from reconciler.sdk import SETTLED, Client, InvalidNameError, WaitTimeoutError
-from reconciler.waiting import Waiting
 from tests.sdk.conftest import shape
 
 KEY = ShapeKey("default", "Shape", "foo")

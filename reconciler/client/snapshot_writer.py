@@ -9,7 +9,7 @@ from typing import Final, Self
 from events import subjects
 from events.external import ExternalObject
 from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
-from reconciler.client_port import ClientBus
+from reconciler.client.port import ClientBus
 
 _PARTS_AT_ONCE: Final = 500
 

@@ -13,7 +13,7 @@ import msgspec
 
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from events.names import ShapeKey
-from reconciler.client_port import OutcomeFeed
+from reconciler.client.port import OutcomeFeed
 from reconciler.ports import StoredEvent
 
 

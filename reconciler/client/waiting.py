@@ -10,9 +10,9 @@ import msgspec
 
 from events.log import OutcomeName
 from events.names import ShapeKey
-from reconciler.client_port import ClientBus, OutcomeFeed
+from reconciler.client.outcome_stream import Outcome, as_outcome
+from reconciler.client.port import ClientBus, OutcomeFeed
 from reconciler.errors import WaitTimeoutError
-from reconciler.outcome_stream import Outcome, as_outcome
 from reconciler.ports import StoredEvent
 
 SETTLED: Final[frozenset[OutcomeName]] = frozenset(

@@ -30,13 +30,13 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
-from reconciler.client_port import ClientBus
-from reconciler.declaring import as_key, checked_answers, declaration, withdrawal
+from reconciler.client.declaring import as_key, checked_answers, declaration, withdrawal
+from reconciler.client.outcome_stream import Outcome, OutcomeStream
+from reconciler.client.port import ClientBus
+from reconciler.client.snapshot_writer import SnapshotWriter
+from reconciler.client.waiting import SETTLED, OnOutcome, Waiting, wait
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
-from reconciler.outcome_stream import Outcome, OutcomeStream
 from reconciler.ports import IntakeMessageOut, StoredEvent
-from reconciler.snapshot_writer import SnapshotWriter
-from reconciler.waiting import SETTLED, OnOutcome, Waiting, wait
 
 ShapeName = ShapeKey | str
 AnyManifest = Manifest | Mapping[str, Any]
