@@ -22,7 +22,7 @@ from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
-from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.intake import Answer, IntakeData, Withdrawn
 from events.log import LogEvent, OutcomeRecorded, ShapeEvent
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
