@@ -84,11 +84,14 @@ class DriftDetected(_Event, frozen=True):
 
 
 class OwnershipClaimed(_Event, frozen=True):
-    """An object that was there already is ours from now on."""
+    """An object that was there already is ours from now on.
+
+    ``Returned``: it is the very object (by its uid) that a listing had shown as gone.
+    """
 
     external_name: str
     uid: str | None
-    reason: Literal["Adopted", "Label", "ExclusiveScope"]
+    reason: Literal["Adopted", "Label", "ExclusiveScope", "Returned"]
     provider_config: str = ""
 
 

@@ -37,7 +37,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
-    action is under way, or the shape waits.
+    action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
+    the object though it was there; from now on only a read of its own proves its absence.
     """
 
     namespace: str
@@ -63,6 +64,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     attempt: int = 0
     retry_at: datetime | None = None
     drifts: int = 0
+    listing_disproved: bool = False
 
     @property
     def key(self) -> ShapeKey:
@@ -120,6 +122,7 @@ def _drifted(row: StatusRow, _data: DriftDetected) -> None:
 def _claimed(row: StatusRow, data: OwnershipClaimed) -> None:
     row.owned = True
     row.uid = data.uid
+    row.listing_disproved = data.reason == "Returned"
 
 
 def _released(row: StatusRow, _data: OwnershipReleased) -> None:
@@ -141,6 +144,8 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
         row.owned, row.uid, row.observed_digest = False, None, ""
         return
     row.owned = True
+    if data.operation == "Create":
+        row.listing_disproved = False
     if data.object is not None:
         row.uid = data.object.uid
         row.observed_digest = digest(data.object)

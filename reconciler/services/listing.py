@@ -90,7 +90,7 @@ def observations(
         for row in mine:
             if not row.observed_digest or row.action_id:
                 continue
-            if began.labels:
+            if began.labels or row.listing_disproved:
                 doubtful.append(row)
             else:
                 found.append((row.key, _observed(snapshot, name, None, strays)))

@@ -161,6 +161,8 @@ def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> Shap
         owned=Owned(data.provider_config, data.external_name, data.uid),
         applied=None,
         orphaned=False,
+        lost_uid=None,
+        listing_disproved=data.reason == "Returned",
         because=event.id,
     )
 
@@ -172,6 +174,7 @@ def _released(state: ShapeState, data: OwnershipReleased, event: LogEvent) -> Sh
         owned=None,
         applied=None,
         orphaned=data.reason == "Orphaned",
+        lost_uid=data.uid if data.reason == "Gone" else None,
         because=event.id,
     )
 
@@ -182,10 +185,14 @@ def _decided(state: ShapeState, data: ActionDecided, event: LogEvent) -> ShapeSt
         version=event.shapeversion,
         in_flight=InFlight(data.action, base=_base(state, data.action)),
         hold_until=None,  # it has waited; the next wait is another
-        outcome=None
-        if state.outcome is None or state.outcome.outcome in SETTLED
-        else state.outcome,
+        outcome=None if _is_news(state, data.action) else state.outcome,
     )
+
+
+def _is_news(state: ShapeState, action: Action) -> bool:
+    """Tell whether the end of the action is worth telling, though the outcome may be as before."""
+    last = state.outcome
+    return last is None or last.outcome in SETTLED or action.operation == "Delete"
 
 
 def _base(state: ShapeState, action: Action) -> Applied | None:
@@ -235,6 +242,7 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
         "hold_until": None,
         "effect_position": event.causeposition,
         "effect_at": event.time,
+        "lost_uid": None,
     }
     if data.operation == "Delete":
         after |= {"owned": None, "applied": None, "observed": None, "created_before": False}
@@ -250,6 +258,8 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
             "created_before": True,
             "orphaned": False,
         }
+        if data.operation == "Create":
+            after["listing_disproved"] = False
     return replace(state, **after)
 
 

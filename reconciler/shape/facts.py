@@ -217,6 +217,8 @@ def _is_stale(state: ShapeState, position: int, data: Observed, context: Context
     """Tell whether the observation began before something that we know better (invariant 6)."""
     if state.in_flight is not None:
         return True
+    if data.object is None and data.evidence == "CompleteListing" and state.listing_disproved:
+        return True
     if data.as_of < state.effect_position:
         return True
     if (data.as_of, position) < (state.observed_position, state.observed_message):

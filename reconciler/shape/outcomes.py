@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from events.log import Condition, OutcomeName, OutcomeRecorded
-from reconciler.shape.plan import NOTHING_TO_SAY, Standing
+from reconciler.shape.standing import NOTHING_TO_SAY, Standing
 from reconciler.shape.state import ShapeState
 
 _READY: frozenset[OutcomeName] = frozenset({"Converged"})

@@ -18,7 +18,8 @@ from reconciler.shape.evolve import evolve
 from reconciler.shape.facts import record_facts
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.outcomes import outcome_to_record
-from reconciler.shape.plan import Standing, next_step
+from reconciler.shape.plan import next_step
+from reconciler.shape.standing import Standing
 from reconciler.shape.state import ShapeState
 
 _MOST_STEPS = 16

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from events.log import (
     ActionDecided,
     DriftDetected,
@@ -41,7 +39,6 @@ async def test_6_in_an_exclusive_scope_what_a_human_makes_is_removed(exclusive_w
     assert only(OwnershipClaimed, await world.facts("bar")).reason == "ExclusiveScope"
 
 
-@pytest.mark.xfail(strict=True, reason="plan.next_step says nothing of a stray it never spoke of")
 async def test_6_the_removal_of_a_stray_is_told_on_the_outcome_stream(exclusive_world: World):
     world = exclusive_world
     await world.human.makes("bar")

@@ -259,3 +259,14 @@ def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
 
 def test_the_owner_label_names_the_log_and_the_shape():
     assert FOO_OWNER == "log1.default.Block.Foo"
+
+
+def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
+    story = converged()
+    seen = story.seen
+    story.see(None)
+    assert story.action.operation == "Create"
+    events = story.fail("Conflict", shown=seen)
+    assert only(OwnershipClaimed, events).reason == "Returned"
+    assert story.outcome == "Converged"
+    assert not story.see(None), "that listing was wrong before"

@@ -13,7 +13,7 @@ from events.intake import ErrorClass
 from events.log import ActionAbandoned, ActionDecided, ActionRetried, RetryScheduled
 from events.manifest import Retry
 from reconciler.shape.backoff import LONGEST_SECONDS, delay
-from reconciler.shape.plan import CONFLICTS_BEFORE_WAITING
+from reconciler.shape.waiting import CONFLICTS_BEFORE_WAITING
 from tests.shape.building import (
     CONFIG,
     SHARED,

@@ -1,0 +1,102 @@
+"""What somebody declares: kept present, or kept away."""
+
+from __future__ import annotations
+
+from events.external import ExternalObject
+from events.log import FieldDifference, OwnershipClaimed
+from events.manifest import Policy, ProviderConfigSpec
+from reconciler.shape.actions import new_action
+from reconciler.shape.desired import api_keeps_its_own, labels_of, open_differences, wanted
+from reconciler.shape.differences import merged
+from reconciler.shape.inputs import Context
+from reconciler.shape.letting_go import has_no_other_owner, has_returned, remove
+from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.standing import Standing, Step
+from reconciler.shape.state import ShapeState
+from reconciler.shape.waiting import wait_after_conflicts
+
+
+def keep_present(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
+    """Give the step for a shape that shall exist as it is declared."""
+    assert state.spec is not None
+    policy = state.spec.policy
+    if state.observed is None:
+        return _make(state, context, config, policy)
+    found = open_differences(state, context)
+    if state.owned is None and policy.mode != "ObserveOnly":
+        return _take_over(state, state.observed, context, config)
+    if not found:
+        return Standing("Converged", "AsDeclared")
+    if policy.mode != "Present":
+        return Standing("Drifted", policy.mode, "would change " + _described(found))
+    if state.failed_generation == state.generation:
+        return _failed(state)
+    if api_keeps_its_own(state, context):
+        return Standing(
+            "Degraded", "NotAccepted", "the API took the write, but keeps " + _described(found)
+        )
+    return wait_after_conflicts(state, context, config) or _update(state, state.observed, context)
+
+
+def _make(state: ShapeState, context: Context, config: ProviderConfigSpec, policy: Policy) -> Step:
+    if policy.mode == "ObserveOnly":
+        return Standing("Drifted", "ObserveOnly", "it does not exist; would create it")
+    if policy.mode == "CreateOnly" and state.created_before:
+        return Standing("Drifted", "CreateOnly", "it is gone; would create it again")
+    if state.failed_generation == state.generation:
+        return _failed(state)
+    assert state.spec is not None
+    return wait_after_conflicts(state, context, config) or new_action(
+        state, context, "Create", state.spec.fields, labels_of(state, context)
+    )
+
+
+def _take_over(
+    state: ShapeState, found: ExternalObject, context: Context, config: ProviderConfigSpec
+) -> Step:
+    """An object of that name is there, and the log does not say that it is ours."""
+    assert state.spec is not None
+    policy = state.spec.policy
+    if has_returned(state, found):
+        return OwnershipClaimed(found.name, found.uid, "Returned", state.observed_in)
+    if config.ownership == "Label" and found.labels.get(OWNER_LABEL) == context.owner:
+        return OwnershipClaimed(found.name, found.uid, "Label", state.observed_in)
+    if policy.adoption == "Adopt" and has_no_other_owner(found, context):
+        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
+    if policy.adoption == "Adopt":
+        return Standing(
+            "Conflict", "OwnedByAnother", f"its owner label is {found.labels[OWNER_LABEL]!r}"
+        )
+    return Standing(
+        "Conflict",
+        "AlreadyExists",
+        f"{found.name!r} exists and is not ours: declare it with policy.adoption Adopt, "
+        "or under another name",
+    )
+
+
+def _update(state: ShapeState, found: ExternalObject, context: Context) -> Step:
+    assert context.kind is not None
+    fields, labels = merged(wanted(state, context), found, context.kind.normalize)
+    return new_action(state, context, "Update", fields, labels, found)
+
+
+def keep_away(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
+    """Give the step for a shape that is declared absent."""
+    assert state.spec is not None
+    if state.observed is None and state.owned is None:
+        return Standing("Converged", "Absent")
+    if state.owned is None and state.observed is not None:
+        return _take_over(state, state.observed, context, config)
+    return remove(state, context, config)
+
+
+def _failed(state: ShapeState) -> Standing:
+    message = "" if state.failure is None else state.failure.message
+    return Standing("Failed", "Permanent", message or "the API refused this generation")
+
+
+def _described(found: tuple[FieldDifference, ...]) -> str:
+    return ", ".join(
+        f"{each.path}: {each.observed!r} (declared {each.desired!r})" for each in found
+    )

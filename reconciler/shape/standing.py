@@ -1,0 +1,26 @@
+"""How a shape stands when there is nothing to do now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from events.log import OutcomeName, ShapeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """There is no next step: this is how the shape stands."""
+
+    outcome: OutcomeName
+    reason: str
+    message: str = ""
+    action_id: str | None = None
+
+
+NOTHING_TO_SAY = Standing("Deleted", "")
+"""How a shape stands of which nobody wants to hear: it was never there."""
+
+PAUSED = Standing("Paused", "PausedByPolicy", "the declaration says so; nothing is done")
+
+Step = ShapeEvent | Standing
+"""The next event to record, or how the shape stands if there is none."""
