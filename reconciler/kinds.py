@@ -21,7 +21,7 @@ from events.manifest import (
     InvalidManifestError,
     ProviderConfigSpec,
 )
-from reconciler.errors import UnknownKindError
+from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
@@ -114,7 +114,8 @@ class KindRegistry(Mapping[str, Kind]):
 def installed_kinds() -> KindRegistry:
     """Load every kind that an installed distribution registers.
 
-    Raises ``TypeError`` for an entry point that is not a ``Kind``: a packaging error.
+    Raises ``TypeError`` for an entry point that is not a ``Kind``: a packaging error; and
+    ``ConfigurationError`` if none is registered at all, which is an installation gone wrong.
     """
     kinds: list[Kind] = []
     for entry in entry_points(group=ENTRY_POINT_GROUP):
@@ -122,4 +123,8 @@ def installed_kinds() -> KindRegistry:
         if not isinstance(kind, Kind):
             raise TypeError(f"entry point {entry.name} = {entry.value} is not a reconciler Kind")
         kinds.append(kind)
+    if not kinds:
+        raise ConfigurationError(
+            f"no kind is registered under {ENTRY_POINT_GROUP!r}: install the package again"
+        )
     return KindRegistry(kinds)

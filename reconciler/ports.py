@@ -243,11 +243,24 @@ class ActionReader(Protocol):
         ...
 
 
+class SnapshotDelivery(msgspec.Struct, frozen=True):
+    """A part of another observer's snapshot; ``part`` is None if it could not be read.
+
+    ``stored_at`` is when the bus got it, ``position`` its place in the stream of snapshots.
+    """
+
+    position: int
+    subject: str
+    stored_at: datetime
+    payload: bytes
+    part: SnapshotPart | None
+
+
 class SnapshotReader(Protocol):
     """Hands out the parts of snapshots that other observers publish."""
 
-    async def next_batch(self) -> Sequence[tuple[str, SnapshotPart | None]]:
-        """Wait for parts, each with its subject; None stands for one that could not be read."""
+    async def next_batch(self) -> Sequence[SnapshotDelivery]:
+        """Wait for parts."""
         ...
 
     async def close(self) -> None:

@@ -196,6 +196,7 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
     parts.closers.push_async_callback(reader.close)
     parts.foreign_snapshots = ForeignSnapshots(
         reader=reader,
+        sink=JetStreamDecisionSink(parts.nc),
         observer=parts.observer,
         configurations=parts.configurations,
         providers=parts.providers,

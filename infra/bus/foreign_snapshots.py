@@ -12,6 +12,7 @@ from events.intake import SnapshotPart
 from infra.bus.streams import OBSERVATIONS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
+from reconciler.ports import SnapshotDelivery
 
 
 class JetStreamSnapshotReader:
@@ -26,7 +27,7 @@ class JetStreamSnapshotReader:
         self._follower: Follower | None = None
         self._stack = AsyncExitStack()
 
-    async def next_batch(self) -> Sequence[tuple[str, SnapshotPart | None]]:
+    async def next_batch(self) -> Sequence[SnapshotDelivery]:
         """Wait for parts."""
         if self._follower is None:
             last = (await stream_state(self._nc, OBSERVATIONS)).last_seq
@@ -40,8 +41,10 @@ class JetStreamSnapshotReader:
         await self._stack.aclose()
 
 
-def _part(message: StoredMessage) -> tuple[str, SnapshotPart | None]:
+def _part(message: StoredMessage) -> SnapshotDelivery:
+    part: SnapshotPart | None
     try:
-        return message.subject, decode_snapshot_part(message.payload)
+        part = decode_snapshot_part(message.payload)
     except InvalidMessageError:
-        return message.subject, None
+        part = None
+    return SnapshotDelivery(message.seq, message.subject, message.time, message.payload, part)

@@ -172,7 +172,7 @@ class JetStreamShapeLog:
 
         Each class by its own subject, and no more than is missing: with a wildcard, or up to a
         message that is known, the server looks through the log message by message. Of a log of
-        32,000 events it took 2.5 s for 500 shapes, this way 0.1 s.
+        32,000 events it took 1.6 s for 500 shapes, this way 0.2 s.
         """
         known = {event.shapeversion: event for event in map(_event, heads)}
         newest = max(known, default=0)

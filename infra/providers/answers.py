@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+import httpx
 import msgspec
 
 from reconciler.errors import (
@@ -36,29 +36,8 @@ _T = TypeVar("_T")
 _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
 _NOTHING_DONE_YET = frozenset({408, 425, 503})
-
-
-class Answer(NamedTuple):
-    """What an API answered to one call, read to its end.
-
-    ``url`` is the call's, without its query: that may be long. ``headers`` are found in any case.
-    """
-
-    method: str
-    url: str
-    status_code: int
-    headers: Mapping[str, str]
-    content: bytes
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the API did what it was asked for."""
-        return HTTPStatus.OK <= self.status_code < HTTPStatus.MULTIPLE_CHOICES
-
-    @property
-    def is_redirect(self) -> bool:
-        """Whether the API points elsewhere."""
-        return HTTPStatus.MULTIPLE_CHOICES <= self.status_code < HTTPStatus.BAD_REQUEST
+_SERVER_ERROR = 500
+_UNUSABLE_REQUEST = 400
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -79,72 +58,74 @@ def inconclusive(method: str) -> type[TransientError | UnknownResultError]:
     return TransientError if is_read(method) else UnknownResultError
 
 
-def refusal(answer: Answer) -> ProviderError:
+def refusal(response: httpx.Response) -> ProviderError:
     """Classify an answer that is not a success, and that means nothing special to this API."""
-    status = answer.status_code
-    text = f"{_call(answer)} was answered {status}: {problem_text(answer)}"
-    wait = retry_after_seconds(answer)
+    status = response.status_code
+    text = f"{_call(response)} was answered {status}: {problem_text(response)}"
+    wait = retry_after_seconds(response)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
     if status in _NOTHING_DONE_YET:
         return TransientError(text, status=status, retry_after_seconds=wait)
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return PermanentError(f"{text} (check the secret of spec.credentialsRef)", status=status)
-    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+    if _UNUSABLE_REQUEST <= status < _SERVER_ERROR:
         return PermanentError(text, status=status)
-    if answer.is_redirect:
+    if response.is_redirect:
         return PermanentError(
             f"{text} (redirects are not followed: set spec.endpoint)", status=status
         )
-    return inconclusive(answer.method)(text, status=status, retry_after_seconds=wait)
+    return inconclusive(response.request.method)(text, status=status, retry_after_seconds=wait)
 
 
-def decoded(answer: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
+def decoded(response: httpx.Response, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
     try:
-        return decoder.decode(answer.content)
+        return decoder.decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise unusable(answer, str(error)) from error
+        raise unusable(response, str(error)) from error
 
 
-def decoded_about(external_name: str, answer: Answer, decoder: msgspec.json.Decoder[_N]) -> _N:
+def decoded_about(
+    external_name: str, response: httpx.Response, decoder: msgspec.json.Decoder[_N]
+) -> _N:
     """Decode a success's body, which must be about the object that was asked for."""
-    thing = decoded(answer, decoder)
+    thing = decoded(response, decoder)
     if thing.name != external_name:
-        raise unusable(answer, f"it is about {thing.name!r}, not {external_name!r}")
+        raise unusable(response, f"it is about {thing.name!r}, not {external_name!r}")
     return thing
 
 
-def unusable(answer: Answer, why: str) -> ProviderError:
+def unusable(response: httpx.Response, why: str) -> ProviderError:
     """Describe a success whose body is not what the API promises."""
-    return inconclusive(answer.method)(
-        f"{_call(answer)} was answered {answer.status_code} with an unusable body: {why}",
-        status=answer.status_code,
+    return inconclusive(response.request.method)(
+        f"{_call(response)} was answered {response.status_code} with an unusable body: {why}",
+        status=response.status_code,
     )
 
 
-def problem_text(answer: Answer) -> str:
+def problem_text(response: httpx.Response) -> str:
     """Give the API's own words: an RFC 9457 problem's, or the start of the body."""
     try:
-        problem = msgspec.json.decode(answer.content, type=_Problem)
+        problem = msgspec.json.decode(response.content, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
         problem = _Problem()
     text = problem.detail or problem.title
     if not text:
-        text = answer.content[: 4 * MAX_DETAIL_CHARACTERS].decode(errors="replace").strip()
+        text = response.content[: 4 * MAX_DETAIL_CHARACTERS].decode(errors="replace").strip()
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 
-def retry_after_seconds(answer: Answer) -> float | None:
+def retry_after_seconds(response: httpx.Response) -> float | None:
     """Read ``Retry-After``: seconds, or a date (told by the API's own clock where it sends one)."""
-    text = answer.headers.get("Retry-After", "").strip()
+    text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         seconds = float(text)
         return seconds if math.isfinite(seconds) else None
     at = _http_date(text)
     if at is None:
         return None
-    now = _http_date(answer.headers.get("Date", "")) or datetime.now(UTC)
+    now = _http_date(response.headers.get("Date", "")) or datetime.now(UTC)
     return max(0.0, (at - now).total_seconds())
 
 
@@ -156,6 +137,6 @@ def _http_date(text: str) -> datetime | None:
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-def _call(answer: Answer) -> str:
-    """Name a call in a message."""
-    return f"{answer.method} {answer.url}"
+def _call(response: httpx.Response) -> str:
+    """Name a call in a message, without its query: that may be long."""
+    return f"{response.request.method} {response.request.url.copy_with(query=None)}"

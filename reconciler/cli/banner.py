@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -10,6 +11,9 @@ from infra.bus.streams import PARTITIONS
 from reconciler.cli.connection import DATA_FOLDER
 from reconciler.cli.output import console
 from reconciler.cli.stack import Stack
+
+COMMAND_VARIABLE = "RECONCILER_COMMAND"
+"""How people call this program, where that is not its own name: the clone's ``run`` sets it."""
 
 
 def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
@@ -28,6 +32,8 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
         out.print(f"  note: {note}", style="yellow")
     option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.shown_url}"
     out.print("\nTry, in another terminal in this folder:" if not option else "\nTry:")
-    for command in ("apply -f shape.yaml --wait", "get", "history NAME", "doctor"):
-        out.print(f"  reconciler {command}{option}")
+    program = os.environ.get(COMMAND_VARIABLE, "reconciler")
+    manifest = "examples/foo.yaml" if COMMAND_VARIABLE in os.environ else "shape.yaml"
+    for command in (f"apply -f {manifest} --wait", "get", "history NAME", "doctor"):
+        out.print(f"  {program} {command}{option}")
     out.print("\nCtrl-C stops it; the data stay.")

@@ -49,6 +49,7 @@ _TRIES = 20
 """The same batch is tried again before the next is taken: what comes later must not overtake it."""
 
 _HELD_SECONDS = 30.0
+_MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
 
 _logger = structlog.get_logger(__name__)
@@ -198,10 +199,20 @@ class Decider:
     async def _hold_back(
         self, remaining: dict[ShapeKey, _Work], decided: Sequence[_Decided]
     ) -> None:
-        """Keep the messages of shapes that cannot be decided now; all others go on."""
+        """Keep the messages of shapes that cannot be decided now; all others go on.
+
+        What was tried often enough is parked as a dead letter, where people see it.
+        """
         for key in remaining.keys() - {each.key for each in decided}:
-            held = remaining.pop(key)
-            await self._reader.retry_later(held.deliveries, _HELD_SECONDS)
+            held = remaining.pop(key).deliveries
+            tired = [each for each in held if each.delivered >= _MOST_DELIVERIES]
+            if tired:
+                reason = self._repository.broken.get(key, "deciding it failed: see the log")
+                await self._sink.bury([DeadLetter("decision", str(reason), each) for each in tired])
+                await self._reader.ack(tired)
+            await self._reader.retry_later(
+                [each for each in held if each.delivered < _MOST_DELIVERIES], _HELD_SECONDS
+            )
 
     # --- telling and acknowledging
 

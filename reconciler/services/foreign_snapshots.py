@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
-from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
+from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem
 from reconciler.errors import ConfigurationError, ProviderError
-from reconciler.ports import SnapshotReader
+from reconciler.ports import (
+    DeadLetter,
+    DecisionSink,
+    IntakeDelivery,
+    SnapshotDelivery,
+    SnapshotReader,
+)
 from reconciler.services.configurations import Configurations
 from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, check_scope
 from reconciler.services.observer import Observer
@@ -19,60 +25,72 @@ ABANDONED_SECONDS = 300.0
 """A snapshot that is not completed by then never will be."""
 
 _MOST_OPEN = 256
+_MOST_REMEMBERED = 1_000
+_SUBJECT_TOKENS = 4
+
 _logger = structlog.get_logger(__name__)
 
 
 class ForeignSnapshots:
-    """Assembles snapshots from the bus; a broken one proves nothing, and is dropped."""
+    """Assembles snapshots from the bus; a broken one proves nothing, and becomes a dead letter."""
 
     def __init__(
         self,
         *,
         reader: SnapshotReader,
+        sink: DecisionSink,
         observer: Observer,
         configurations: Configurations,
         providers: ProviderPool,
     ) -> None:
         self._reader = reader
+        self._sink = sink
         self._observer = observer
         self._configurations = configurations
         self._providers = providers
         self._open: dict[str, tuple[float, SnapshotAssembler]] = {}
-        self.refused: list[tuple[str, str]] = []
+        self._refused: dict[str, None] = {}
 
     async def run(self) -> None:
         """Take parts for ever."""
         while True:
-            for subject, part in await self._reader.next_batch():
+            for delivery in await self._reader.next_batch():
                 try:
-                    await self.take(subject, part)
+                    await self._take(delivery)
                 except (SnapshotRefusedError, ConfigurationError, ProviderError) as error:
-                    self._drop(subject, str(error))
-                except Exception:
-                    _logger.exception("a snapshot could not be taken in", subject=subject)
+                    await self._refuse(delivery, str(error))
+                except Exception as error:
+                    _logger.exception("a snapshot failed", subject=delivery.subject)
+                    await self._refuse(delivery, f"{type(error).__name__}: {error}")
 
-    async def take(self, subject: str, part: SnapshotPart | None) -> None:
+    async def _take(self, delivery: SnapshotDelivery) -> None:
         """Take one part; raises ``SnapshotRefusedError`` where it makes the whole useless."""
-        match part:
-            case SnapshotBegan():
-                self._begin(subject, part)
-            case SnapshotItem():
-                self._assembler(subject).add([part.object])
-            case SnapshotCompleted():
-                await self._complete(subject, part)
-            case None:
-                raise SnapshotRefusedError("a part of it could not be read")
+        subject, part = delivery.subject, delivery.part
+        if isinstance(part, SnapshotBegan):
+            self._refused.pop(subject, None)
+            self._begin(subject, part, delivery.stored_at)
+        elif subject in self._refused:
+            return  # it was told once
+        elif isinstance(part, SnapshotItem):
+            self._assembler(subject).add([part.object])
+        elif isinstance(part, SnapshotCompleted):
+            await self._complete(subject, part)
+        else:
+            raise SnapshotRefusedError("a part of it could not be read")
 
-    def _begin(self, subject: str, part: SnapshotBegan) -> None:
-        _snapshot, config_name, kind, _identifier = subject.split(".")
-        if (part.provider_config, part.kind) != (config_name, kind):
-            raise SnapshotRefusedError(f"it says {part.provider_config}.{part.kind} on {subject}")
-        config = self._configurations.by_name.get(config_name)
+    def _begin(self, subject: str, part: SnapshotBegan, stored_at: datetime) -> None:
+        tokens = subject.split(".")
+        if len(tokens) != _SUBJECT_TOKENS or tokens[1:3] != [part.provider_config, part.kind]:
+            raise SnapshotRefusedError(
+                f"it says {part.provider_config}.{part.kind} on {subject}: "
+                "publish on snapshot.<provider config>.<kind>.<id>"
+            )
+        config = self._configurations.by_name.get(part.provider_config)
         if config is None:
-            raise SnapshotRefusedError(f"ProviderConfig {config_name!r} is not declared")
+            raise SnapshotRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
         check_scope(part, config)
         self._forget_abandoned()
-        self._open[subject] = (time.monotonic(), SnapshotAssembler(part, datetime.now(UTC)))
+        self._open[subject] = (time.monotonic(), SnapshotAssembler(part, stored_at))
 
     def _assembler(self, subject: str) -> SnapshotAssembler:
         opened = self._open.get(subject)
@@ -89,14 +107,30 @@ class ForeignSnapshots:
         await self._observer.publish_changes(snapshot, objects, provider)
 
     def _forget_abandoned(self) -> None:
+        """Drop what was never completed: its observer went away, and nothing was concluded."""
         oldest = time.monotonic() - ABANDONED_SECONDS
         for subject, (started, _snapshot) in list(self._open.items()):
-            if started < oldest:
-                self._drop(subject, "it was not completed in time")
-        while len(self._open) >= _MOST_OPEN:
-            self._drop(next(iter(self._open)), "too many snapshots are open at once")
+            if started < oldest or len(self._open) >= _MOST_OPEN:
+                del self._open[subject]
+                _logger.warning("snapshot abandoned", subject=subject)
 
-    def _drop(self, subject: str, reason: str) -> None:
+    async def _refuse(self, delivery: SnapshotDelivery, reason: str) -> None:
+        subject = delivery.subject
         self._open.pop(subject, None)
-        self.refused = [*self.refused[-99:], (subject, reason)]
+        self._refused[subject] = None
+        while len(self._refused) > _MOST_REMEMBERED:
+            del self._refused[next(iter(self._refused))]
         _logger.warning("snapshot refused", subject=subject, reason=reason)
+        letter = IntakeDelivery(
+            position=delivery.position,
+            subject=subject,
+            payload=delivery.payload,
+            message_id=f"{subject}@{delivery.position}",
+            reply_to=None,
+            delivered=1,
+            receipt=None,
+        )
+        try:
+            await self._sink.bury([DeadLetter("snapshot", reason, letter)])
+        except Exception as error:  # noqa: BLE001 - its observer sends the next one
+            _logger.warning("a dead letter was not stored", subject=subject, error=str(error))

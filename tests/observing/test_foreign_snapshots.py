@@ -41,10 +41,9 @@ async def told(bare_world: World) -> World:
     return world
 
 
-def refusals(world: World) -> list[str]:
-    """Why snapshots were refused."""
-    assert world.parts.foreign_snapshots is not None
-    return [reason for _subject, reason in world.parts.foreign_snapshots.refused]
+async def refusals(world: World) -> list[str]:
+    """Why snapshots were refused, as the dead letters say."""
+    return [each.reason for each in await world.dead_letters() if each.stage == "snapshot"]
 
 
 async def seen(world: World, *left_out: str) -> list[ExternalObject]:
@@ -87,7 +86,7 @@ async def whole(
 
 async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
     async def is_refused() -> bool:
-        return any(reason in why for why in refusals(world))
+        return any(reason in why for why in await refusals(world))
 
     await world.until(is_refused, f"refused: {reason}")
     await world.until_settled()

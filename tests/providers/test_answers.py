@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import httpx
 import msgspec
 import pytest
-from multidict import CIMultiDict
 
 from infra.providers.answers import (
     MAX_DETAIL_CHARACTERS,
-    Answer,
     decoded,
     problem_text,
     refusal,
@@ -25,8 +24,9 @@ from reconciler.errors import (
 
 def answered(
     status: int, body: bytes = b"", *, method: str = "PUT", headers: dict[str, str] | None = None
-) -> Answer:
-    return Answer(method, "https://api.example/shapes", status, CIMultiDict(headers or {}), body)
+) -> httpx.Response:
+    request = httpx.Request(method, "https://api.example/shapes?continue=long")
+    return httpx.Response(status, headers=headers, content=body, request=request)
 
 
 @pytest.mark.parametrize(

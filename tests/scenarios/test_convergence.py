@@ -125,12 +125,14 @@ async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: Wor
 
     await world.until_outcome("foo", "Converged", generation=5)
     assert (await world.human.sees("foo"))["color"] == "Purple"
-    assert await world.human.effects("foo") == ["POST"]
     facts = await world.facts("foo")
     assert [each.fields["color"] for each in every(SpecDeclared, facts)] == colors
     superseded = every(GenerationSuperseded, facts)
     assert [(each.generation, each.by) for each in superseded] == [(1, 2), (2, 3), (3, 4), (4, 5)]
-    assert only(ActionDecided, facts).action.generation == 5
+    # The bus may hand the first one out before the others: then that one is made, and changed.
+    decided = [each.action.generation for each in every(ActionDecided, facts)]
+    assert decided in ([5], [1, 5])
+    assert await world.human.effects("foo") == ["POST", "PUT"][: len(decided)]
 
 
 async def test_24_a_generation_that_is_replaced_under_way_is_marked_and_the_newest_wins(
