@@ -21,18 +21,19 @@ class Case:
     endpoint_path: str = ""
 
 
-CASES = [
-    Case(
-        kind=SHAPE,
-        api_module="infra.shapes_api",
-        fields={"type": "Square", "color": "Red"},
-        other_fields={"type": "Square", "color": "Blue"},
-    ),
-    Case(
-        kind=RECORD,
-        api_module="infra.records_api",
-        fields={"type": "A", "values": ["192.0.2.1", "192.0.2.2"]},
-        other_fields={"type": "A", "values": ["192.0.2.3"], "ttl": 60},
-        endpoint_path="/zones/example.org",
-    ),
-]
+SHAPES_CASE = Case(
+    kind=SHAPE,
+    api_module="infra.shapes_api",
+    fields={"type": "Square", "color": "Red"},
+    other_fields={"type": "Square", "color": "Blue"},
+)
+
+RECORDS_CASE = Case(
+    kind=RECORD,
+    api_module="infra.records_api",
+    fields={"type": "A", "values": ["192.0.2.1", "192.0.2.2"]},
+    other_fields={"type": "A", "values": ["192.0.2.3"], "ttl": 60},
+    endpoint_path="/zones/example.org",
+)
+
+CASES = [SHAPES_CASE, RECORDS_CASE]

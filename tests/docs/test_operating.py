@@ -1,0 +1,48 @@
+"""The operating guide names every outcome and every field, and its manifests are accepted."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import yaml
+
+from events.log import OutcomeName
+from events.manifest import Manifest, Policy, ProviderConfigSpec, take_apart
+from reconciler.kinds import installed_kinds
+
+GUIDE = Path(__file__).parents[2] / "docs" / "operating.md"
+
+
+def manifests() -> list[Manifest]:
+    blocks = [part.split("```")[0] for part in GUIDE.read_text().split("```yaml\n")[1:]]
+    return [msgspec.convert(yaml.safe_load(block), Manifest) for block in blocks]
+
+
+def fields_of(struct: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(struct)}
+
+
+def test_the_manifests_are_accepted() -> None:
+    config, shape = manifests()
+    kinds = installed_kinds()
+    checked: dict[str, Any] = kinds["ProviderConfig"].checked_fields(dict(config.spec))
+    assert checked["endpoint"] == "https://shapes.example.com"
+    taken = take_apart(shape)
+    assert kinds["Shape"].checked_fields(taken.fields) == {"type": "Square", "color": "Purple"}
+    assert taken.external_name == "foo-in-the-api"
+
+
+def test_the_manifests_show_every_field() -> None:
+    config, shape = manifests()
+    assert set(config.spec) == fields_of(ProviderConfigSpec)
+    assert set(shape.spec["policy"]) == fields_of(Policy)
+
+
+def test_every_outcome_is_explained() -> None:
+    guide = GUIDE.read_text()
+    assert [name for name in get_args(OutcomeName) if f"`{name}`" not in guide] == []
+
+
+def test_links_lead_somewhere() -> None:
+    for part in GUIDE.read_text().split("](")[1:]:
+        assert (GUIDE.parent / part.split(")")[0]).exists()
