@@ -19,6 +19,13 @@ START_TIMEOUT_SECONDS: Final = 60.0  # a large store is recovered before the por
 STOP_TIMEOUT_SECONDS: Final = 30.0
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOG_FILES_KEPT: Final = 3
+MEMORY_LIMIT: Final = "192MiB"
+"""When the server's collector begins to save memory: a soft limit, enough for some 100,000 shapes.
+
+With 10,000 shapes the server peaks at 170 MB instead of 340, for the same CPU time. The environment
+variable `GOMEMLIMIT` overrides it.
+"""
+
 _POLL_SECONDS: Final = 0.005  # between two looks at a server that starts
 _CONNECT_SECONDS: Final = 2.0
 
@@ -186,6 +193,7 @@ def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=(lock.fileno(),),
+                env={"GOMEMLIMIT": MEMORY_LIMIT, **os.environ},
                 start_new_session=True,  # Ctrl-C is for us: we stop the server in order
             )
 
