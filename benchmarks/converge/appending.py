@@ -6,7 +6,8 @@ import time
 
 from nats.aio.client import Client
 
-from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.append import append
+from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.topology import delete_stream, ensure_stream
 
 BATCH = 500

@@ -24,9 +24,10 @@ from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.patience import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, SHAPES
-from infra.jetstream.append import MESSAGE_ID, OutgoingMessage, publish_many
 from infra.jetstream.errors import BusUnavailableError
 from infra.jetstream.follow import follow as follow_stream
+from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
+from infra.jetstream.publish import publish_many
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from reconciler.ports import IntakeMessageOut, StoredEvent
 

@@ -14,7 +14,8 @@ from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.subjects import deadletter, fired, outcome, schedule
-from infra.jetstream.append import OutgoingMessage, publish_many
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish_many
 from infra.jetstream.schedules import Schedule, schedule_many
 from infra.jetstream.wire import send
 from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest

@@ -12,8 +12,8 @@ from events.envelope import encode_intake
 from events.subjects import REPLY_HEADER
 from events.subjects import intake as intake_subject
 from infra.bus.streams import DECIDER_GROUP, INTAKE, decider_consumers
-from infra.jetstream.append import OutgoingMessage, append, publish, publish_many
-from infra.jetstream.errors import BusRefusedError, MessageTooLargeError
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.pull import Delivered, PullGroup, ack, nak
 from infra.jetstream.reads import stream_state
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
@@ -21,7 +21,6 @@ from reconciler.ports import IntakeDelivery, IntakeMessageOut
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
 _BATCH_FROM: Final = 16
-_BATCH_SIZE: Final = 500
 
 
 class JetStreamIntakeWriter:
@@ -77,27 +76,16 @@ class JetStreamIntakeReader:
 async def store_all(nc: Client, messages: Sequence[OutgoingMessage]) -> None:
     """Store many messages, each with an id of its own, the fastest way; raises the first failure.
 
-    Every acknowledged publish waits for the disk, an atomic batch waits once (measured in ADR
-    0007). A batch is refused as a whole if one of it was stored before; then each is published
-    alone, and the stream recognises those that it has.
+    Every acknowledged publish waits for the disk, an atomic batch waits once (ADR 0007). A batch is
+    refused as a whole if one of it was stored before; then each is published alone, and the stream
+    recognises those that it has.
     """
-    if len(messages) < _BATCH_FROM:
-        await _store_each(nc, messages)
-        return
-    for start in range(0, len(messages), _BATCH_SIZE):
-        batch = messages[start : start + _BATCH_SIZE]
-        try:
-            await append(nc, batch)
-        except (BusRefusedError, MessageTooLargeError):
-            await _store_each(nc, batch)
-
-
-async def _store_each(nc: Client, messages: Sequence[OutgoingMessage]) -> None:
     if len(messages) == 1:
         one = messages[0]
         await publish(nc, one.subject, one.payload, headers=one.headers)
         return
-    for result in await publish_many(nc, messages):
+    store = publish_many if len(messages) < _BATCH_FROM else publish_in_batches
+    for result in await store(nc, messages):
         if isinstance(result, Exception):
             raise result
 

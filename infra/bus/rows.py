@@ -12,10 +12,11 @@ from typing import Final
 from nats.aio.client import Client
 
 from infra.bus.streams import ROWS, ROWS_PREFIX
-from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError
 from infra.jetstream.follow import follow
+from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import StoredMessage, last_for_subjects, stream_state
 from reconciler.ports import RowsConflictError
 

@@ -15,9 +15,11 @@ from events.log import LogEvent, log_class
 from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
-from infra.jetstream.append import OutgoingMessage, append, publish_many
+from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.follow import Follower, follow
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish_many
 from infra.jetstream.reads import (
     StoredMessage,
     last_for_subjects,

@@ -9,8 +9,9 @@ from nats.aio.client import Client
 
 from infra.eventstore.heads import NOTHING, Head, HeadCache
 from infra.eventstore.layout import Entry, Position
-from infra.jetstream.append import MAX_BATCH, OutgoingMessage, append
+from infra.jetstream.append import MAX_BATCH, append
 from infra.jetstream.errors import AppendConflictError
+from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import StoredMessage, last_for_subjects, last_from_leader
 
 MAX_ENTRIES: Final = MAX_BATCH

@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 
 from nats.aio.client import Client
 
-from infra.jetstream.append import OutgoingMessage, PublishAck, publish, publish_many
+from infra.jetstream.acknowledgement import PublishAck
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish, publish_many
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,8 +11,8 @@ from events.subjects import REPLY_HEADER
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
 from infra.bus.streams import INTAKE, PARTITIONS
-from infra.jetstream.append import publish
 from infra.jetstream.connection import api_request
+from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.bus.histories import new_key

@@ -32,7 +32,8 @@ from events.log import (
 from events.names import ShapeKey
 from infra.embedded import EmbeddedServer
 from infra.eventstore import JetStreamFactory
-from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.append import append
+from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
 from infra.jetstream.topology import ensure_stream
 from tests.eventstore.helpers import application_recorder, new_environment

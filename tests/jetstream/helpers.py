@@ -1,8 +1,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from infra.jetstream.append import OutgoingMessage
 from infra.jetstream.follow import Follower
+from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.pull import Delivered, PullGroup
 from infra.jetstream.reads import StoredMessage
 

@@ -5,15 +5,8 @@ import pytest
 from nats.aio.client import Client
 
 from infra.embedded import EmbeddedServer
-from infra.jetstream.append import (
-    OutgoingMessage,
-    PublishAck,
-    append,
-    publish,
-    publish_in_batches,
-    publish_many,
-    subject_matches,
-)
+from infra.jetstream.acknowledgement import PublishAck
+from infra.jetstream.append import append
 from infra.jetstream.errors import (
     AppendConflictError,
     BusRefusedError,
@@ -21,6 +14,8 @@ from infra.jetstream.errors import (
     MessageTooLargeError,
     StreamFullError,
 )
+from infra.jetstream.outgoing import OutgoingMessage, subject_matches
+from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.reads import last_for_subjects, last_from_leader, read_subject, stream_state
 from infra.jetstream.topology import ensure_stream
 from infra.jetstream.wire import FastClient

@@ -7,13 +7,13 @@ from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 
 from infra.embedded import EmbeddedServer
-from infra.jetstream.append import publish
 from infra.jetstream.connection import api_request, connect, require_jetstream
 from infra.jetstream.errors import (
     BusUnavailableError,
     IncompatibleServerError,
     NotFoundOnBusError,
 )
+from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
 from infra.jetstream.wire import request, subscribe
 from tests.jetstream.conftest import Connect

@@ -5,9 +5,10 @@ import pytest
 from nats.aio.client import Client
 
 from infra.embedded import EmbeddedServer
-from infra.jetstream.append import append, publish
+from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullGroup, PullReader, ack, in_progress, nak, terminate
 from infra.jetstream.topology import delete_consumer, delete_stream, ensure_consumer, ensure_stream
 from tests.jetstream.conftest import Connect

@@ -1,8 +1,9 @@
 import pytest
 from nats.aio.client import Client
 
-from infra.jetstream.append import OutgoingMessage, append
+from infra.jetstream.append import append
 from infra.jetstream.errors import BusRefusedError, BusUnavailableError, NotFoundOnBusError
+from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import (
     last_for_subjects,
     last_from_leader,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from nats.aio.client import Client
 
-from infra.jetstream.append import PublishAck
+from infra.jetstream.acknowledgement import PublishAck
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import read_subject

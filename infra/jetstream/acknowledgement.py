@@ -1,0 +1,64 @@
+"""What the server answers to a publish, and what its refusals mean."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from nats.aio.msg import Msg
+
+from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.outgoing import OutgoingMessage, subjects_of
+from infra.jetstream.wire import ApiError, status_of, to_bus_error
+
+TIMEOUT_SECONDS: Final = 15.0  # above the 8 s that a cluster took to replace a killed leader
+
+_CONFLICT: Final = frozenset({10071, 10164})
+_FOUND_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
+
+
+class PublishAck(msgspec.Struct, frozen=True):
+    """The server's acknowledgement of one stored message."""
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+
+
+class Acknowledgement(msgspec.Struct):
+    """An answer as it comes: an acknowledgement, or an error."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    count: int = 0
+    error: ApiError | None = None
+
+
+_ack = msgspec.json.Decoder(Acknowledgement)
+
+
+def checked(answer: Msg, messages: Sequence[OutgoingMessage]) -> Acknowledgement:
+    """Return the acknowledgement in an answer, or raise what it says instead."""
+    if status_of(answer) == "503":
+        raise BusUnavailableError(f"publish: no stream takes {subjects_of(messages)}, or it starts")
+    ack = _ack.decode(answer.data)
+    if ack.error is None:
+        return ack
+    if ack.error.err_code in _CONFLICT:
+        raise _conflict(ack.error, messages)
+    raise to_bus_error(ack.error, f"publish to {subjects_of(messages)}")
+
+
+def _conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> AppendConflictError:
+    expected = {
+        message.expected_filter: message.expected_last
+        for message in messages
+        if message.expected_filter is not None
+    }
+    found = _FOUND_SEQUENCE.search(error.description)
+    return AppendConflictError(
+        f"append to {subjects_of(messages)}: {error.description}",
+        filters=expected,
+        actual_last=int(found.group(1)) if found else None,
+    )

@@ -1,0 +1,71 @@
+"""A message to publish, with what it expects of its stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+MESSAGE_ID: Final = "Nats-Msg-Id"
+
+
+@dataclass(slots=True, frozen=True)
+class OutgoingMessage:
+    """A message to publish.
+
+    Attributes:
+        headers: the publisher's own; header names of JetStream are added by this module.
+        expected_filter: a subject filter that covers `subject`, or None to expect nothing.
+        expected_last: the stream sequence of the last message under `expected_filter`, 0 for none.
+    """
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] | None = None
+    expected_filter: str | None = None
+    expected_last: int = 0
+
+
+def headers_of(
+    message: OutgoingMessage, batch_id: str | None = None, number: int = 0
+) -> dict[str, str]:
+    """Give the headers to send: the message's own, its expectation, its place in a batch."""
+    headers = dict(message.headers) if message.headers else {}
+    if message.expected_filter is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last)
+        headers["Nats-Expected-Last-Subject-Sequence-Subject"] = message.expected_filter
+    if batch_id is not None:
+        headers["Nats-Batch-Id"] = batch_id
+        headers["Nats-Batch-Sequence"] = str(number)
+    return headers
+
+
+def check_expectation(message: OutgoingMessage) -> None:
+    """Refuse an expectation that the server would accept and misread."""
+    if message.expected_filter is None:
+        return
+    if message.expected_last < 0:
+        raise ValueError(f"expected_last {message.expected_last} of {message.subject}: below 0")
+    if not subject_matches(message.expected_filter, message.subject):
+        raise ValueError(
+            f"expected_filter {message.expected_filter!r} doesn't cover {message.subject!r}"
+        )
+
+
+def subject_matches(subject_filter: str, subject: str) -> bool:
+    """Whether a subject filter with `*` and `>` covers a subject."""
+    if subject_filter.endswith(".>") and subject.startswith(subject_filter[:-1]):
+        return len(subject) >= len(subject_filter)  # the common case, without splitting
+    wanted, tokens = subject_filter.split("."), subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":  # noqa: S105 - a token of a subject
+            return index < len(tokens)
+        if index >= len(tokens) or token not in ("*", tokens[index]):
+            return False
+    return len(wanted) == len(tokens)
+
+
+def subjects_of(messages: Sequence[OutgoingMessage]) -> str:
+    """Name the messages in an error, in a few words."""
+    if not messages:
+        return "the subject"
+    more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
+    return f"{messages[0].subject}{more}"

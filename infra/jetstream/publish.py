@@ -1,0 +1,181 @@
+"""Acknowledged publishes: one, many in flight, or many in atomic batches."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, PublishAck, checked
+from infra.jetstream.append import MAX_BATCH, append_acknowledged
+from infra.jetstream.errors import (
+    BusError,
+    BusRefusedError,
+    BusUnavailableError,
+    MessageTooLargeError,
+)
+from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage, check_expectation, headers_of
+from infra.jetstream.wire import encode, loss_noticed, request, subscribe, unsubscribe, write
+
+
+async def publish(
+    nc: Client,
+    subject: str,
+    payload: bytes,
+    *,
+    headers: Mapping[str, str] | None = None,
+    msg_id: str | None = None,
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+) -> PublishAck:
+    """Store one message and return its acknowledgement.
+
+    Args:
+        msg_id: with it, a repeat within the stream's duplicate window is stored once.
+
+    Raises:
+        BusUnavailableError: no answer in time, or no stream takes the subject: unknown.
+        StreamFullError, MessageTooLargeError, BusRefusedError: nothing was stored.
+    """
+    if msg_id is not None:
+        headers = {**(headers or {}), MESSAGE_ID: msg_id}
+    answer = await request(nc, subject, payload, headers=headers, timeout=timeout)
+    ack = checked(answer, ())
+    return PublishAck(ack.stream, ack.seq, ack.duplicate)
+
+
+async def publish_many(
+    nc: Client,
+    messages: Sequence[OutgoingMessage],
+    *,
+    window: int = 1_000,
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - a wait without any progress
+) -> list[PublishAck | BusError]:
+    """Store the messages one by one, pipelined, and return each one's own result, in order.
+
+    A message that fails hinders no other: its error is in its place.
+
+    Args:
+        window: how many may be unacknowledged at any time.
+        timeout: seconds without any acknowledgement after which the rest counts as unknown
+            (BusUnavailableError).
+    """
+    for message in messages:
+        check_expectation(message)
+    return await _Pipeline(nc, messages, window, timeout).run()
+
+
+async def publish_in_batches(
+    nc: Client,
+    messages: Sequence[OutgoingMessage],
+    *,
+    batch: int = 500,
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - of each batch
+) -> list[PublishAck | BusError]:
+    """Do what `publish_many` does, in atomic batches, into one stream that allows them.
+
+    With `sync_interval: always` the server syncs once a batch, not once a message: ten times as
+    fast. A batch that is refused is published again one by one, so that each message has its own
+    result.
+    """
+    results: list[PublishAck | BusError] = []
+    for start in range(0, len(messages), min(batch, MAX_BATCH)):
+        some = messages[start : start + min(batch, MAX_BATCH)]
+        try:
+            stream, sequences = await append_acknowledged(nc, some, timeout)
+        except BusUnavailableError as error:
+            results += [error] * len(some)
+        except BusError:
+            results += await publish_many(nc, some, timeout=timeout)
+        else:
+            results += [PublishAck(stream, seq) for seq in sequences]
+    return results
+
+
+class _Pipeline:
+    """Publishes in flight: one subscription, whose last token is the message's index."""
+
+    def __init__(
+        self, nc: Client, messages: Sequence[OutgoingMessage], window: int, patience: float
+    ) -> None:
+        self._nc = nc
+        self._messages = messages
+        self._window = max(1, window)
+        self._patience = patience
+        self._answers: list[Msg | BusError | None] = [None] * len(messages)
+        self._in_flight = 0
+        self._lost = False
+        self._room = asyncio.Event()
+        self._wanted = 0  # the waiter sleeps until no more than these are in flight
+
+    async def run(self) -> list[PublishAck | BusError]:
+        inbox = self._nc.new_inbox()
+        subscription = await subscribe(self._nc, f"{inbox}.*", self._answered)
+        try:
+            with loss_noticed(self._nc, self._connection_lost):
+                await self._send_all(inbox)
+        except (TimeoutError, BusUnavailableError):
+            pass  # what has no answer is reported as unknown, in its place
+        finally:
+            await unsubscribe(subscription)
+        return [self._result(index) for index in range(len(self._messages))]
+
+    async def _send_all(self, inbox: str) -> None:
+        step = max(1, self._window // 4)
+        for start in range(0, len(self._messages), step):
+            await self._until(self._window - step)
+            numbers = range(start, min(start + step, len(self._messages)))
+            commands = [self._command(inbox, index) for index in numbers]
+            self._in_flight += sum(1 for one in commands if one)
+            await write(self._nc, commands, "publish")
+        await self._until(0)
+
+    def _command(self, inbox: str, index: int) -> bytes:
+        one = self._messages[index]
+        try:
+            return encode(
+                self._nc, one.subject, one.payload, headers_of(one), reply=f"{inbox}.{index}"
+            )
+        except MessageTooLargeError as error:
+            self._answers[index] = error
+        except ValueError as error:
+            self._answers[index] = BusRefusedError(str(error))
+        return b""
+
+    async def _answered(self, message: Msg) -> None:
+        index = int(message.subject.rsplit(".", 1)[1])
+        if self._answers[index] is None:
+            self._answers[index] = message
+            self._in_flight -= 1
+            if self._in_flight <= self._wanted:
+                self._room.set()
+
+    def _connection_lost(self) -> None:
+        self._lost = True
+        self._room.set()
+
+    async def _until(self, wanted: int) -> None:
+        """Wait until at most `wanted` are in flight; TimeoutError when nothing more will come."""
+        self._wanted = wanted
+        while (before := self._in_flight) > wanted:
+            if self._lost:
+                raise TimeoutError
+            self._room.clear()
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._room.wait()
+            except TimeoutError:
+                if self._in_flight == before:
+                    raise
+
+    def _result(self, index: int) -> PublishAck | BusError:
+        answer = self._answers[index]
+        if isinstance(answer, BusError):
+            return answer
+        message = self._messages[index]
+        if answer is None:
+            return BusUnavailableError(f"publish to {message.subject}: no answer, unknown")
+        try:
+            ack = checked(answer, (message,))
+        except BusError as error:
+            return error
+        return PublishAck(ack.stream, ack.seq, ack.duplicate)
