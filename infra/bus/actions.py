@@ -11,8 +11,9 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from infra.bus.streams import SHAPES, WORKERS
+from infra.jetstream.deliveries import Delivered, ack, in_progress, nak, terminate
 from infra.jetstream.errors import BusError
-from infra.jetstream.pull import Delivered, PullReader, ack, in_progress, nak, terminate
+from infra.jetstream.pull import PullReader
 from reconciler.ports import ActionDelivery
 
 _ACTIONS_AT_ONCE = 256

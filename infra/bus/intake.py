@@ -12,9 +12,10 @@ from events.envelope import encode_intake
 from events.subjects import REPLY_HEADER
 from events.subjects import intake as intake_subject
 from infra.bus.streams import DECIDER_GROUP, INTAKE, decider_consumers
+from infra.jetstream.deliveries import Delivered, ack, nak
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
-from infra.jetstream.pull import Delivered, PullGroup, ack, nak
+from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import stream_state
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 

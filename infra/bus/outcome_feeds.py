@@ -13,9 +13,10 @@ from events.envelope import InvalidMessageError, decode_log
 from infra.bus.patience import patiently
 from infra.bus.streams import OUTCOMES
 from infra.jetstream.connection import api_request
+from infra.jetstream.deliveries import Delivered, ack, nak, terminate
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.follow import Follower, follow
-from infra.jetstream.pull import Delivered, PullReader, ack, nak, terminate
+from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, stream_state
 from infra.jetstream.topology import ensure_consumer
 from reconciler.ports import StoredEvent

@@ -10,7 +10,7 @@ With `sync_interval: always`, an acknowledgement on a work-queue stream is a del
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request
+from infra.jetstream.deliveries import Delivered, nak
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
 from infra.jetstream.wire import (
     DESCRIPTION,
@@ -28,7 +29,6 @@ from infra.jetstream.wire import (
     status_of,
     subscribe,
     unsubscribe,
-    write,
 )
 
 EXPIRES_SECONDS: Final = 20.0
@@ -40,67 +40,6 @@ _PIN_ID: Final = "Nats-Pin-Id"
 _HEARTBEAT: Final = "100"
 _NO_RESPONDERS: Final = "503"
 _PIN_LOST: Final = "423"
-
-
-class Delivered(msgspec.Struct, frozen=True):
-    """A message handed out by a consumer, until it is acknowledged.
-
-    Attributes:
-        seq: sequence in the stream.
-        delivered: how often it has been handed out, this time included.
-        reply: where acknowledgements go.
-        time_ns: when it was stored, in nanoseconds since 1970.
-        consumer: the consumer that handed it out.
-    """
-
-    seq: int
-    subject: str
-    payload: bytes
-    headers: Mapping[str, str] | None
-    delivered: int
-    reply: str
-    time_ns: int
-    consumer: str
-
-
-async def ack(nc: Client, deliveries: Sequence[Delivered]) -> None:
-    """Say that messages are done with. Without an answer: a lost one means a redelivery.
-
-    Raises:
-        BusUnavailableError: the connection is closed, or its buffer is full.
-    """
-    await write(nc, [f"PUB {one.reply}  0\r\n\r\n".encode() for one in deliveries], "ack")
-
-
-async def nak(nc: Client, delivery: Delivered, delay_seconds: float = 0) -> None:
-    """Ask for a message again, after a delay.
-
-    Raises:
-        BusUnavailableError: as for `ack`.
-    """
-    order = b"-NAK"
-    if delay_seconds > 0:
-        order += b' {"delay": %d}' % int(delay_seconds * _SECOND)
-    await send(nc, delivery.reply, order)
-
-
-async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:
-    """Start the consumer's `ack_wait` afresh for messages that are still worked on.
-
-    Raises:
-        BusUnavailableError: as for `ack`.
-    """
-    commands = [f"PUB {one.reply}  4\r\n+WPI\r\n".encode() for one in deliveries]
-    await write(nc, commands, "in progress")
-
-
-async def terminate(nc: Client, delivery: Delivered, reason: str) -> None:
-    """Say that a message is never to be delivered again; the reason goes to the server's advisory.
-
-    Raises:
-        BusUnavailableError: as for `ack`.
-    """
-    await send(nc, delivery.reply, f"+TERM {reason}".encode())
 
 
 class PullGroup:

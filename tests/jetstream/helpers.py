@@ -1,9 +1,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from infra.jetstream.deliveries import Delivered
 from infra.jetstream.follow import Follower
 from infra.jetstream.outgoing import OutgoingMessage
-from infra.jetstream.pull import Delivered, PullGroup
+from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import StoredMessage
 
 PATIENCE_SECONDS = 20

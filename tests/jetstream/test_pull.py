@@ -7,9 +7,10 @@ from nats.aio.client import Client
 from infra.embedded import EmbeddedServer
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
+from infra.jetstream.deliveries import ack, in_progress, nak, terminate
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.publish import publish
-from infra.jetstream.pull import PullGroup, PullReader, ack, in_progress, nak, terminate
+from infra.jetstream.pull import PullGroup, PullReader
 from infra.jetstream.topology import delete_consumer, delete_stream, ensure_consumer, ensure_stream
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import message, pulled, until

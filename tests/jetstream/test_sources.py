@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 from nats.aio.client import Client
 
 from infra.jetstream.append import append
+from infra.jetstream.deliveries import ack
 from infra.jetstream.follow import follow
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish
-from infra.jetstream.pull import PullGroup, PullReader, ack
+from infra.jetstream.pull import PullGroup, PullReader
 from infra.jetstream.reads import stream_state
 from infra.jetstream.schedules import schedule
 from infra.jetstream.topology import delete_stream, ensure_consumer, ensure_stream
