@@ -7,6 +7,7 @@ that a declaration can be published by hand.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +28,12 @@ from events.upcasting import UPCASTERS, JsonObject, Upcasters
 
 MOST_MESSAGE_BYTES = 512 * 1024
 """A longer message of the intake is refused: it would be copied into every read of its shape."""
+
+MOST_NESTING = 100
+"""Deeper JSON is refused: decoders give up at a depth that depends on their stack, so what one could
+read, and put into the log, the next might not."""
+
+_NESTING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class InvalidMessageError(ValueError):
@@ -95,6 +102,7 @@ def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> Inta
     ``fallback_id`` names a bare manifest, which has no id of its own. Raises
     ``InvalidMessageError``.
     """
+    _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -130,8 +138,24 @@ def _bare_manifest(
     raise InvalidMessageError(f"not a CloudEvent in structured JSON: {error}") from None
 
 
+def _check_nesting(payload: bytes) -> None:
+    """Raise ``InvalidMessageError`` for JSON that is nested too deep; other faults are not its."""
+    if payload.count(b"{") + payload.count(b"[") <= MOST_NESTING:
+        return
+    depth = 0
+    for found in _NESTING.finditer(payload):
+        first = payload[found.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+        if depth > MOST_NESTING:
+            raise InvalidMessageError(f"nested too deep: {MOST_NESTING} levels are allowed")
+
+
 def decode_snapshot_part(payload: bytes) -> SnapshotPart:
     """Decode one part of a snapshot; raises ``InvalidMessageError``."""
+    _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)
         return _snapshot_decoder.decode(envelope.data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -168,3 +169,14 @@ def test_no_decider_is_told(inside: Cli) -> None:
         found = {one["check"]: one for one in inside.run("doctor", "-o", "json").json}
         assert "no decider asks for work" in found["intake"]["found"]
         assert found["intake"]["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("form", "has"), [((), "$defs"), (("json-schema",), "$defs"), (("asyncapi",), "channels")]
+)
+def test_schemas_are_printed_without_a_server(
+    tmp_path: Path, form: tuple[str, ...], has: str
+) -> None:
+    done = Cli(tmp_path).run("schema", *form)
+    assert done.status == 0
+    assert has in done.json

@@ -1,0 +1,26 @@
+"""`reconciler schema`: the published language for programs of any language."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from events.schema import asyncapi, json_schema
+from reconciler.cli.output import print_structured
+
+
+def schema(form: Literal["json-schema", "asyncapi"] = "json-schema", /) -> int:
+    """Print the messages' JSON Schema, or the whole bus as AsyncAPI 3.
+
+    It needs no server. For example:
+
+        reconciler schema > messages.schema.json
+        reconciler schema asyncapi > asyncapi.json
+
+    Parameters
+    ----------
+    form
+        What to print.
+    """
+    document = json_schema() if form == "json-schema" else asyncapi()
+    print_structured(document, "json")
+    return 0
