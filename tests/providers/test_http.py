@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,7 @@ class Server:
     def __init__(self) -> None:
         self.answers: list[bytes] = []
         self.requests = 0
+        self.targets: list[bytes] = []
         self.connections = 0
         self.waiting = asyncio.Event()
         self.may_answer = asyncio.Event()
@@ -31,8 +33,9 @@ class Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            while await reader.readuntil(b"\r\n\r\n"):
+            while head := await reader.readuntil(b"\r\n\r\n"):
                 self.requests += 1
+                self.targets.append(head.split()[1])
                 self._now_waiting += 1
                 if self._now_waiting >= self.wanted_waiting:
                     self.waiting.set()
@@ -185,7 +188,20 @@ async def test_a_client_can_be_closed_before_it_was_used() -> None:
         pass
 
 
-async def test_a_base_path_is_kept() -> None:
-    async with connected(Server()) as api:
-        answer = await api.call("GET", "/x", query=[("a", "b c&d")])
-    assert answer.request.url.raw_path == b"/base/x?a=b+c%26d"
+async def test_a_base_path_is_kept_and_the_query_quoted() -> None:
+    server = Server()
+    async with connected(server) as api:
+        await api.call("GET", "/x", query=[("a", "b c&d")])
+        await api.call("GET", "/a%2Fb")
+    assert server.targets == [b"/base/x?a=b+c%26d", b"/base/a%2Fb"]
+
+
+async def test_a_compressed_answer_is_read() -> None:
+    packed = gzip.compress(b"ok" * 1000)
+    server = Server()
+    server.answers = [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+        + packed
+    ]
+    async with connected(server) as api:
+        assert (await api.call("GET", "/x")).content == b"ok" * 1000
