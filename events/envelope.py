@@ -26,12 +26,13 @@ from events.manifest import Manifest
 from events.subjects import Intake
 from events.upcasting import UPCASTERS, JsonObject, Upcasters
 
+MOST_ID_CHARACTERS = 256
 MOST_MESSAGE_BYTES = 512 * 1024
 """A longer message of the intake is refused: it would be copied into every read of its shape."""
 
 MOST_NESTING = 100
-"""Deeper JSON is refused: decoders give up at a depth that depends on their stack, so what one could
-read, and put into the log, the next might not."""
+"""Deeper JSON is refused: a decoder gives up at a depth that depends on its stack, so that what one
+could read, and put into the log, the next might not."""
 
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
@@ -113,6 +114,11 @@ def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> Inta
         )
     if not envelope.id or not envelope.source:
         raise InvalidMessageError("a CloudEvent needs an id and a source that are not empty")
+    if max(len(envelope.id), len(envelope.source)) > MOST_ID_CHARACTERS:
+        raise InvalidMessageError(
+            f"id and source of a CloudEvent have at most {MOST_ID_CHARACTERS} characters: "
+            "they are copied into every event that follows"
+        )
     decoder = _intake_decoders.get(envelope.type)
     if decoder is None or envelope.type.split(".")[1] != expected:
         allowed = [name for name in INTAKE_TYPES if name.split(".")[1] == expected]

@@ -6,7 +6,7 @@ own, ``providerConfigRef`` and ``policy``; all others belong to the kind.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -120,6 +120,17 @@ def take_apart(manifest: Manifest) -> Declaration:
     return Declaration(config, decided, external_name, fields, dict(manifest.metadata.labels))
 
 
+LEAST_SECONDS = 0.01
+"""Shorter intervals make hot loops."""
+
+MOST_SECONDS = 366 * 86_400
+"""Longer ones are more than some timers can count."""
+
+_Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MOST_SECONDS)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
+
+
 class CredentialsRef(_Declared, frozen=True):
     """Where the credentials are: an environment variable or a file. The secret stays there."""
 
@@ -133,7 +144,7 @@ class Scope(_Declared, frozen=True):
     mode: Literal["Shared", "Exclusive"] = "Shared"
     prefix: str | None = None
     labels: dict[str, str] = {}
-    namespace: str = "default"
+    namespace: _Token = "default"
 
 
 class DeletionGuard(_Declared, frozen=True):
@@ -142,23 +153,23 @@ class DeletionGuard(_Declared, frozen=True):
     ``max_percent`` counts in scopes of ten objects and more.
     """
 
-    max_count: int = 10
-    max_percent: int = 30
+    max_count: Annotated[int, msgspec.Meta(ge=0)] = 10
+    max_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 30
 
 
 class Retry(_Declared, frozen=True):
     """Back-off between attempts, in seconds: doubled each time, with jitter."""
 
-    initial_seconds: float = 1.0
-    max_seconds: float = 300.0
+    initial_seconds: _Seconds = 1.0
+    max_seconds: _Seconds = 300.0
 
 
 class Limits(_Declared, frozen=True):
     """What the external API may be asked at most."""
 
-    concurrency: int = 64
-    request_timeout_seconds: float = 10.0
-    page_size: int = 1000
+    concurrency: _Count = 64
+    request_timeout_seconds: _Seconds = 10.0
+    page_size: _Count = 1000
 
 
 class ProviderConfigSpec(_Declared, frozen=True):
@@ -170,8 +181,8 @@ class ProviderConfigSpec(_Declared, frozen=True):
     kinds: tuple[str, ...] = ()
     scope: Scope = Scope()
     ownership: Literal["Log", "Label"] = "Log"
-    resync_seconds: float = 30.0
+    resync_seconds: _Seconds = 30.0
     limits: Limits = Limits()
     retry: Retry = Retry()
     deletion_guard: DeletionGuard = DeletionGuard()
-    consistency_grace_seconds: float = 0.0
+    consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 0.0

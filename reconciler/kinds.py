@@ -7,6 +7,7 @@ itself as an entry point of the group ``reconciler.kinds``; nothing else of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -68,10 +69,24 @@ class Kind:
         return self.normalize(cast("Fields", msgspec.to_builtins(checked, str_keys=True)))
 
 
+_MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
+
+
+def _without_secret(fields: Fields) -> Fields:
+    """Give a ProviderConfig's fields; refuse an endpoint with a password or a query in its URL."""
+    if _MAY_HOLD_A_SECRET.match(fields["endpoint"]):
+        raise InvalidManifestError(
+            "spec.endpoint: a URL must not contain credentials or a query, since it is kept in the"
+            " log: use spec.credentialsRef"
+        )
+    return fields
+
+
 PROVIDER_CONFIG = Kind(
     name=PROVIDER_CONFIG_KIND,
     api_version=PROVIDER_CONFIG_API_VERSION,
     schema=ProviderConfigSpec,
+    normalize=_without_secret,
 )
 """How an external API is configured: itself a kind, declared like everything else."""
 

@@ -115,6 +115,23 @@ def _declared_only(rows: Sequence[StatusRow]) -> Finding:
     return Finding("declared, not owned", "warn", f"{len(wanting)}: {some(wanting)}", remedy)
 
 
+def check_watched(rows: Iterable[StatusRow]) -> Finding:
+    """Tell what belongs to a ProviderConfig that is not declared (any more)."""
+    rows = list(rows)
+    known = {row.name for row in rows if row.kind == PROVIDER_CONFIG_KIND and row.declared}
+    lost = [
+        f"{row.key} ({row.provider_config})"
+        for row in rows
+        if row.kind != PROVIDER_CONFIG_KIND
+        and (row.declared or row.owned or row.action_id)
+        and row.provider_config not in known
+    ]
+    if not lost:
+        return Finding("without an API", "ok", "none")
+    remedy = "declare the ProviderConfig again: until then nobody watches, makes or deletes them"
+    return Finding("without an API", "warn", f"{len(lost)}: {some(lost)}", remedy)
+
+
 def _how(row: StatusRow) -> str:
     return f"{row.key} ({row.outcome or 'Pending'}{f', {row.reason}' if row.reason else ''})"
 

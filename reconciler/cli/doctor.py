@@ -14,6 +14,7 @@ from reconciler.cli.checks_log import (
     check_dead_letters,
     check_ownership,
     check_rows,
+    check_watched,
 )
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
@@ -80,6 +81,7 @@ async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
     return [
         await check_actions(nc),
         *check_ownership(models.status.values()),
+        check_watched(models.status.values()),
         await check_dead_letters(nc),
         await check_rows(nc, full=full),
     ]

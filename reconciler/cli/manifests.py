@@ -28,6 +28,7 @@ _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _DOCUMENT: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _YAML: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LIST_KIND: Final = "List"
+_TOO_DEEP = "it is nested too deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def _parsed(file: str, text: str) -> Iterator[Any]:
             yield msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             yield f"not JSON: {error}"
+        except RecursionError:
+            yield _TOO_DEEP
         return
     starts = [0, *(match.start() for match in _DOCUMENT.finditer(text)), len(text)]
     for start, end in pairwise(starts):
@@ -149,6 +152,8 @@ def _parse_yaml(text: str) -> Any:
         parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
     except yaml.YAMLError as error:
         return f"not YAML: {_where(error)}"
+    except RecursionError:
+        return _TOO_DEEP
     return "a manifest is a mapping, this is text" if isinstance(parsed, str) else parsed
 
 
@@ -174,11 +179,13 @@ def _items(document: Any) -> Sequence[Any]:
 def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
     if not isinstance(document, dict):
         return Problem(source, f"a manifest is a mapping, this is {type(document).__name__}")
-    plain = _with_namespace(cast("dict[str, Any]", _plain(document)), namespace)
     try:
+        plain = _with_namespace(cast("dict[str, Any]", _plain(document)), namespace)
         manifest = checked_manifest(msgspec.convert(plain, Manifest))
     except (msgspec.ValidationError, InvalidManifestError, InvalidNameError) as error:
         return Problem(source, _readable(str(error)))
+    except RecursionError:
+        return Problem(source, _TOO_DEEP)
     return Read(source, manifest, manifest.key)
 
 

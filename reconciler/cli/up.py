@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 from nats.aio.client import Client
 
+from events.manifest import LEAST_SECONDS, MOST_SECONDS
 from reconciler.cli.banner import print_banner
 from reconciler.cli.connection import DATA_FOLDER, LOGS, UP_FILE, Logs, run_async
 from reconciler.cli.errors import UsageError
@@ -102,6 +103,10 @@ def up(
         What to print when ready: a banner for people, or a line of JSON.
     """
     configure_logs(logs.log_level)
+    if resync is not None and not LEAST_SECONDS <= resync <= MOST_SECONDS:
+        raise UsageError(
+            f"--resync: {resync:g} is not allowed: give {LEAST_SECONDS} or more seconds"
+        )
     plan = Plan(
         StackOptions(data, port, api_port, latency_ms, nats_url, not no_api),
         parse_roles(roles),

@@ -144,6 +144,11 @@ class Decider:
             except ValueError as error:
                 letters.append(DeadLetter("intake", str(error), delivery))
                 continue
+            except Exception as error:  # one message must never hold up the others
+                _logger.exception("a message could not be read", position=delivery.position)
+                reason = f"it could not be read: {type(error).__name__}"
+                letters.append(DeadLetter("intake", reason, delivery))
+                continue
             mine = work.get(key)
             if mine is None:
                 mine = work[key] = _Work()

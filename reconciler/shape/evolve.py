@@ -174,7 +174,7 @@ def _released(state: ShapeState, data: OwnershipReleased, event: LogEvent) -> Sh
         owned=None,
         applied=None,
         orphaned=data.reason == "Orphaned",
-        lost_uid=data.uid if data.reason == "Gone" else None,
+        lost_uid=None if data.reason == "Orphaned" else data.uid,
         because=event.id,
     )
 

@@ -9,7 +9,12 @@ from reconciler.shape.actions import new_action
 from reconciler.shape.desired import api_keeps_its_own, labels_of, open_differences, wanted
 from reconciler.shape.differences import merged
 from reconciler.shape.inputs import Context
-from reconciler.shape.letting_go import has_no_other_owner, has_returned, remove
+from reconciler.shape.letting_go import (
+    has_no_other_owner,
+    has_returned,
+    owned_by_another,
+    remove,
+)
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.standing import Standing, Step
 from reconciler.shape.state import ShapeState
@@ -25,6 +30,9 @@ def keep_present(state: ShapeState, context: Context, config: ProviderConfigSpec
     found = open_differences(state, context)
     if state.owned is None and policy.mode != "ObserveOnly":
         return _take_over(state, state.observed, context, config)
+    if state.owned is not None and not has_no_other_owner(state.observed, context):
+        # Writing our label over it would be a fight, if its owner does the same.
+        return owned_by_another(state.observed.labels[OWNER_LABEL])
     if not found:
         return Standing("Converged", "AsDeclared")
     if policy.mode != "Present":

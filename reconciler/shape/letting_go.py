@@ -55,9 +55,7 @@ def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -
 
 def owned_by_another(label: str) -> Standing:
     """Tell that somebody else's label is on the object."""
-    return Standing(
-        "Disputed", "OwnedByAnother", f"its owner label is {label!r}: it is never deleted"
-    )
+    return Standing("Disputed", "OwnedByAnother", f"its owner label is {label!r}: it is left alone")
 
 
 def _stray(state: ShapeState, found: ExternalObject, guard: DeletionGuard) -> Step:

@@ -11,7 +11,7 @@ from events.intake import ActionError
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 3
+STATE_SCHEMA = 4
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64
@@ -74,8 +74,9 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``observed_message`` is the intake position of the newest observation, which decides between two
     that began at the same ``observed_position``. ``because`` is
     the event that the next action would rest on. ``orphaned``: the object that is there was ours,
-    and was let go on purpose. ``lost_uid``: the object that was ours when a listing said it is
-    gone. ``listing_disproved``: it was there all the same, so that only a read proves its absence.
+    and was let go on purpose. ``lost_uid``: the object that was ours when
+    it was said to be gone or replaced. ``listing_disproved``: it was there all the same, so that
+    only a read proves its absence.
     """
 
     version: int = 0

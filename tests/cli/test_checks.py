@@ -9,7 +9,7 @@ import pytest
 
 from projections.status import StatusRow
 from reconciler.cli.checks_bus import check_clock, check_room, check_stage
-from reconciler.cli.checks_log import check_ownership
+from reconciler.cli.checks_log import check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
 from reconciler.cli.finding import some
 from reconciler.cli.rebuilding import differences
@@ -67,6 +67,16 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
     assert owned.found == "1: default/Shape/foo (Held, Finalizers)"
     _, wanted = check_ownership([row(declared=True)])
     assert (wanted.verdict, wanted.found) == ("warn", "1: default/Shape/foo (Pending)")
+
+
+def test_shapes_whose_provider_config_was_withdrawn_are_told() -> None:
+    config = row(kind="ProviderConfig", name="second", declared=True)
+    ours = row(declared=True, owned=True, outcome="Converged", providerConfig="second")
+    stranger = row(name="bar", outcome="Unowned", providerConfig="third")
+    assert check_watched([config, ours, stranger]).verdict == "ok"
+    gone = msgspec.structs.replace(config, declared=False)
+    found = check_watched([gone, ours, stranger])
+    assert (found.verdict, found.found) == ("warn", "1: default/Shape/foo (second)")
 
 
 def test_rows_that_differ_are_told_and_rows_that_are_ahead_are_not() -> None:

@@ -111,3 +111,13 @@ def test_a_folder_without_manifests_is_told(tmp_path: Path) -> None:
 def test_code_in_yaml_is_not_run(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml="a: !!python/object/apply:os.system [ls]\n")
     assert "could not determine a constructor" in documents.problems()[0]
+
+
+def test_what_is_nested_too_deep_does_not_stop_the_others(tmp_path: Path) -> None:
+    deep = '{"a":' * 5_000 + "1" + "}" * 5_000
+    documents = read(tmp_path, a__json=deep, b__yaml=deep, c__yaml=shape("one"))
+    assert len(documents.good) == 1
+    assert [problem.split(": ")[-1] for problem in documents.problems()] == [
+        "it is nested too deep",
+        "it is nested too deep",
+    ]

@@ -109,6 +109,7 @@ def test_the_banner_says_where_everything_is(cli: Cli) -> None:
     [
         (("--roles", "decider,cook"), 2, "'cook' is not a role"),
         (("--port", "70000"), 2, "70000 is not a port"),
+        (("--resync", "0"), 2, "--resync: 0 is not allowed"),
         (("--data", "a-file"), 1, "data folder a-file cannot be used"),
     ],
 )

@@ -44,6 +44,10 @@ def of_two_mebibytes() -> bytes:
     return good() + b" " * (2 * 1024 * 1024)
 
 
+def nested_deep() -> bytes:
+    return good().replace(b'"Red"', b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
+
+
 def of_another_shape() -> bytes:
     return declared(manifest("bar"))
 
@@ -62,6 +66,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
         "'Blob' is not registered",
     ),
     "2 MiB": (FOO, of_two_mebibytes, "intake", "bytes are too many"),
+    "nested too deep": (FOO, nested_deep, "intake", "nested too deep"),
     "a name with a dot": ("rec.desired.default.Shape.foo.bar", good, "intake", "not of the form"),
     "a name with a wildcard": ("rec.desired.default.Shape.*", good, "intake", "not of the form"),
     "an open-ended name": ("rec.desired.default.Shape.>", good, "intake", "not of the form"),

@@ -235,6 +235,55 @@ def test_a_provider_config_with_an_unknown_field_is_refused():
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        {"resyncSeconds": 0},
+        {"resyncSeconds": 1e300},
+        {"retry": {"initialSeconds": -1}},
+        {"retry": {"maxSeconds": 0}},
+        {"limits": {"concurrency": 0}},
+        {"limits": {"concurrency": -1}},
+        {"limits": {"requestTimeoutSeconds": 0}},
+        {"limits": {"pageSize": 0}},
+        {"scope": {"namespace": "a.b"}},
+        {"scope": {"namespace": "b\n"}},
+        {"deletionGuard": {"maxPercent": 101}},
+        {"deletionGuard": {"maxCount": -1}},
+        {"consistencyGraceSeconds": -1},
+    ],
+    ids=str,
+)
+def test_a_provider_config_that_cannot_work_is_refused(wrong: dict[str, object]):
+    """Such a one would make a hot loop, stop a worker for good, or end it."""
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": "http://localhost", **wrong}
+    story.turn(
+        Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
+    )
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert next(iter(wrong)) in story.answer.message
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://joe:hunter2@api.example.com",
+        "joe:hunter2@api.example.com/v1",
+        "https://api.example.com/v1?token=hunter2",
+        "https://api.example.com/#hunter2",
+    ],
+)
+def test_an_endpoint_that_may_hold_a_secret_does_not_enter_the_log(endpoint: str):
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": endpoint}
+    wrong = Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
+    assert story.turn(Declared(wrong)) == []
+    assert story.answer.reason == "Invalid"
+    assert "credentialsRef" in story.answer.message
+    assert "hunter2" not in story.answer.message
+
+
+@pytest.mark.parametrize(
     "data",
     [Declared(manifest()), Withdrawn(), TimerFired("Sweep")],
     ids=["declared", "withdrawn", "timer"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from events.log import OwnershipClaimed, OwnershipReleased
 from reconciler.shape.owner_label import OWNER_LABEL
@@ -127,6 +128,18 @@ def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
     assert story.idle
     assert story.outcome == "Disputed"
     assert story.wake(3600) == []
+
+
+def test_an_object_that_another_owner_took_is_not_written_over():
+    """Two owners that each put their label back would do so for ever."""
+    story = converged()
+    ours = story.seen
+    story.see(relabelled(ours, ANOTHER))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
+    story.see(relabelled(ours, owned_labels()))
+    assert story.idle
+    assert story.outcome == "Converged"
 
 
 def test_an_object_whose_owner_label_was_only_stripped_is_deleted_at_withdrawal():
@@ -270,3 +283,13 @@ def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Converged"
     assert not story.see(None), "that listing was wrong before"
+
+
+def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
+    story = converged()
+    seen = story.seen
+    events = story.see(replace(seen, uid="forged"))
+    assert only(OwnershipReleased, events).reason == "Replaced"
+    assert story.outcome == "Conflict"
+    assert only(OwnershipClaimed, story.see(seen)).reason == "Returned"
+    assert story.outcome == "Converged"

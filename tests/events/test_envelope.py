@@ -1,0 +1,63 @@
+"""What is refused before it can do harm: messages nested too deep, ids without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from events.envelope import (
+    MOST_ID_CHARACTERS,
+    MOST_NESTING,
+    InvalidMessageError,
+    decode_intake,
+    decode_snapshot_part,
+)
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+def observed(fields: bytes) -> Any:
+    payload = (
+        b'{"specversion":"1.0","id":"1","source":"team","type":"reconciler.observed.Observed",'
+        b'"data":{"providerConfig":"default","externalName":"foo",'
+        b'"object":{"name":"foo","fields":{"color":' + fields + b"}}}}"
+    )
+    return decode_intake(payload, expected="observed", fallback_id="")
+
+
+def test_what_nests_as_deep_as_allowed_is_read():
+    around = 4  # the event, its data, the object, its fields
+    assert observed(nested(MOST_NESTING - around)).data.object.fields["color"] is not None
+    with pytest.raises(InvalidMessageError, match="nested too deep"):
+        observed(nested(MOST_NESTING - around + 1))
+
+
+@pytest.mark.parametrize("levels", [1_000, 100_000])
+def test_no_depth_is_more_than_a_refusal(levels: int):
+    with pytest.raises(InvalidMessageError, match="nested too deep"):
+        observed(nested(levels))
+    with pytest.raises(InvalidMessageError, match="nested too deep"):
+        decode_snapshot_part(b'{"specversion":"1.0","data":' + nested(levels) + b"}")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b"[" + b"[]," * 500 + b"[]]", b'"' + b"[" * 500 + b'"', b'"\\"' + b"{" * 500 + b'"'],
+    ids=["many side by side", "in a text", "behind an escaped quote"],
+)
+def test_brackets_that_do_not_nest_do_not_count(fields: bytes):
+    assert observed(fields).data.object.fields["color"]
+
+
+@pytest.mark.parametrize("attribute", ["id", "source"])
+def test_an_id_that_would_fill_the_log_is_refused(attribute: str):
+    words = {"id": "1", "source": "team", attribute: "x" * (MOST_ID_CHARACTERS + 1)}
+    payload = (
+        b'{"specversion":"1.0","id":"%s","source":"%s","type":"reconciler.desired.Withdrawn",'
+        b'"data":{}}' % (words["id"].encode(), words["source"].encode())
+    )
+    with pytest.raises(InvalidMessageError, match="at most 256 characters"):
+        decode_intake(payload, expected="desired", fallback_id="")
