@@ -1,0 +1,18 @@
+"""The story that the product tells, on a real server and a real external API.
+
+Each test's name begins with the number of its scenario.
+
+- scenario 1: what is declared is made; scenario 2: a change is one update;
+  scenario 3: what a human deletes is made again; scenario 4: what a human repaints is corrected,
+  an ignored field is left (``test_convergence``)
+- scenario 5: unowned is left alone; scenario 6: an exclusive scope is cleared behind its guard;
+  scenario 7: a withdrawal while the reconciler is down does not leak; scenario 8: ownership is
+  rebuilt from the log alone; scenario 19: adopted or refused; scenario 20: orphaned
+  (``test_ownership``)
+- scenario 16: a listing that fails, lies or comes late (``test_listings``)
+- scenario 21: observe-only, create-only and paused (``test_modes``)
+- scenario 22: 1,000 shapes and a restart; scenario 23: ten resyncs (``test_many``)
+- scenario 24: five declarations in a row; scenario 26: twice, late and out of order
+  (``test_convergence``)
+- scenario 27: what cannot be used (``test_unusable``)
+"""
