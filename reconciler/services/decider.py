@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 import structlog
 
 from events.envelope import InvalidMessageError, decode_intake
-from events.intake import Answer
+from events.intake import Answer, Declared
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from events.subjects import parse_stored_intake
@@ -37,12 +37,14 @@ from reconciler.ports import (
 from reconciler.services.configurations import Configurations
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
+from reconciler.shape.state import NEW
 from reconciler.shape.turn import Turn, take_turn
 
 MOST_MESSAGE_BYTES = 512 * 1024
 """A longer declaration is refused: it would be copied into every read of its shape."""
 
 _MOST_COMMANDS_A_TURN = 200
+_FEW_SHAPES = 4
 _MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 _TRIES = 20
@@ -160,8 +162,10 @@ class Decider:
 
     async def _settle(self, work: Mapping[ShapeKey, _Work]) -> None:
         remaining = dict(work)
+        guessed = self._guess_new(work)
         while remaining:
-            decided = await self._decide(remaining)
+            decided = guessed + await self._decide(remaining, without=guessed)
+            guessed = []
             await self._hold_back(remaining, decided)
             done: list[_Decided] = []
             for group in _groups(decided):
@@ -173,8 +177,36 @@ class Decider:
             await self._finish(done)
             remaining = _left_over(remaining, done)
 
-    async def _decide(self, work: Mapping[ShapeKey, _Work]) -> list[_Decided]:
-        kept = await self._repository.get(list(work))
+    def _guess_new(self, work: Mapping[ShapeKey, _Work]) -> list[_Decided]:
+        """Decide a few unknown shapes that are declared as if they were new, without reading first.
+
+        It saves a round trip of those it takes until something new exists. The append expects that
+        there is nothing: a wrong guess writes nothing, and the shape is read and decided again. A
+        refusal depends on what there is, so it is not given on a guess.
+        """
+        if len(work) > _FEW_SHAPES:
+            return []
+        unknown = {
+            key: mine
+            for key, mine in work.items()
+            if not self._repository.knows(key)
+            and all(isinstance(command.data, Declared) for command in mine.commands)
+        }
+        guessed = self._take_turns(unknown, {key: KeptShape(NEW, 0) for key in unknown})
+        return [each for each in guessed if all(map(_is_accepted, each.turn.answers))]
+
+    async def _decide(
+        self, work: Mapping[ShapeKey, _Work], *, without: Sequence[_Decided]
+    ) -> list[_Decided]:
+        decided = {each.key for each in without}
+        open_work = {key: mine for key, mine in work.items() if key not in decided}
+        if not open_work:
+            return []
+        return self._take_turns(open_work, await self._repository.get(list(open_work)))
+
+    def _take_turns(
+        self, work: Mapping[ShapeKey, _Work], kept: Mapping[ShapeKey, KeptShape]
+    ) -> list[_Decided]:
         now = self._now()
         decided: list[_Decided] = []
         for key, mine in work.items():
@@ -269,6 +301,10 @@ class _News:
             await sink.reject(self.rejections)
         if self.answers:
             await sink.answer(self.answers)
+
+
+def _is_accepted(answer: Answer | None) -> bool:
+    return answer is not None and answer.accepted
 
 
 def _understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:

@@ -74,6 +74,10 @@ class ShapeRepository:
             await self._load(missing)
         return {key: self._kept[key] for key in keys if key in self._kept}
 
+    def knows(self, key: ShapeKey) -> bool:
+        """Tell whether something is known of a shape without reading: its state, or a hole."""
+        return key in self._kept or key in self.broken
+
     def forget(self, keys: Sequence[ShapeKey]) -> None:
         """Forget what is kept: it may not be what the log has."""
         for key in keys:

@@ -1,0 +1,103 @@
+"""A decider on the real log: what it guesses without reading is never written when it is wrong."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from events.envelope import encode_intake
+from events.intake import Answer, Declared
+from events.log import SpecDeclared
+from events.manifest import Manifest, Metadata
+from events.names import ShapeKey
+from infra.bus.shape_log import JetStreamShapeLog
+from reconciler.kinds import installed_kinds
+from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from reconciler.services.configurations import Configurations
+from reconciler.services.decider import Decider
+from tests.bus.histories import new_key
+
+
+class Bus:
+    """The decider's other ends: nothing is read from it, and what it is told is kept."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.acknowledged = 0
+
+    async def next_batch(self) -> Sequence[IntakeDelivery]:
+        return []
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        self.acknowledged += len(deliveries)
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        assert not deliveries
+
+    async def close(self) -> None: ...
+
+    async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
+
+    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+        self.answers += [answer for _subject, answer in answers]
+
+    async def reject(self, rejections: Sequence[Rejection]) -> None: ...
+
+    async def bury(self, letters: Sequence[DeadLetter]) -> None: ...
+
+
+def decider(log: JetStreamShapeLog, bus: Bus) -> Decider:
+    return Decider(
+        reader=bus,
+        log=log,
+        sink=bus,
+        kinds=installed_kinds(),
+        configurations=Configurations(),
+    )
+
+
+def declaration(
+    key: ShapeKey, position: int, color: str, *, expected: int | None = None
+) -> IntakeDelivery:
+    spec: dict[str, Any] = {"type": "Square", "color": color}
+    manifest = Manifest("shapes/v1", key.kind, Metadata(key.name, key.namespace), spec)
+    data = Declared(manifest, expected)
+    payload = encode_intake(f"m{position}", "test", data, time=datetime.now(UTC))
+    subject = f"in.0.desired.{key.tokens}"
+    return IntakeDelivery(position, subject, payload, f"m{position}", "_INBOX.x", 1, None)
+
+
+async def test_a_new_shape_is_declared_without_a_read(log: JetStreamShapeLog) -> None:
+    key, bus = new_key(), Bus()
+    await decider(log, bus).handle([declaration(key, 1, "Red")])
+    assert [(answer.reason, answer.generation) for answer in bus.answers] == [("Accepted", 1)]
+    assert bus.acknowledged == 1
+
+
+async def test_a_shape_that_is_there_already_gets_its_next_generation(
+    log: JetStreamShapeLog,
+) -> None:
+    key, bus = new_key(), Bus()
+    await decider(log, bus).handle([declaration(key, 1, "Red")])
+    await decider(log, bus).handle([declaration(key, 2, "Blue")])
+    assert [(answer.reason, answer.generation) for answer in bus.answers] == [
+        ("Accepted", 1),
+        ("Accepted", 2),
+    ]
+    history = [stored.event for stored in await log.history(key)]
+    assert [event.shapeversion for event in history] == list(range(1, len(history) + 1))
+    colors = [each.data.fields["color"] for each in history if isinstance(each.data, SpecDeclared)]
+    assert colors == ["Red", "Blue"]
+
+
+async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamShapeLog) -> None:
+    key, bus = new_key(), Bus()
+    await decider(log, bus).handle([declaration(key, 1, "Red")])
+    await decider(log, bus).handle([declaration(key, 2, "Pink")])
+    await decider(log, bus).handle([declaration(key, 3, "Blue", expected=1)])
+    await decider(log, bus).handle([declaration(key, 3, "Blue", expected=1)])
+    assert [(answer.reason, answer.generation) for answer in bus.answers] == [
+        ("Accepted", 1),
+        ("Invalid", 1),
+        ("Accepted", 2),
+        ("Duplicate", 2),
+    ]
