@@ -17,7 +17,6 @@ from events.log import (
     DriftDetected,
     ExternalObserved,
     GenerationSuperseded,
-    LogEvent,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
@@ -69,11 +68,6 @@ def tell_all(history: list[StoredEvent]) -> list[Line]:
         elif isinstance(stored.event.data, SpecWithdrawn):
             before = None
     return lines
-
-
-def event_name(event: LogEvent) -> str:
-    """Name an event by its class."""
-    return type(event.data).__name__
 
 
 def summary(data: ShapeEvent, before: SpecDeclared | None = None) -> str:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.envelope import InvalidMessageError, decode_intake
+from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer, Declared
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -39,9 +39,6 @@ from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShap
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
 from reconciler.shape.turn import Turn, take_turn
-
-MOST_MESSAGE_BYTES = 512 * 1024
-"""A longer declaration is refused: it would be copied into every read of its shape."""
 
 _MOST_COMMANDS_A_TURN = 200
 _FEW_SHAPES = 4

@@ -11,11 +11,21 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import msgspec
 import structlog
 
+from events.envelope import MOST_MESSAGE_BYTES
 from events.external import ExternalObject
 from events.intake import ActionError, Reported
-from events.log import Action, ActionDecided, ActionFailed, ActionRetried, ActionSucceeded
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    ActionSucceeded,
+    ShapeEvent,
+)
 from events.names import ShapeKey
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.ports import (
@@ -32,10 +42,14 @@ from reconciler.services.providers import ProviderPool
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
 
+MOST_OBJECT_BYTES = MOST_MESSAGE_BYTES // 2
+"""A result with a longer object would be refused by the decider, and its action never end."""
+
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
 _DEFAULT_CONCURRENCY = 64
 
+_encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
@@ -96,7 +110,7 @@ class Worker:
             finished_at=datetime.now(UTC),
             worker=self._name,
             error=None if error is None else _as_action_error(error),
-            object=effect.object if effect is not None else _obstacle(error),
+            object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=effect is not None and effect.replayed,
         )
         message_id = f"{action.action_id}:{attempt}"
@@ -125,22 +139,19 @@ class Worker:
         return delivery.delivered > 1 or delivery.position <= self._old_until
 
     async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
-        """Tell whether another delivery of this attempt has been answered already.
+        """Tell whether this attempt was answered already, or its action given up.
 
-        If nobody can tell, the API is asked once more: with the same key that is safe.
+        It asks until it knows: the API may have forgotten the key of an old action.
         """
-        try:
-            history = await self._log.history(delivery.event.key)
-        except Exception as error:  # noqa: BLE001 - one question must not end the worker
-            _logger.warning("a repeated action could not be looked up", error=str(error))
-            return False
+        while True:
+            try:
+                history = await self._log.history(delivery.event.key)
+                break
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                _logger.warning("a repeated action could not be looked up", error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
         return any(
-            isinstance(stored.event.data, (ActionSucceeded, ActionFailed))
-            and stored.event.data.action_id == action.action_id
-            and (
-                stored.event.data.attempt >= attempt
-                or isinstance(stored.event.data, ActionSucceeded)
-            )
+            _settles(stored.event.data, action, attempt)
             for stored in history
             if stored.position > delivery.position
         )
@@ -183,6 +194,25 @@ class Worker:
                     await self._reader.still_working(list(self._leased.values()))
                 except Exception as error:  # noqa: BLE001 - the next sign may come through
                     _logger.warning("leases could not be extended", error=str(error))
+
+
+def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
+    """Tell whether an event ends an attempt at an action, or the action itself."""
+    match event:
+        case ActionSucceeded(action_id=ended) | ActionAbandoned(action_id=ended):
+            return ended == action.action_id
+        case ActionFailed(action_id=ended, attempt=failed):
+            return ended == action.action_id and failed >= attempt
+        case _:
+            return False
+
+
+def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
+    """Leave out an object that is too long to be reported: the result must get through."""
+    if seen is None or len(_encoder.encode(seen)) <= MOST_OBJECT_BYTES:
+        return seen
+    _logger.warning("an object is too long to be reported", name=seen.name)
+    return None
 
 
 async def _execute(provider: Provider, action: Action) -> Effect:

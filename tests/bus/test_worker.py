@@ -1,0 +1,167 @@
+"""A worker on the real log: which deliveries it calls the API for, and what it reports."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from events.external import ExternalObject
+from events.intake import ActionError, Reported
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionSucceeded,
+    LogEvent,
+    ShapeEvent,
+)
+from events.manifest import ProviderConfigSpec, Scope
+from events.names import ShapeKey
+from infra.bus.shape_log import JetStreamShapeLog
+from reconciler.kinds import Kind, KindRegistry
+from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
+from reconciler.provider import Effect, Provider
+from reconciler.services.configurations import Configurations
+from reconciler.services.providers import ProviderPool
+from reconciler.services.worker import MOST_OBJECT_BYTES, Worker
+from tests.bus.histories import event, new_key
+
+
+class Api:
+    """A provider that only counts, and shows what it is told to show."""
+
+    def __init__(self, shown: ExternalObject | None = None) -> None:
+        self.calls = 0
+        self.shown = shown
+
+    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+        assert config.provider == "test"
+        assert secret is None
+        return self
+
+    async def create(self, action: Action) -> Effect:
+        assert action.idempotency_key
+        self.calls += 1
+        return Effect(self.shown)
+
+    update = delete = create
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        return self.shown if external_name else None
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        assert scope.mode == "Shared"
+        assert page_size
+        yield []
+
+    async def close(self) -> None: ...
+
+
+class Bus:
+    """One delivery, and what becomes of it."""
+
+    def __init__(self, delivery: ActionDelivery) -> None:
+        self._deliveries = [delivery]
+        self.acknowledged = asyncio.Event()
+        self.reports: list[Reported] = []
+
+    async def next_batch(self) -> Sequence[ActionDelivery]:
+        if not self._deliveries:
+            await asyncio.Event().wait()
+        return [self._deliveries.pop()]
+
+    async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
+        assert deliveries
+        self.acknowledged.set()
+
+    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        self.reports += [each.data for each in messages if isinstance(each.data, Reported)]
+
+    async def last_position(self) -> int:
+        return 0
+
+
+def decided(key: ShapeKey) -> LogEvent:
+    action = Action(f"{key}@1", "key", "Update", 1, "default", key.name, ())
+    return event(key, 1, ActionDecided(action))
+
+
+async def work(log: JetStreamShapeLog, api: Api, history: Sequence[LogEvent]) -> Bus:
+    """Deliver the first event of a history for the second time, and wait until it is done with."""
+    key = history[0].key
+    await log.append([ShapeAppend(key, history, 0)])
+    position = (await log.history(key))[0].position
+    bus = Bus(ActionDelivery(position, history[0], 2, None))
+    configurations = Configurations()
+    configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
+    kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)
+    worker = Worker(
+        name="test",
+        reader=bus,
+        intake=bus,
+        log=log,
+        configurations=configurations,
+        providers=ProviderPool(KindRegistry([kind]), configurations),
+    )
+    running = asyncio.create_task(worker.run())
+    try:
+        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+    finally:
+        running.cancel()
+    return bus
+
+
+_ENDS: list[Callable[[str], ShapeEvent]] = [
+    lambda action_id: ActionSucceeded(action_id, "Update", 1),
+    lambda action_id: ActionFailed(action_id, "Update", 1, ActionError("Permanent", "no")),
+    lambda action_id: ActionAbandoned(action_id, "Update", "something newer is wanted"),
+]
+
+
+@pytest.mark.parametrize("end", _ENDS)
+async def test_an_action_that_has_ended_is_not_called_again(
+    log: JetStreamShapeLog, end: Callable[[str], ShapeEvent]
+) -> None:
+    key, api = new_key(), Api()
+    bus = await work(log, api, [decided(key), event(key, 2, end(f"{key}@1"))])
+    assert (api.calls, bus.reports) == (0, [])
+
+
+async def test_an_action_without_an_end_is_called_again(log: JetStreamShapeLog) -> None:
+    key, api = new_key(), Api()
+    bus = await work(log, api, [decided(key)])
+    assert api.calls == len(bus.reports) == 1
+
+
+async def test_nothing_is_called_before_the_history_is_known(
+    log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, api, really = new_key(), Api(), log.history
+    asked: list[int] = []
+
+    async def fails_at_first(key: ShapeKey) -> Any:
+        asked.append(api.calls)
+        if len(asked) == 2:  # the first question is this test's own
+            raise OSError("the bus is away")
+        return await really(key)
+
+    monkeypatch.setattr(log, "history", fails_at_first)
+    await work(log, api, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
+    assert asked == [0, 0, 0]
+    assert api.calls == 0
+
+
+async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
+    log: JetStreamShapeLog,
+) -> None:
+    shown = ExternalObject("foo", {"color": "x" * MOST_OBJECT_BYTES})
+    bus = await work(log, Api(shown), [decided(new_key())])
+    assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
