@@ -212,7 +212,7 @@ class _Answers:
 
     async def take(self, message: Msg) -> None:
         headers = message.headers or {}
-        if status_of(message) and _SEQUENCE not in headers:  # else a publisher wrote that status
+        if status_of(message):
             self._end = message
         else:
             self.pending = int(headers.get(_PENDING, "0"))

@@ -76,3 +76,14 @@ async def test_all_of_it_is_read_on_one_connection(
     assert found == [*map(str.encode, SUBJECTS), *map(str.encode, HEADERS), b"last"]
     assert nc.stats["reconnects"] == 0
     await nc.close()
+
+
+async def test_a_subscription_reads_on_behind_any_header(
+    nats_server: EmbeddedServer, nc: Client, unique: str
+) -> None:
+    subscription = await nc.subscribe(unique)  # pyright: ignore[reportUnknownMemberType]
+    await nc.flush()
+    for name, headers in HEADERS.items():
+        await publish_raw(nats_server.port, unique.encode(), name.encode(), headers=headers)
+    found = [(await subscription.next_msg(timeout=10)).data for _ in HEADERS]
+    assert found == [*map(str.encode, HEADERS)]
