@@ -180,11 +180,18 @@ class Rejection(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be used, and why."""
+    """A message that could not be used, and why.
+
+    ``told_once``: what the letter is about, for what would come again and again (a listing's
+    object, an action): the newest letter about it is not repeated while its content is the same.
+    ``content`` is a digest of that.
+    """
 
     stage: str
     reason: str
     delivery: IntakeDelivery
+    told_once: str = ""
+    content: str = ""
 
 
 class TimerRequest(NamedTuple):
