@@ -190,8 +190,10 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         providers=parts.providers,
         kinds=parts.kinds,
         models=parts.models,
+        log_id=parts.log.log_id,
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
+    parts.feed.subscribe(sweeper.notice)
     reader = JetStreamSnapshotReader(parts.nc)
     parts.closers.push_async_callback(reader.close)
     parts.foreign_snapshots = ForeignSnapshots(

@@ -1,4 +1,4 @@
-"""The sweeper: wakes shapes whose timer was lost, and those that waited for a configuration.
+"""The sweeper: wakes what waits for something that is there, and tells references their targets.
 
 Timers are hints. This is what makes losing one cost time and never truth.
 """
@@ -13,11 +13,14 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from events.intake import TimerFired
+from events.log import LogEvent, SpecDeclared, SpecWithdrawn
+from events.manifest import SHAPE_REF_KIND
 from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.services.configurations import Configurations
+from reconciler.services.references import reference_messages
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -42,6 +45,7 @@ class Sweeper:
         self._models = models
         self._now = now
         self._soon = asyncio.Event()
+        self._targets: set[str] = set()
 
     async def run(self) -> None:
         """Sweep for ever: at intervals, and when a configuration changes."""
@@ -62,6 +66,7 @@ class Sweeper:
         """Wake every shape that waits for something that is there; gives how many."""
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
         rows = list(self._models.status.values())
+        self._targets = {row.target for row in rows if row.target}
         waking = [
             _wake(row.key, "ConfigChanged") for row in rows if self._has_its_configuration_now(row)
         ]
@@ -70,9 +75,17 @@ class Sweeper:
             for row in rows
             if row.retry_at is not None and row.retry_at < overdue
         ]
-        if waking:
-            await self._intake.publish(waking)
+        telling = reference_messages(rows)
+        if waking or telling:
+            await self._intake.publish([*waking, *telling])
         return len(waking)
+
+    def notice(self, _position: int, event: LogEvent) -> None:
+        """Sweep soon after an event that references may depend on; a subscriber of the log."""
+        if type(event.data) not in (SpecDeclared, SpecWithdrawn):
+            return
+        if event.subject.split("/")[1] == SHAPE_REF_KIND or event.subject in self._targets:
+            self._soon.set()
 
     def _has_its_configuration_now(self, row: StatusRow) -> bool:
         return (

@@ -22,7 +22,10 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
     ShapeEvent,
 )
@@ -93,16 +96,17 @@ class Worker:
 
     async def _work(self, delivery: ActionDelivery) -> None:
         event = delivery.event.data
-        assert isinstance(event, (ActionDecided, ActionRetried))
+        assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
         action = event.action
-        attempt = event.attempt if isinstance(event, ActionRetried) else 1
+        attempt = 1 if isinstance(event, ActionDecided) else event.attempt
+        sought = isinstance(event, ActionSought)
         async with self._slot(action.provider_config):
             if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
                 self._leased.pop(delivery.position, None)
                 await self._reader.ack([delivery])
                 return
             started = datetime.now(UTC)
-            error, effect = await self._call(delivery.event.key, action)
+            error, effect = await self._call(delivery.event.key, action, look=sought)
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
@@ -112,6 +116,7 @@ class Worker:
             error=None if error is None else _as_action_error(error),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=effect is not None and effect.replayed,
+            sought=sought,
         )
         message_id = f"{action.action_id}:{attempt}"
         self._results.append(
@@ -120,10 +125,12 @@ class Worker:
         self._result_came.set()
 
     async def _call(
-        self, key: ShapeKey, action: Action
+        self, key: ShapeKey, action: Action, *, look: bool
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         try:
             provider = self._providers.get(action.provider_config, key.kind)
+            if look:
+                return None, Effect(await provider.read(action.external_name))
             return None, await _execute(provider, action)
         except (ProviderError, ConfigurationError) as error:
             return error, None
@@ -199,9 +206,16 @@ class Worker:
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
     """Tell whether an event ends an attempt at an action, or the action itself."""
     match event:
-        case ActionSucceeded(action_id=ended) | ActionAbandoned(action_id=ended):
+        case (
+            ActionSucceeded(action_id=ended)
+            | ActionAbandoned(action_id=ended)
+            | ActionHeld(action_id=ended)
+        ):
             return ended == action.action_id
-        case ActionFailed(action_id=ended, attempt=failed):
+        case (
+            ActionFailed(action_id=ended, attempt=failed)
+            | ActionNotDone(action_id=ended, attempt=failed)
+        ):
             return ended == action.action_id and failed >= attempt
         case _:
             return False
