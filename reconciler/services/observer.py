@@ -45,14 +45,18 @@ class Observer:
         providers: ProviderPool,
         kinds: KindRegistry,
         models: ReadModels,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
         self._providers = providers
         self._kinds = kinds
         self._models = models
+        self._now = now
         self._jitter = jitter
+        self._new_id = new_id
         self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._wake: dict[tuple[str, str], asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -130,7 +134,7 @@ class Observer:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
-        snapshot = SnapshotAssembler(began, datetime.now(UTC))
+        snapshot = SnapshotAssembler(began, self._now())
         count = 0
         async for page in provider.pages(config.scope, page_size=config.limits.page_size):
             snapshot.add(page)
@@ -151,7 +155,9 @@ class Observer:
         found, doubtful = observations(snapshot, objects, rows, config)
         for row in doubtful:
             found += await _read_one(provider, row, began.as_of, snapshot.began_at)
-        await self._intake.publish([_message(key, observed) for key, observed in found])
+        await self._intake.publish(
+            [IntakeMessageOut("observed", key, observed, self._new_id()) for key, observed in found]
+        )
         return len(found)
 
 
@@ -165,7 +171,3 @@ async def _read_one(
         return []
     observed = Observed(row.provider_config, row.external_name, seen, "Read", as_of, began_at)
     return [(row.key, observed)]
-
-
-def _message(key: ShapeKey, observed: Observed) -> IntakeMessageOut:
-    return IntakeMessageOut("observed", key, observed, uuid.uuid4().hex)
