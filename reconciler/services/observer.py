@@ -46,7 +46,9 @@ class Observer:
         kinds: KindRegistry,
         models: ReadModels,
         log_id: str,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
@@ -54,7 +56,9 @@ class Observer:
         self._kinds = kinds
         self._models = models
         self._log_id = log_id
+        self._now = now
         self._jitter = jitter
+        self._new_id = new_id
         self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._wake: dict[tuple[str, str], asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -132,7 +136,7 @@ class Observer:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
-        snapshot = SnapshotAssembler(began, datetime.now(UTC))
+        snapshot = SnapshotAssembler(began, self._now())
         count = 0
         async for page in provider.pages(config.scope, page_size=config.limits.page_size):
             snapshot.add(page)
@@ -154,7 +158,9 @@ class Observer:
         found = findings.observed
         for row in findings.doubtful:
             found += await _read_one(provider, row, snapshot, findings.losses)
-        await self._intake.publish([_message(key, observed) for key, observed in found])
+        await self._intake.publish(
+            [IntakeMessageOut("observed", key, observed, self._new_id()) for key, observed in found]
+        )
         return len(found)
 
 
@@ -176,7 +182,3 @@ async def _read_one(
         losses=losses,
     )
     return [(row.key, observed)]
-
-
-def _message(key: ShapeKey, observed: Observed) -> IntakeMessageOut:
-    return IntakeMessageOut("observed", key, observed, uuid.uuid4().hex)

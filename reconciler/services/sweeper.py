@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import structlog
 
@@ -39,11 +40,13 @@ class Sweeper:
         configurations: Configurations,
         models: ReadModels,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
         self._models = models
         self._now = now
+        self._new_id = new_id
         self._soon = asyncio.Event()
         self._targets: set[str] = set()
 
@@ -68,10 +71,12 @@ class Sweeper:
         rows = list(self._models.status.values())
         self._targets = {row.target for row in rows if row.target}
         waking = [
-            _wake(row.key, "ConfigChanged") for row in rows if self._has_its_configuration_now(row)
+            self._wake(row.key, "ConfigChanged")
+            for row in rows
+            if self._has_its_configuration_now(row)
         ]
         waking += [
-            _wake(row.key, "Sweep")
+            self._wake(row.key, "Sweep")
             for row in rows
             if row.retry_at is not None and row.retry_at < overdue
         ]
@@ -94,7 +99,5 @@ class Sweeper:
             and row.provider_config in self._configurations.by_name
         )
 
-
-def _wake(key: ShapeKey, purpose: str) -> IntakeMessageOut:
-    data = TimerFired("ConfigChanged" if purpose == "ConfigChanged" else "Sweep")
-    return IntakeMessageOut("timer", key, data, uuid.uuid4().hex)
+    def _wake(self, key: ShapeKey, purpose: Literal["ConfigChanged", "Sweep"]) -> IntakeMessageOut:
+        return IntakeMessageOut("timer", key, TimerFired(purpose), self._new_id())

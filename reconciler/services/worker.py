@@ -8,7 +8,7 @@ a crash anywhere leads to a redelivery and the same key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -68,6 +68,7 @@ class Worker:
         log: ShapeLog,
         configurations: Configurations,
         providers: ProviderPool,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._name = name
         self._reader = reader
@@ -75,6 +76,7 @@ class Worker:
         self._log = log
         self._configurations = configurations
         self._providers = providers
+        self._now = now
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
@@ -105,13 +107,13 @@ class Worker:
                 self._leased.pop(delivery.position, None)
                 await self._reader.ack([delivery])
                 return
-            started = datetime.now(UTC)
+            started = self._now()
             error, effect = await self._call(delivery.event.key, action, look=sought)
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
             started_at=started,
-            finished_at=datetime.now(UTC),
+            finished_at=self._now(),
             worker=self._name,
             error=None if error is None else _as_action_error(error),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
