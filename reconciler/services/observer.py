@@ -20,6 +20,7 @@ from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
@@ -151,7 +152,9 @@ class Observer:
         found, doubtful = observations(snapshot, objects, rows, config)
         for row in doubtful:
             found += await _read_one(provider, row, began.as_of, snapshot.began_at)
+        reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish([_message(key, observed) for key, observed in found])
+        reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
 
 

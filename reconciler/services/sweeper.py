@@ -16,6 +16,7 @@ from events.intake import TimerFired
 from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.services.configurations import Configurations
 
@@ -71,7 +72,9 @@ class Sweeper:
             if row.retry_at is not None and row.retry_at < overdue
         ]
         if waking:
+            reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish(waking)
+            reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
 
     def _has_its_configuration_now(self, row: StatusRow) -> bool:
