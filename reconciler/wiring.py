@@ -23,6 +23,7 @@ from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.connection import close, connect, require_jetstream
 from projections.read_models import ReadModels
+from reconciler.failpoints import arm_from_environment
 from reconciler.kinds import KindRegistry, installed_kinds
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
@@ -64,6 +65,7 @@ async def connected(
 
 async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
     """Make or upgrade every stream, consumer and bucket; doing it again changes nothing."""
+    arm_from_environment()
     return await ensure_topology(nc, replicas=replicas)
 
 
@@ -98,8 +100,10 @@ async def running(
     """Run roles until the context ends; the streams must exist (``initialise``).
 
     When entered, the process knows all that the log has. A role that fails ends the context, and
-    its error comes out in an exception group.
+    its error comes out in an exception group. Raises ``ConfigurationError`` for a failpoint in the
+    environment that cannot be read (``reconciler.failpoints``).
     """
+    arm_from_environment()
     parts = await _load(nc, roles, kinds if kinds is not None else installed_kinds())
     try:
         async with asyncio.TaskGroup() as group:

@@ -27,6 +27,7 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
+from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
 
 _POSITION_HEADER: Final = "Reconciler-Position"
@@ -74,8 +75,9 @@ class JetStreamShapeLog:
         messages: list[OutgoingMessage] = []
         for each in appends:
             messages += _outgoing(each)
+        half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
         try:
-            sequences = await append(self._nc, messages)
+            sequences = await append(self._nc, messages, before_commit=half_sent)
         except AppendConflictError as conflict:
             raise AppendLostError(str(conflict)) from conflict
         last = -1
@@ -87,7 +89,9 @@ class JetStreamShapeLog:
 
     async def _append_one_by_one(self, each: ShapeAppend) -> int:
         position = each.expected_position
-        for event in each.events:
+        for number, event in enumerate(each.events):
+            if number:
+                reach(Failpoint.DECIDER_BETWEEN_EVENTS)
             try:
                 [position] = await append(
                     self._nc, _outgoing(ShapeAppend(each.key, [event], position))
@@ -95,6 +99,10 @@ class JetStreamShapeLog:
             except AppendConflictError as conflict:
                 raise AppendLostError(str(conflict)) from conflict
         return position
+
+    async def _half_sent(self) -> None:
+        await self._nc.flush()  # the server has them, as after a crash at this step
+        reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states; a failure is only logged, for a snapshot saves time and holds no truth."""

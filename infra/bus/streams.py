@@ -28,6 +28,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import differences, ensure_consumer, ensure_stream
+from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -79,9 +80,11 @@ async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
     changes: dict[str, str] = {}
     for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
         changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
+        reach(Failpoint.INIT_STEP)
     for stream, consumer in _consumers():
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
+        reach(Failpoint.INIT_STEP)
     return Topology(log_id, changes)
 
 

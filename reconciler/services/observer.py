@@ -20,6 +20,7 @@ from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
@@ -158,9 +159,11 @@ class Observer:
         found = findings.observed
         for row in findings.doubtful:
             found += await _read_one(provider, row, snapshot, findings.losses)
+        reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
             [IntakeMessageOut("observed", key, observed, self._new_id()) for key, observed in found]
         )
+        reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
 
 

@@ -19,6 +19,7 @@ from events.manifest import SHAPE_REF_KIND
 from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.services.configurations import Configurations
 from reconciler.services.references import reference_messages
@@ -82,7 +83,9 @@ class Sweeper:
         ]
         telling = reference_messages(rows)
         if waking or telling:
+            reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish([*waking, *telling])
+            reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
 
     def notice(self, _position: int, event: LogEvent) -> None:

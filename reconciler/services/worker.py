@@ -31,6 +31,7 @@ from events.log import (
 )
 from events.names import ShapeKey
 from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     ActionDelivery,
     ActionReader,
@@ -102,13 +103,16 @@ class Worker:
         action = event.action
         attempt = 1 if isinstance(event, ActionDecided) else event.attempt
         sought = isinstance(event, ActionSought)
+        reach(Failpoint.WORKER_CLAIMED, action.operation)
         async with self._slot(action.provider_config):
             if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
                 self._leased.pop(delivery.position, None)
                 await self._reader.ack([delivery])
                 return
             started = self._now()
+            reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
             error, effect = await self._call(delivery.event.key, action, look=sought)
+            reach(Failpoint.WORKER_CALLED, action.operation)
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
@@ -183,6 +187,7 @@ class Worker:
             results, self._results = self._results, []
             try:
                 await self._intake.publish([message for _delivery, message in results])
+                reach(Failpoint.WORKER_REPORTED)
                 await self._let_go([delivery for delivery, _message in results])
             except Exception as error:  # noqa: BLE001 - results must not be lost: try again
                 _logger.warning("results are stored again", error=str(error), results=len(results))
@@ -192,6 +197,7 @@ class Worker:
 
     async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
         await self._reader.ack(deliveries)
+        reach(Failpoint.WORKER_ACKED)
         for delivery in deliveries:
             self._leased.pop(delivery.position, None)
 
