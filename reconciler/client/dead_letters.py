@@ -31,6 +31,9 @@ _COMES_AGAIN: Mapping[str, str] = {
     "observation": "the next listing shows the object again: make it smaller, or leave it out",
     "snapshot": "a snapshot is only good as a whole: its observer publishes the next one",
 }
+ANSWERED = ("desired", "finalizer", "approval")
+"""What people and services ask for: the decider answers it."""
+
 _MOST_ID_CHARACTERS = 240
 
 
@@ -69,7 +72,7 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 class Retried(msgspec.Struct, frozen=True, rename="camel"):
     """Where a retried message is in the intake, and the decider's answer if there is one.
 
-    Only declarations and withdrawals are answered, and whatever is refused.
+    What nobody asked for (observations, results, timers) has no answer.
     """
 
     number: int

@@ -8,7 +8,7 @@ a crash anywhere leads to a redelivery and the same key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -22,12 +22,16 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
     ShapeEvent,
 )
 from events.names import ShapeKey
 from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     ActionDelivery,
     ActionReader,
@@ -65,6 +69,7 @@ class Worker:
         log: ShapeLog,
         configurations: Configurations,
         providers: ProviderPool,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._name = name
         self._reader = reader
@@ -72,6 +77,7 @@ class Worker:
         self._log = log
         self._configurations = configurations
         self._providers = providers
+        self._now = now
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
@@ -93,25 +99,30 @@ class Worker:
 
     async def _work(self, delivery: ActionDelivery) -> None:
         event = delivery.event.data
-        assert isinstance(event, (ActionDecided, ActionRetried))
+        assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
         action = event.action
-        attempt = event.attempt if isinstance(event, ActionRetried) else 1
+        attempt = 1 if isinstance(event, ActionDecided) else event.attempt
+        sought = isinstance(event, ActionSought)
+        reach(Failpoint.WORKER_CLAIMED, action.operation)
         async with self._slot(action.provider_config):
             if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
                 self._leased.pop(delivery.position, None)
                 await self._reader.ack([delivery])
                 return
-            started = datetime.now(UTC)
-            error, effect = await self._call(delivery.event.key, action)
+            started = self._now()
+            reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
+            error, effect = await self._call(delivery.event.key, action, look=sought)
+            reach(Failpoint.WORKER_CALLED, action.operation)
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
             started_at=started,
-            finished_at=datetime.now(UTC),
+            finished_at=self._now(),
             worker=self._name,
             error=None if error is None else _as_action_error(error),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=effect is not None and effect.replayed,
+            sought=sought,
         )
         message_id = f"{action.action_id}:{attempt}"
         self._results.append(
@@ -120,10 +131,12 @@ class Worker:
         self._result_came.set()
 
     async def _call(
-        self, key: ShapeKey, action: Action
+        self, key: ShapeKey, action: Action, *, look: bool
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         try:
             provider = self._providers.get(action.provider_config, key.kind)
+            if look:
+                return None, Effect(await provider.read(action.external_name))
             return None, await _execute(provider, action)
         except (ProviderError, ConfigurationError) as error:
             return error, None
@@ -174,6 +187,7 @@ class Worker:
             results, self._results = self._results, []
             try:
                 await self._intake.publish([message for _delivery, message in results])
+                reach(Failpoint.WORKER_REPORTED)
                 await self._let_go([delivery for delivery, _message in results])
             except Exception as error:  # noqa: BLE001 - results must not be lost: try again
                 _logger.warning("results are stored again", error=str(error), results=len(results))
@@ -183,6 +197,7 @@ class Worker:
 
     async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
         await self._reader.ack(deliveries)
+        reach(Failpoint.WORKER_ACKED)
         for delivery in deliveries:
             self._leased.pop(delivery.position, None)
 
@@ -199,9 +214,16 @@ class Worker:
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
     """Tell whether an event ends an attempt at an action, or the action itself."""
     match event:
-        case ActionSucceeded(action_id=ended) | ActionAbandoned(action_id=ended):
+        case (
+            ActionSucceeded(action_id=ended)
+            | ActionAbandoned(action_id=ended)
+            | ActionHeld(action_id=ended)
+        ):
             return ended == action.action_id
-        case ActionFailed(action_id=ended, attempt=failed):
+        case (
+            ActionFailed(action_id=ended, attempt=failed)
+            | ActionNotDone(action_id=ended, attempt=failed)
+        ):
             return ended == action.action_id and failed >= attempt
         case _:
             return False
