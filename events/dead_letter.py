@@ -140,7 +140,12 @@ def shape_of(record: DeadLetterRecord) -> ShapeKey | None:
 
 def sender_of(record: DeadLetterRecord) -> str:
     """Tell who sent it: a CloudEvent's source, as far as it can be read; else nothing."""
+    return sender_in(payload_of(record))
+
+
+def sender_in(payload: bytes) -> str:
+    """Find the source in what may be a CloudEvent; nothing where there is none."""
     try:
-        return _sender.decode(payload_of(record)).source
+        return _sender.decode(payload).source[:_LONGEST_ID]
     except (ValueError, RecursionError):
         return ""

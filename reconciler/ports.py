@@ -30,12 +30,14 @@ class StoredEvent(NamedTuple):
 class LoadedShape(msgspec.Struct, frozen=True):
     """All that the log has of one shape: the newest snapshot, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a shape without any.
+    ``last_position`` is that of the newest event, 0 for a shape without any. ``unreadable`` says
+    why its events cannot be read, where that is so: the other shapes are loaded all the same.
     """
 
     last_position: int
     snapshot: bytes | None
     events: Sequence[LogEvent]
+    unreadable: str = ""
 
 
 class ShapeAppend(NamedTuple):
@@ -48,6 +50,10 @@ class ShapeAppend(NamedTuple):
 
 class AppendLostError(Exception):
     """A compare-and-set failed: nothing of the whole append was stored."""
+
+
+class AppendRefusedError(Exception):
+    """The bus will never take an append, as with an event that is too long: nothing was stored."""
 
 
 class EventFeed(Protocol):
@@ -89,7 +95,8 @@ class ShapeLog(Protocol):
     async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
         """Append for many shapes, all or nothing; gives each shape's new last position.
 
-        Raises ``AppendLostError`` when another writer was first for at least one of them.
+        Raises ``AppendLostError`` when another writer was first for at least one of them, and
+        ``AppendRefusedError`` when at least one event can never be stored.
         """
         ...
 

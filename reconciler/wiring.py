@@ -200,6 +200,7 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         kinds=parts.kinds,
         models=parts.models,
         log_id=parts.log.log_id,
+        sink=JetStreamDecisionSink(parts.nc),
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
     parts.feed.subscribe(sweeper.notice)

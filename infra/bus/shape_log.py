@@ -17,7 +17,11 @@ from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snaps
 from infra.bus.patience import patiently
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
 from infra.jetstream.append import append
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.errors import (
+    AppendConflictError,
+    BusUnavailableError,
+    MessageTooLargeError,
+)
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
@@ -29,7 +33,14 @@ from infra.jetstream.reads import (
     stream_state,
 )
 from reconciler.failpoints import Failpoint, is_armed, reach
-from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
+from reconciler.ports import (
+    AppendLostError,
+    AppendRefusedError,
+    EventFeed,
+    LoadedShape,
+    ShapeAppend,
+    StoredEvent,
+)
 
 _POSITION_HEADER: Final = "Reconciler-Position"
 _READS_AT_ONCE: Final = 32
@@ -81,6 +92,8 @@ class JetStreamShapeLog:
             sequences = await append(self._nc, messages, before_commit=half_sent)
         except AppendConflictError as conflict:
             raise AppendLostError(str(conflict)) from conflict
+        except MessageTooLargeError as error:
+            raise AppendRefusedError(str(error)) from error
         last = -1
         positions: list[int] = []
         for each in appends:
@@ -99,6 +112,8 @@ class JetStreamShapeLog:
                 )
             except AppendConflictError as conflict:
                 raise AppendLostError(str(conflict)) from conflict
+            except MessageTooLargeError as error:
+                raise AppendRefusedError(str(error)) from error
         return position
 
     async def _half_sent(self) -> None:
@@ -133,7 +148,10 @@ class JetStreamShapeLog:
         if longer:
             snapshots = await self._snapshots(longer) if use_snapshots else {}
             rest = await asyncio.gather(
-                *(self._load_long(key, heads, snapshots.get(key)) for key, heads in longer.items())
+                *(
+                    self._load_readable(key, heads, snapshots.get(key))
+                    for key, heads in longer.items()
+                )
             )
             loaded |= dict(zip(longer, rest, strict=True))
         return loaded
@@ -150,7 +168,11 @@ class JetStreamShapeLog:
         for key, messages in heads.items():
             head = max((message.seq for message in messages), default=0)
             newest = await self._newest_position(key) if from_leader else head
-            short = _whole_history(messages) if newest == head else None
+            try:
+                short = _whole_history(messages) if newest == head else None
+            except InvalidMessageError as error:
+                loaded[key] = LoadedShape(head, None, (), str(error))
+                continue
             if short is None:
                 longer[key] = _Heads(newest, messages if newest == head else ())
             else:
@@ -160,6 +182,14 @@ class JetStreamShapeLog:
     async def _newest_position(self, key: ShapeKey) -> int:
         newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
         return 0 if newest is None else newest.seq
+
+    async def _load_readable(
+        self, key: ShapeKey, heads: _Heads, snapshot: StoredMessage | None
+    ) -> LoadedShape:
+        try:
+            return await self._load_long(key, heads, snapshot)
+        except InvalidMessageError as error:
+            return LoadedShape(heads.newest, None, (), str(error))
 
     async def _load_long(
         self, key: ShapeKey, heads: _Heads, snapshot: StoredMessage | None

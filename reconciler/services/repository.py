@@ -51,6 +51,10 @@ _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
 _state_decoder = msgspec.msgpack.Decoder(ShapeState)
 
 
+class UnreadableHistoryError(Exception):
+    """The log has an event of a shape that this release cannot read."""
+
+
 class ShapeRepository:
     """The states of shapes: folded from the log, kept while they are in use.
 
@@ -62,12 +66,12 @@ class ShapeRepository:
         self._log = log
         self._kept: OrderedDict[ShapeKey, KeptShape] = OrderedDict()
         self._most = cached_shapes
-        self.broken: dict[ShapeKey, HistoryGapError] = {}
+        self.broken: dict[ShapeKey, HistoryGapError | UnreadableHistoryError] = {}
 
     async def get(self, keys: Sequence[ShapeKey]) -> dict[ShapeKey, KeptShape]:
         """Give the states of shapes, loading at once those that are not kept.
 
-        A shape whose history has a hole is left out; ``broken`` then says where the hole is.
+        A shape whose history has a hole or cannot be read is left out; ``broken`` then says where.
         """
         missing = [key for key in keys if key not in self._kept]
         if missing:
@@ -146,6 +150,9 @@ class ShapeRepository:
         """Fold what was loaded; give back the shapes whose snapshot cannot be used."""
         outdated: list[ShapeKey] = []
         for key, shape in loaded.items():
+            if shape.unreadable:
+                self.broken[key] = UnreadableHistoryError(f"{key}: {shape.unreadable}")
+                continue
             state = NEW if shape.snapshot is None else decode_snapshot(shape.snapshot)
             if state is None:
                 outdated.append(key)
