@@ -195,7 +195,7 @@ def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
     """
     try:
         return _log_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         upcast = _upcast(payload, upcasters)
         if upcast is None:
             raise InvalidMessageError(f"not an event of the log: {error}") from None
@@ -206,7 +206,7 @@ def _upcast(payload: bytes, upcasters: Upcasters) -> LogEvent | None:
     """Decode an older form; None if it is none that has an upcaster."""
     try:
         stored = _object_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     try:
         newest = upcasters.upcast(stored)
