@@ -267,7 +267,7 @@ def _dead_letters() -> Config:
         DEADLETTERS,
         ["deadletter.>"],
         max_age=90 * _DAY,
-        max_bytes=1024**3,
+        max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
     )
 
