@@ -15,6 +15,10 @@ from events.log import (
     ActionFailed,
     ActionRetried,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     DriftDetected,
     ExternalObserved,
@@ -39,6 +43,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
     action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
     the object though it was there; from now on only a read of its own proves its absence.
+    ``throttled_until`` and ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
     namespace: str
@@ -65,6 +70,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     retry_at: datetime | None = None
     drifts: int = 0
     listing_disproved: bool = False
+    throttled_until: datetime | None = None
+    breaker_until: datetime | None = None
 
     @property
     def key(self) -> ShapeKey:
@@ -95,7 +102,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True
-    row.retry_at = None
+    row.retry_at = row.throttled_until = row.breaker_until = None
 
 
 def _withdrawn(row: StatusRow, data: SpecWithdrawn) -> None:
@@ -175,6 +182,22 @@ def _scheduled(row: StatusRow, data: RetryScheduled) -> None:
     row.retry_at = data.at
 
 
+def _throttled(row: StatusRow, data: ApiThrottled) -> None:
+    row.throttled_until = data.until
+
+
+def _breaker_opened(row: StatusRow, data: BreakerOpened) -> None:
+    row.breaker_until = data.until
+
+
+def _breaker_probed(_row: StatusRow, _data: BreakerProbed) -> None:
+    """It is open until the probe is answered."""
+
+
+def _breaker_closed(row: StatusRow, _data: BreakerClosed) -> None:
+    row.breaker_until = None
+
+
 def _outcome(row: StatusRow, data: OutcomeRecorded) -> None:
     row.outcome = data.outcome
     row.generation = data.generation
@@ -198,5 +221,9 @@ _FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: _throttled,
+    BreakerOpened: _breaker_opened,
+    BreakerProbed: _breaker_probed,
+    BreakerClosed: _breaker_closed,
     OutcomeRecorded: _outcome,
 }

@@ -23,6 +23,8 @@ from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
+from reconciler.services.api_gate import TurnedAwayError
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, observations
 from reconciler.services.providers import ProviderPool
@@ -45,6 +47,7 @@ class Observer:
         providers: ProviderPool,
         kinds: KindRegistry,
         models: ReadModels,
+        gates: ApiGates,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._intake = intake
@@ -52,6 +55,7 @@ class Observer:
         self._providers = providers
         self._kinds = kinds
         self._models = models
+        self._gates = gates
         self._jitter = jitter
         self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._wake: dict[tuple[str, str], asyncio.Event] = {}
@@ -111,6 +115,10 @@ class Observer:
             return _MOST_RETRY_SECONDS  # just withdrawn: this watch is about to end
         try:
             await self.list_once(config_name, kind)
+        except TurnedAwayError as error:
+            _logger.info("not listed", config=config_name, kind=kind, why=error.message)
+            wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
+            return max(wait, min(config.resync_seconds, _MOST_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
         except Exception as error:
@@ -132,9 +140,12 @@ class Observer:
         began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
         snapshot = SnapshotAssembler(began, datetime.now(UTC))
         count = 0
-        async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-            snapshot.add(page)
-            count += len(page)
+        gate = self._gates.of(config_name)
+        is_probe = False if gate.is_open else await gate.enter(config_name)
+        with gate.calls(config_name, is_probe=is_probe):
+            async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                snapshot.add(page)
+                count += len(page)
         self.listings += 1
         return await self.publish_changes(snapshot, snapshot.complete(count), provider)
 
@@ -150,7 +161,8 @@ class Observer:
         rows = [row for row in self._models.status.values() if row.kind == began.kind]
         found, doubtful = observations(snapshot, objects, rows, config)
         for row in doubtful:
-            found += await _read_one(provider, row, began.as_of, snapshot.began_at)
+            with self._gates.of(began.provider_config).calls(began.provider_config):
+                found += await _read_one(provider, row, began.as_of, snapshot.began_at)
         await self._intake.publish([_message(key, observed) for key, observed in found])
         return len(found)
 

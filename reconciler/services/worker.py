@@ -26,8 +26,7 @@ from events.log import (
     ActionSucceeded,
     ShapeEvent,
 )
-from events.names import ShapeKey
-from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.errors import ConfigurationError, ProviderError, UnknownResultError
 from reconciler.ports import (
     ActionDelivery,
     ActionReader,
@@ -36,6 +35,8 @@ from reconciler.ports import (
     ShapeLog,
 )
 from reconciler.provider import Effect, Provider
+from reconciler.services.api_gate import ApiGate, TurnedAwayError
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.providers import ProviderPool
 
@@ -65,6 +66,7 @@ class Worker:
         log: ShapeLog,
         configurations: Configurations,
         providers: ProviderPool,
+        gates: ApiGates,
     ) -> None:
         self._name = name
         self._reader = reader
@@ -72,6 +74,7 @@ class Worker:
         self._log = log
         self._configurations = configurations
         self._providers = providers
+        self._gates = gates
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
@@ -96,13 +99,22 @@ class Worker:
         assert isinstance(event, (ActionDecided, ActionRetried))
         action = event.action
         attempt = event.attempt if isinstance(event, ActionRetried) else 1
-        async with self._slot(action.provider_config):
-            if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
-                self._leased.pop(delivery.position, None)
-                await self._reader.ack([delivery])
-                return
-            started = datetime.now(UTC)
-            error, effect = await self._call(delivery.event.key, action)
+        gate = self._gates.of(action.provider_config)
+        gate.inside += 1
+        started = datetime.now(UTC)
+        try:
+            effect, error = None, self._turned_away(gate, delivery, action)
+            if error is None:
+                async with self._slot(action.provider_config):
+                    old = self._may_be_old(delivery)
+                    if old and await self._is_settled(delivery, action, attempt):
+                        self._leased.pop(delivery.position, None)
+                        await self._reader.ack([delivery])
+                        return
+                    started = datetime.now(UTC)
+                    error, effect = await self._call_through(gate, delivery, action)
+        finally:
+            gate.inside -= 1
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
@@ -119,12 +131,26 @@ class Worker:
         )
         self._result_came.set()
 
-    async def _call(
-        self, key: ShapeKey, action: Action
+    def _turned_away(
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action
+    ) -> ProviderError | None:
+        """Tell at once if the action would wait here for long: it must not hold up other APIs."""
+        if gate.is_open:
+            return None
+        error = gate.turn_away(action.provider_config)
+        return None if error is None else _not_made(error, delivery)
+
+    async def _call_through(
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
+        config = action.provider_config
         try:
-            provider = self._providers.get(action.provider_config, key.kind)
-            return None, await _execute(provider, action)
+            is_probe = False if gate.is_open else await gate.enter(config)
+            with gate.calls(config, is_probe=is_probe):
+                provider = self._providers.get(config, delivery.event.key.kind)
+                return None, await _execute(provider, action)
+        except TurnedAwayError as error:
+            return _not_made(error, delivery), None
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except Exception as error:
@@ -225,10 +251,26 @@ async def _execute(provider: Provider, action: Action) -> Effect:
             return await provider.delete(action)
 
 
+def _not_made(error: TurnedAwayError, delivery: ActionDelivery) -> ProviderError:
+    """Tell of an attempt that was not made; of an earlier delivery of it nothing is known."""
+    if delivery.delivered == 1:
+        return error
+    return UnknownResultError(
+        f"a worker that had it is gone; {error.message}",
+        retry_after_seconds=error.retry_after_seconds,
+    )
+
+
 def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
     if isinstance(error, ConfigurationError):
         return ActionError("Transient", str(error))
-    return ActionError(error.error_class, error.message, error.status, error.retry_after_seconds)
+    return ActionError(
+        error.error_class,
+        error.message,
+        error.status,
+        error.retry_after_seconds,
+        attempted=not isinstance(error, TurnedAwayError),
+    )
 
 
 def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:

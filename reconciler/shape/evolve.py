@@ -15,6 +15,10 @@ from events.log import (
     ActionFailed,
     ActionRetried,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     ExternalObserved,
     GenerationSuperseded,
@@ -28,6 +32,7 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
+from reconciler.shape.api_health import closed, opened, probed, renewed, throttled
 from reconciler.shape.differences import LABELS, united, without_ignored
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import (
@@ -103,6 +108,7 @@ def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeSt
         failure=None,
         hold_until=None,
         because=event.id,
+        api=renewed(state.api, event),
     )
 
 
@@ -276,7 +282,7 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
         "because": event.id,
     }
     if error_class in _MAY_HAVE_HAPPENED:
-        after["failures"] = state.failures + 1
+        after["failures"] = state.failures + data.error.attempted
         if state.in_flight is not None:
             after["in_flight"] = replace(state.in_flight, failed=data.error, retry_at=None)
         return replace(state, **after)
@@ -339,5 +345,9 @@ _FOLDS: dict[type[ShapeEvent], Callable[[ShapeState, Any, LogEvent], ShapeState]
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: throttled,
+    BreakerOpened: opened,
+    BreakerProbed: probed,
+    BreakerClosed: closed,
     OutcomeRecorded: _outcome,
 }

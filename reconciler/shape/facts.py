@@ -11,7 +11,16 @@ from datetime import timedelta
 from typing import Any
 
 from events.external import same_content
-from events.intake import Answer, Declared, IntakeData, Observed, Reported, TimerFired, Withdrawn
+from events.intake import (
+    Answer,
+    ApiReported,
+    Declared,
+    IntakeData,
+    Observed,
+    Reported,
+    TimerFired,
+    Withdrawn,
+)
 from events.log import (
     ActionFailed,
     ActionSucceeded,
@@ -25,6 +34,7 @@ from events.log import (
 )
 from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import SYSTEM_NAMESPACE, InvalidNameError
+from reconciler.shape.api_health import news
 from reconciler.shape.desired import is_applied, open_differences
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import ShapeState, declaration_id
@@ -297,6 +307,13 @@ def _record_loss_and_drift_after_conflict(
         _record_loss_and_drift(state, context, record)
 
 
+def _api(state: ShapeState, command: Command, context: Context, record: Record) -> None:
+    data: ApiReported = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
+    event = news(state, data, context)
+    if event is not None:
+        record(event)
+
+
 def _timer(_state: ShapeState, _command: Command, _context: Context, _record: Record) -> None:
     """A timer is a hint: that the shape is looked at is all it does."""
 
@@ -306,5 +323,6 @@ _HANDLERS: dict[type[IntakeData], Callable[[ShapeState, Command, Context, Record
     Withdrawn: _withdraw,
     Observed: _observe,
     Reported: _report,
+    ApiReported: _api,
     TimerFired: _timer,
 }

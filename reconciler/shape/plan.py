@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from reconciler.shape.api_health import standing_of_api
 from reconciler.shape.desired import config_name, config_of
 from reconciler.shape.inputs import Context
 from reconciler.shape.keeping import keep_away, keep_present
@@ -51,7 +52,7 @@ def _nothing_left(state: ShapeState) -> Standing:
 def _internal(state: ShapeState) -> Step:
     """Shapes that live in the log alone, such as a ProviderConfig, are what they are declared."""
     if state.declared:
-        return Standing("Converged", "Declared")
+        return standing_of_api(state.api) or Standing("Converged", "Declared")
     return Standing("Deleted", "Withdrawn") if state.generation else NOTHING_TO_SAY
 
 

@@ -11,7 +11,7 @@ from events.intake import ActionError
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 4
+STATE_SCHEMA = 5
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64
@@ -65,6 +65,23 @@ class InFlight(msgspec.Struct, frozen=True):
     base: Applied | None = None
 
 
+class ApiHealth(msgspec.Struct, frozen=True):
+    """How the API of a ``ProviderConfig`` answers.
+
+    ``version`` is that of the event that last moved the breaker. ``open_until`` is set while the
+    breaker is open, also when that time is over: then it waits for its probe, which somebody makes
+    until ``probe_until``. ``openings`` counts without a success in between.
+    """
+
+    version: int = 0
+    throttled_until: datetime | None = None
+    open_until: datetime | None = None
+    probe_until: datetime | None = None
+    openings: int = 0
+    failures: int = 0
+    message: str = ""
+
+
 class ShapeState(msgspec.Struct, frozen=True):
     """Everything known about one shape.
 
@@ -73,10 +90,10 @@ class ShapeState(msgspec.Struct, frozen=True):
     of the newest result of an action: an observation that began before it is stale.
     ``observed_message`` is the intake position of the newest observation, which decides between two
     that began at the same ``observed_position``. ``because`` is
-    the event that the next action would rest on. ``orphaned``: the object that is there was ours,
-    and was let go on purpose. ``lost_uid``: the object that was ours when
-    it was said to be gone or replaced. ``listing_disproved``: it was there all the same, so that
-    only a read proves its absence.
+    the event that the next action would rest on. ``api`` is a ``ProviderConfig``'s.
+    ``orphaned``: the object that is there was ours, and was let go on purpose.
+    ``lost_uid``: the object that was ours when it was said to be gone or replaced.
+    ``listing_disproved``: it was there all the same, so that only a read proves its absence.
     """
 
     version: int = 0
@@ -108,6 +125,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     hold_until: datetime | None = None
     outcome: OutcomeRecorded | None = None
     because: str = ""
+    api: ApiHealth = ApiHealth()
 
 
 def declaration_id(source: str, message_id: str) -> str:

@@ -21,6 +21,10 @@ from events.log import (
     ActionFailed,
     ActionRetried,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     ConditionType,
     DriftDetected,
@@ -42,7 +46,7 @@ from events.log import (
 )
 from events.manifest import Adoption, Deletion, Mode, Policy
 from reconciler.shape.evolve import HistoryGapError, fold
-from reconciler.shape.state import NEW, Applied, InFlight, Owned, ShapeState, Spec
+from reconciler.shape.state import NEW, ApiHealth, Applied, InFlight, Owned, ShapeState, Spec
 from tests.shape.building import FOO, converged, repainted
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -151,6 +155,10 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
     ),
     ActionAbandoned: st.builds(ActionAbandoned, texts, literal(Operation), texts),
     RetryScheduled: st.builds(RetryScheduled, moments, seconds, texts, maybe_texts),
+    ApiThrottled: st.builds(ApiThrottled, moments, seconds, texts),
+    BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
+    BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
+    BreakerClosed: st.just(BreakerClosed()),
     OutcomeRecorded: st.builds(
         OutcomeRecorded, literal(OutcomeName), numbers, texts, texts, conditions, maybe_texts
     ),
@@ -174,6 +182,7 @@ states = st.builds(
     hold_until=st.none() | moments,
     outcome=st.none() | BUILDERS[OutcomeRecorded],
     because=texts,
+    api=st.builds(ApiHealth, numbers, *[st.none() | moments] * 3, numbers, numbers, texts),
 )
 
 
