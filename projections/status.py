@@ -20,6 +20,10 @@ from events.log import (
     ActionRetried,
     ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     DriftDetected,
     ExternalObserved,
@@ -55,6 +59,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``doubted``: a guard does not believe that it is gone, and wants to be told whatever the next
     listing shows. ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target``
     is what it refers to, and ``target_declared`` what it knows of that.
+    ``throttled_until`` and ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
     namespace: str
@@ -87,6 +92,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     target: str = ""
     on_withdrawal: OnWithdrawal = "Keep"
     target_declared: bool | None = None
+    throttled_until: datetime | None = None
+    breaker_until: datetime | None = None
 
     @property
     def key(self) -> ShapeKey:
@@ -122,7 +129,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True
-    row.retry_at = None
+    row.retry_at = row.throttled_until = row.breaker_until = None
     row.target_declared = None
     if row.kind == SHAPE_REF_KIND:
         row.target = str(target_of(data.fields))
@@ -249,6 +256,22 @@ def _scheduled(row: StatusRow, data: RetryScheduled) -> None:
     row.retry_at = data.at
 
 
+def _throttled(row: StatusRow, data: ApiThrottled) -> None:
+    row.throttled_until = data.until
+
+
+def _breaker_opened(row: StatusRow, data: BreakerOpened) -> None:
+    row.breaker_until = data.until
+
+
+def _breaker_probed(_row: StatusRow, _data: BreakerProbed) -> None:
+    """It is open until the probe is answered."""
+
+
+def _breaker_closed(row: StatusRow, _data: BreakerClosed) -> None:
+    row.breaker_until = None
+
+
 def _outcome(row: StatusRow, data: OutcomeRecorded) -> None:
     row.outcome = data.outcome
     row.generation = data.generation
@@ -283,5 +306,9 @@ _FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: _throttled,
+    BreakerOpened: _breaker_opened,
+    BreakerProbed: _breaker_probed,
+    BreakerClosed: _breaker_closed,
     OutcomeRecorded: _outcome,
 }

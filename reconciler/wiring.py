@@ -19,6 +19,7 @@ from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.patience import patiently
+from infra.bus.rates import JetStreamRates
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
@@ -26,6 +27,7 @@ from infra.jetstream.connection import close, connect, require_jetstream
 from projections.read_models import ReadModels
 from reconciler.failpoints import arm_from_environment
 from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
 from reconciler.services.foreign_snapshots import ForeignSnapshots
@@ -83,6 +85,7 @@ class Running:
     store: JetStreamRows
     models: ReadModels
     configurations: Configurations
+    gates: ApiGates
     feed: LogFeed
     providers: ProviderPool
     intake: JetStreamIntakeWriter
@@ -116,6 +119,7 @@ async def running(
             await _caught_up(parts.feed, tasks[0])
             for role in roles:
                 tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
+            tasks.append(group.create_task(parts.gates.run(), name="API gates"))
             try:
                 yield parts
             finally:
@@ -132,9 +136,15 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     models = await load_models(store) if needs_models else ReadModels()
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
+    intake = JetStreamIntakeWriter(nc, process_name())
+    gates = ApiGates(
+        name=process_name(), configurations=configurations, intake=intake, rates=JetStreamRates(nc)
+    )
     await configurations.load(log)  # not before: what came in between would be seen by nobody
+    await gates.load(log)
     feed = LogFeed(log, after=after)
     feed.subscribe(lambda _position, event: configurations.apply(event))
+    feed.subscribe(lambda _position, event: gates.apply(event))
     parts = Running(
         nc=nc,
         kinds=kinds,
@@ -142,9 +152,10 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         store=store,
         models=models,
         configurations=configurations,
+        gates=gates,
         feed=feed,
         providers=ProviderPool(kinds, configurations),
-        intake=JetStreamIntakeWriter(nc, process_name()),
+        intake=intake,
     )
     if "projector" not in roles and needs_models:
         feed.subscribe(models.apply)
@@ -188,6 +199,7 @@ def _worker(parts: Running) -> list[Coroutine[None, None, None]]:
         log=parts.log,
         configurations=parts.configurations,
         providers=parts.providers,
+        gates=parts.gates,
     )
     return [worker.run()]
 
@@ -200,6 +212,7 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         kinds=parts.kinds,
         models=parts.models,
         log_id=parts.log.log_id,
+        gates=parts.gates,
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
     parts.feed.subscribe(sweeper.notice)

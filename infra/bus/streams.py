@@ -10,6 +10,7 @@ OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES,
 SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
 OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
+RATES           ``rate.>``                          how far each rate limit's calls are reserved
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -37,6 +38,7 @@ OUTCOMES: Final = "OUTCOMES"
 SNAPSHOTS: Final = "SNAPSHOTS"
 OBSERVATIONS: Final = "OBSERVATIONS"
 DEADLETTERS: Final = "DEADLETTERS"
+RATES: Final = "RATES"
 ROWS: Final = "KV_reconciler"
 ROWS_PREFIX: Final = "$KV.reconciler."
 
@@ -161,6 +163,7 @@ async def _streams(nc: Client, log_id: str, *, log_is_empty: bool) -> list[Confi
         _snapshots(),
         _observations(),
         _dead_letters(),
+        _rates(),
         _rows(),
     ]
 
@@ -266,6 +269,10 @@ def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
     )
+
+
+def _rates() -> Config:
+    return _file_stream(RATES, ["rate.>"], max_msgs_per_subject=1)
 
 
 def _rows() -> Config:
