@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 from nats.aio.client import Client
@@ -21,6 +20,7 @@ from infra.bus.intake_trim import trim_for_ever
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
+from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry, installed_kinds
@@ -45,16 +45,14 @@ def process_name() -> str:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, credentials: Path | None = None, patience_seconds: float = 30
+    url: str, *, access: Access = ANYBODY, patience_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream that is new enough, and close in order at the end.
 
     ``patience_seconds``: how long a server may take that is still starting. Raises
-    ``BusUnavailableError`` or ``IncompatibleServerError``.
+    ``BusAccessError``, ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
-    nc = await connect(
-        url, name=process_name(), credentials=credentials, patience_seconds=patience_seconds
-    )
+    nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
     try:
         await require_jetstream(nc)
         yield nc
