@@ -118,7 +118,9 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     log = await open_log(nc)
     store = JetStreamRows(nc)
     needs_models = "projector" in roles or "observer" in roles
-    models = await load_models(store) if needs_models else ReadModels()
+    models = ReadModels()
+    if needs_models:
+        models = await load_models(store, clears="projector" in roles)
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
     await configurations.load(log)  # not before: what came in between would be seen by nobody
