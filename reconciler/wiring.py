@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 from nats.aio.client import Client
@@ -23,6 +22,7 @@ from infra.bus.rates import JetStreamRates
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
+from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from projections.read_models import ReadModels
 from reconciler.failpoints import arm_from_environment
@@ -52,16 +52,14 @@ def process_name() -> str:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, credentials: Path | None = None, patience_seconds: float = 30
+    url: str, *, access: Access = ANYBODY, patience_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream that is new enough, and close in order at the end.
 
     ``patience_seconds``: how long a server may take that is still starting. Raises
-    ``BusUnavailableError`` or ``IncompatibleServerError``.
+    ``BusAccessError``, ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
-    nc = await connect(
-        url, name=process_name(), credentials=credentials, patience_seconds=patience_seconds
-    )
+    nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
     try:
         await patiently(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
         yield nc
@@ -133,7 +131,9 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     log = await open_log(nc)
     store = JetStreamRows(nc)
     needs_models = "projector" in roles or "observer" in roles
-    models = await load_models(store) if needs_models else ReadModels()
+    models = ReadModels()
+    if needs_models:
+        models = await load_models(store, clears="projector" in roles)
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
     intake = JetStreamIntakeWriter(nc, process_name())

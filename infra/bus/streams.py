@@ -43,6 +43,9 @@ ROWS: Final = "KV_reconciler"
 ROWS_PREFIX: Final = "$KV.reconciler."
 
 PARTITIONS: Final = 8
+FOLLOWERS: Final = 8
+"""How many streams of outcomes a service may follow at once, all its processes together."""
+
 DECIDER_GROUP: Final = "deciders"
 WORKERS: Final = "workers"
 LOG_ID_METADATA: Final = "reconciler-log-id"
@@ -66,6 +69,14 @@ class Topology(msgspec.Struct, frozen=True):
 
     log_id: str
     changes: Mapping[str, str]
+
+
+def follower_names(namespace: str) -> list[str]:
+    """Names of the consumers of OUTCOMES that a service of one namespace may use.
+
+    Permissions match whole tokens, so names are fixed. No namespace and no durable name has an =.
+    """
+    return [f"{namespace}={number}" for number in range(FOLLOWERS)]
 
 
 def decider_consumers() -> list[str]:
@@ -143,6 +154,12 @@ async def find_log_id(nc: Client) -> str:
             f"stream {SHAPES} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
         )
     return str(found)
+
+
+async def has_log(nc: Client) -> bool:
+    """Tell whether there is an event log, as far as everybody may ask."""
+    answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
+    return SHAPES in (answer.get("streams") or ())
 
 
 async def _existing_log(nc: Client) -> tuple[str, bool]:

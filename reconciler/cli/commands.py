@@ -23,6 +23,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("history", LOOK, "Tell what happened to one shape, and why."),
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
     ("doctor", LOOK, "Check everything, and say what to do."),
+    ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
 )
 

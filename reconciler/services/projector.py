@@ -24,18 +24,22 @@ _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
 
-async def load_models(store: RowStore) -> ReadModels:
-    """Take the read models up where they were left; empty if the rows cannot be used."""
+async def load_models(store: RowStore, *, clears: bool = True) -> ReadModels:
+    """Take the read models up where they were left; empty if the rows cannot be used.
+
+    ``clears``: rows that cannot be used are removed, which is the projector's business alone.
+    """
     rows = await store.load()
     if CHECKPOINT not in rows:
-        if rows:
+        if rows and clears:
             await store.clear()
         return ReadModels()
     try:
         return restore(rows)
     except OutdatedRowsError as error:
         _logger.warning("read models are rebuilt from the log", reason=str(error))
-        await store.clear()
+        if clears:
+            await store.clear()
         return ReadModels()
 
 
