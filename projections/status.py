@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from events.external import digest
+from events.integrity import LogDamage
 from events.log import (
     ActionAbandoned,
     ActionDecided,
@@ -29,6 +30,9 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.names import ShapeKey
+
+LOG_DAMAGED = "LogDamaged"
+"""Reason of a shape that is held because its history is not what was written."""
 
 
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -76,6 +80,13 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
         """Whether nothing is left of the shape but its history."""
         return not (
             self.declared or self.owned or self.observed_digest or self.action_id or self.retry_at
+        )
+
+    def hold_for_damage(self, damage: LogDamage) -> None:
+        """Show that the shape is held: its history must not be folded any further."""
+        self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
+        self.conditions = (
+            Condition("Ready", "Unknown", LOG_DAMAGED, str(damage), self.generation),
         )
 
 

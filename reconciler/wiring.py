@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from nats.aio.client import Client
 
+from events.integrity import LogDamage
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
@@ -22,7 +23,13 @@ from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.connection import close, connect, require_jetstream
-from projections.read_models import ReadModels
+from projections.read_models import (
+    CHECKPOINT,
+    DAMAGE,
+    ReadModels,
+    decode_checkpoint,
+    decode_damage,
+)
 from reconciler.kinds import KindRegistry, installed_kinds
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
@@ -80,6 +87,7 @@ class Running:
     feed: LogFeed
     providers: ProviderPool
     intake: JetStreamIntakeWriter
+    lost: Sequence[LogDamage] = ()
     projector: Projector | None = None
     observer: Observer | None = None
     foreign_snapshots: ForeignSnapshots | None = None
@@ -121,6 +129,7 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     store = JetStreamRows(nc)
     needs_models = "projector" in roles or "observer" in roles
     models = await load_models(store) if needs_models else ReadModels()
+    lost = await _lost_end(log, store, models)
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
     await configurations.load(log)  # not before: what came in between would be seen by nobody
@@ -136,12 +145,32 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         feed=feed,
         providers=ProviderPool(kinds, configurations),
         intake=JetStreamIntakeWriter(nc, process_name()),
+        lost=lost,
     )
     if "projector" not in roles and needs_models:
         feed.subscribe(models.apply)
+        feed.subscribe_to_damage(models.mark_damage)
     elif needs_models:
         _prepare_projector(parts)
     return parts
+
+
+async def _lost_end(
+    log: JetStreamShapeLog, store: JetStreamRows, models: ReadModels
+) -> list[LogDamage]:
+    """Find the shapes whose newest events the log has lost, by what the stored rows remember.
+
+    The log's own versions cannot show it: a history without its end has no hole.
+    """
+    checkpoint = (await store.get([CHECKPOINT])).get(CHECKPOINT)
+    last = await log.last_position()
+    if checkpoint is not None and decode_checkpoint(checkpoint).position > last:
+        known = models if models.position else await load_models(store)
+        known.notice_lost_end(last)
+        found = list(known.damage.values())
+    else:
+        found = [decode_damage(row) for row in (await store.matching(f"{DAMAGE}.>")).values()]
+    return [each for each in found if each.problem == "Lost" and each.shape]
 
 
 async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
@@ -154,6 +183,7 @@ async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
 def _prepare_projector(parts: Running) -> None:
     parts.projector = Projector(parts.models, parts.store)
     parts.feed.subscribe(parts.projector.apply)
+    parts.feed.subscribe_to_damage(parts.projector.mark_damage)
 
 
 def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
@@ -165,6 +195,7 @@ def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
         sink=JetStreamDecisionSink(parts.nc),
         kinds=parts.kinds,
         configurations=parts.configurations,
+        lost=parts.lost,
     )
     return [decider.run(), trim_for_ever(parts.nc)]
 
