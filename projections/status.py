@@ -10,6 +10,7 @@ import msgspec
 
 from events.external import digest
 from events.intake import OnWithdrawal
+from events.integrity import LogDamage
 from events.log import (
     AbsenceDoubted,
     ActionAbandoned,
@@ -46,6 +47,9 @@ from events.log import (
 )
 from events.manifest import SHAPE_REF_KIND, ShapeRefSpec, target_of
 from events.names import ShapeKey
+
+LOG_DAMAGED = "LogDamaged"
+"""Reason of a shape that is held because its history is not what was written."""
 
 
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -110,6 +114,13 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
             or self.action_id
             or self.retry_at
             or self.references
+        )
+
+    def hold_for_damage(self, damage: LogDamage) -> None:
+        """Show that the shape is held: its history must not be folded any further."""
+        self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
+        self.conditions = (
+            Condition("Ready", "Unknown", LOG_DAMAGED, str(damage), self.generation),
         )
 
 

@@ -7,7 +7,7 @@ services answer them by doing the same again, which is safe (invariants 3 and 5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from events.intake import Answer, IntakeData, SnapshotPart
+from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ShapeKey
 from events.subjects import Intake
@@ -30,12 +31,14 @@ class StoredEvent(NamedTuple):
 class LoadedShape(msgspec.Struct, frozen=True):
     """All that the log has of one shape: the newest snapshot, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a shape without any.
+    ``last_position`` is that of the newest event, 0 for a shape without any. ``damage`` says why
+    the history must not be folded, if it must not.
     """
 
     last_position: int
     snapshot: bytes | None
     events: Sequence[LogEvent]
+    damage: LogDamage | None = None
 
 
 class ShapeAppend(NamedTuple):
@@ -44,6 +47,10 @@ class ShapeAppend(NamedTuple):
     key: ShapeKey
     events: Sequence[LogEvent]
     expected_position: int
+
+
+DamageListener = Callable[[LogDamage], object]
+"""Called in order with the events, once a shape."""
 
 
 class AppendLostError(Exception):
@@ -76,6 +83,11 @@ class ShapeLog(Protocol):
         """A random name that this log got when it was made: no two logs share it."""
         ...
 
+    @property
+    def epoch(self) -> str:
+        """A random name that this log got when it was restored last, empty if it never was."""
+        ...
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -105,8 +117,14 @@ class ShapeLog(Protocol):
         """Read every event of the shapes of one kind in one namespace."""
         ...
 
-    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
-        """Follow the log from behind a position."""
+    def follow(
+        self, after: int = 0, *, damaged: DamageListener | None = None
+    ) -> AbstractAsyncContextManager[EventFeed]:
+        """Follow the log from behind a position.
+
+        ``damaged`` is told where the log is not what was written; what a shape has behind its
+        damage is not handed out.
+        """
         ...
 
     async def last_position(self) -> int:

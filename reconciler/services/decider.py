@@ -21,6 +21,7 @@ import structlog
 
 from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer, Declared
+from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from events.subjects import parse_stored_intake
@@ -89,6 +90,7 @@ class Decider:
         sink: DecisionSink,
         kinds: KindRegistry,
         configurations: Configurations,
+        lost: Sequence[LogDamage] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -98,6 +100,8 @@ class Decider:
         self._kinds = kinds
         self._configurations = configurations
         self._repository = ShapeRepository(log)
+        for damage in lost:
+            self._repository.hold(damage)
         self._now = now
         self._jitter = jitter
 
@@ -230,6 +234,7 @@ class Decider:
             now=now,
             jitter=self._jitter(),
             log_id=self._log.log_id,
+            epoch=self._log.epoch,
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
         )
@@ -245,12 +250,21 @@ class Decider:
             held = remaining.pop(key).deliveries
             tired = [each for each in held if each.delivered >= _MOST_DELIVERIES]
             if tired:
-                reason = self._repository.broken.get(key, "deciding it failed: see the log")
-                await self._sink.bury([DeadLetter("decision", str(reason), each) for each in tired])
+                reason = self._why_held(key)
+                await self._sink.bury([DeadLetter("decision", reason, each) for each in tired])
                 await self._reader.ack(tired)
             await self._reader.retry_later(
                 [each for each in held if each.delivered < _MOST_DELIVERIES], _HELD_SECONDS
             )
+
+    def _why_held(self, key: ShapeKey) -> str:
+        damage = self._repository.broken.get(key)
+        if damage is None:
+            return "deciding it failed: see the logs of the decider"
+        return (
+            f"the shape is held, its log is damaged: {damage}; "
+            "restore the log, then send the message again"
+        )
 
     # --- telling and acknowledging
 
