@@ -57,6 +57,10 @@ class AppendLostError(Exception):
     """A compare-and-set failed: nothing of the whole append was stored."""
 
 
+class AppendRefusedError(Exception):
+    """The bus will never take an append, as with an event that is too long: nothing was stored."""
+
+
 class EventFeed(Protocol):
     """The log's events in order, in lists, followed for ever."""
 
@@ -101,7 +105,8 @@ class ShapeLog(Protocol):
     async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
         """Append for many shapes, all or nothing; gives each shape's new last position.
 
-        Raises ``AppendLostError`` when another writer was first for at least one of them.
+        Raises ``AppendLostError`` when another writer was first for at least one of them, and
+        ``AppendRefusedError`` when at least one event can never be stored.
         """
         ...
 
@@ -198,11 +203,18 @@ class Rejection(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be used, and why."""
+    """A message that could not be used, and why.
+
+    ``told_once``: what the letter is about, for what would come again and again (a listing's
+    object, an action): the newest letter about it is not repeated while its content is the same.
+    ``content`` is a digest of that.
+    """
 
     stage: str
     reason: str
     delivery: IntakeDelivery
+    told_once: str = ""
+    content: str = ""
 
 
 class TimerRequest(NamedTuple):

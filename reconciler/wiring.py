@@ -244,6 +244,7 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         models=parts.models,
         log_id=parts.log.log_id,
         gates=parts.gates,
+        sink=JetStreamDecisionSink(parts.nc),
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
     parts.feed.subscribe(sweeper.notice)

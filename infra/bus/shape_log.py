@@ -28,7 +28,11 @@ from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
 from infra.jetstream.append import append
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.errors import (
+    AppendConflictError,
+    BusUnavailableError,
+    MessageTooLargeError,
+)
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
@@ -43,6 +47,7 @@ from infra.jetstream.reads import (
 from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import (
     AppendLostError,
+    AppendRefusedError,
     DamageListener,
     EventFeed,
     LoadedShape,
@@ -109,6 +114,8 @@ class JetStreamShapeLog:
             sequences = await append(self._nc, messages, before_commit=half_sent)
         except AppendConflictError as conflict:
             raise AppendLostError(str(conflict)) from conflict
+        except MessageTooLargeError as error:
+            raise AppendRefusedError(str(error)) from error
         last = -1
         positions: list[int] = []
         for each, digest in zip(appends, digests, strict=True):
@@ -127,6 +134,8 @@ class JetStreamShapeLog:
                 [position] = await append(self._nc, messages)
             except AppendConflictError as conflict:
                 raise AppendLostError(str(conflict)) from conflict
+            except MessageTooLargeError as error:
+                raise AppendRefusedError(str(error)) from error
         self._digests.put(each.key, position, digest)
         return position
 

@@ -323,7 +323,11 @@ def _observations() -> Config:
 
 def _dead_letters() -> Config:
     return _file_stream(
-        DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
+        DEADLETTERS,
+        ["deadletter.>"],
+        max_age=90 * _DAY,
+        max_bytes=1024**3,
+        duplicate_window=_DUPLICATE_WINDOW,
     )
 
 
