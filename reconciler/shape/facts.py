@@ -224,7 +224,9 @@ def _is_stale(state: ShapeState, position: int, data: Observed, context: Context
     if (data.as_of, position) < (state.observed_position, state.observed_message):
         return True
     config = context.configs.get(data.provider_config)
-    grace = 0.0 if config is None else config.consistency_grace_seconds
+    if config is None:
+        return state.effect_at is not None  # how late it shows our effects is not known
+    grace = config.consistency_grace_seconds
     if grace and state.effect_at is not None:
         return data.began_at is None or data.began_at < state.effect_at + timedelta(seconds=grace)
     return False
