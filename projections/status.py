@@ -56,6 +56,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """How one shape stands after the event at ``position`` of the log.
 
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
+    ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
     action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
@@ -75,6 +76,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
+    paused: bool = False
     owned: bool = False
     uid: str | None = None
     provider_config: str = ""
@@ -140,17 +142,25 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True
-    row.retry_at = row.throttled_until = row.breaker_until = None
+    row.throttled_until = row.breaker_until = None
     row.target_declared = None
     if row.kind == SHAPE_REF_KIND:
         row.target = str(target_of(data.fields))
         row.on_withdrawal = msgspec.convert(data.fields, ShapeRefSpec).on_withdrawal
+    row.paused = data.policy.paused
+    _stop_waiting(row)
 
 
 def _withdrawn(row: StatusRow, data: SpecWithdrawn) -> None:
     row.generation = data.generation
-    row.declared = False
-    row.retry_at = None
+    row.declared = row.paused = False
+    _stop_waiting(row)
+
+
+def _stop_waiting(row: StatusRow) -> None:
+    """A new generation is looked at now; but an action under way still waits for its next try."""
+    if not row.action_id:
+        row.retry_at = None
 
 
 def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:

@@ -114,6 +114,10 @@ class ShapeLog(Protocol):
         """Keep states by the position they hold for; losing one costs time, never truth."""
         ...
 
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give the position of each shape's newest event as the leader knows it, 0 for none."""
+        ...
+
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
         """Read every event of one shape."""
         ...

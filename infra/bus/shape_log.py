@@ -215,8 +215,14 @@ class JetStreamShapeLog:
                 loaded[key] = short
         return loaded, longer
 
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Ask the leader for each shape's newest position; a read each, many at once."""
+        positions = await asyncio.gather(*(self._newest_position(key) for key in keys))
+        return dict(zip(keys, positions, strict=True))
+
     async def _newest_position(self, key: ShapeKey) -> int:
-        newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
+        async with self._reads:
+            newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
         return 0 if newest is None else newest.seq
 
     async def _load_long(
