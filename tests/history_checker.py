@@ -375,6 +375,7 @@ def _late_observations(history: History) -> Iterator[Finding]:
 
 
 _EXCUSED = ("Failed", "Conflict", "Disputed", "Held", "Paused")
+_KEPT_FOR_A_REASON = ("Disputed", "Held", "Paused")
 
 
 def _losses(history: History) -> Iterator[Finding]:
@@ -408,7 +409,10 @@ def _differences(key: ShapeKey, spec: SpecDeclared, found: Shape) -> Iterator[Fi
 
 
 def _leaks(history: History) -> Iterator[Finding]:
-    """What we made and nobody declares any more is gone, unless it was let go in the log."""
+    """What we made and nobody declares any more is gone.
+
+    Unless it was let go in the log, or the shape's outcome says what keeps it there.
+    """
     let_go = {
         each.event.data.uid
         for each in history.log
@@ -416,7 +420,11 @@ def _leaks(history: History) -> Iterator[Finding]:
     }
     wanted = {spec.external_name for _key, spec in _declared(history)}
     for live in _made_by_us(history):
-        if live.name not in wanted and live.uid not in let_go:
+        if live.name in wanted or live.uid in let_go:
+            continue
+        decision = history.decided.get(live.key)
+        told = None if decision is None else _last_outcome(history, decision.event.key)
+        if told not in _KEPT_FOR_A_REASON:
             yield Finding("leak", live.name, f"{live.uid} is ours, and nobody declares it")
 
 
