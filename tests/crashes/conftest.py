@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from tests.crashes.cases import Case
+from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.matrix import Matrix
 
 
@@ -19,6 +21,20 @@ async def matrix(
     matrix = Matrix(tmp_path_factory.mktemp("matrix"), _selected(request.session))
     yield matrix
     await matrix.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lane]:
+    """A bus and an API for all tests of a module; use objects with names of your own."""
+    async with Lane(tmp_path_factory.mktemp("lane")).here() as lane:
+        await lane.settle()
+        yield lane
+
+
+@pytest.fixture
+def name() -> str:
+    """Name an object that no other test uses."""
+    return f"{PREFIX}{uuid.uuid4().hex[:8]}"
 
 
 def _selected(session: pytest.Session) -> list[Case]:

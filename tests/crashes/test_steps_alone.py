@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +20,7 @@ from tests.crashes.roles import INIT
 
 STREAMS_AND_CONSUMERS = 18
 
-
-@pytest.fixture
-async def lane(tmp_path: Path) -> AsyncIterator[Lane]:
-    async with Lane(tmp_path).here() as lane:
-        await lane.settle()
-        yield lane
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_an_init_killed_at_any_step_is_completed_by_the_next(tmp_path: Path) -> None:
@@ -50,9 +43,8 @@ async def test_an_init_killed_at_any_step_is_completed_by_the_next(tmp_path: Pat
 
 
 async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_acknowledges(
-    lane: Lane,
+    lane: Lane, name: str
 ) -> None:
-    name = f"bad-{uuid.uuid4().hex[:8]}"
     header = {MESSAGE_ID: name}
     await publish(lane.nc, intake("desired", key(name)), b"not a declaration", headers=header)
     dying = lane.fork(Failpoint.DECIDER_BURIED)
@@ -80,28 +72,28 @@ async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_ac
     ],
 )
 async def test_an_error_at_a_step_is_tried_again_by_the_same_process(
-    lane: Lane, point: Failpoint
+    lane: Lane, name: str, point: Failpoint
 ) -> None:
     process = lane.fork(f"{point}=error")
-    await lane.declare("s-foo")
+    await lane.declare(name)
     await process.reached(point)
-    await lane.until_outcome("s-foo", "Converged")
+    await lane.until_outcome(name, "Converged")
     await lane.until_at_rest()
-    assert await lane.effects("s-foo") == ["POST"]
+    assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await process.stop()
 
 
 async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_goes_on(
-    lane: Lane,
+    lane: Lane, name: str
 ) -> None:
-    await lane.declare("s-foo")
+    await lane.declare(name)
     failing = lane.fork(f"{Failpoint.WORKER_CALLED}=error")
     assert await failing.ended() == 1
     assert failing.said.splitlines()[-1] == "error: failpoint worker.called"
     following = lane.fork()
-    await lane.until_outcome("s-foo", "Converged")
+    await lane.until_outcome(name, "Converged")
     await lane.until_at_rest()
-    assert await lane.effects("s-foo") == ["POST"]
+    assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await following.stop()
