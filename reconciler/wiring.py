@@ -18,6 +18,7 @@ from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
+from infra.bus.patience import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
@@ -37,6 +38,9 @@ from reconciler.services.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)
+START_PATIENCE_SECONDS = 60.0
+"""How long a process waits for the streams: a node that recovers, or an election, is no reason to
+end, and to be started again by whoever watches over it."""
 
 
 def process_name() -> str:
@@ -57,7 +61,7 @@ async def connected(
         url, name=process_name(), credentials=credentials, patience_seconds=patience_seconds
     )
     try:
-        await require_jetstream(nc)
+        await patiently(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
         yield nc
     finally:
         await close(nc)
@@ -104,7 +108,8 @@ async def running(
     environment that cannot be read (``reconciler.failpoints``).
     """
     arm_from_environment()
-    parts = await _load(nc, roles, kinds if kinds is not None else installed_kinds())
+    known = kinds if kinds is not None else installed_kinds()
+    parts = await patiently(nc, lambda: _load(nc, roles, known), seconds=START_PATIENCE_SECONDS)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
@@ -194,8 +199,10 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         providers=parts.providers,
         kinds=parts.kinds,
         models=parts.models,
+        log_id=parts.log.log_id,
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
+    parts.feed.subscribe(sweeper.notice)
     reader = JetStreamSnapshotReader(parts.nc)
     parts.closers.push_async_callback(reader.close)
     parts.foreign_snapshots = ForeignSnapshots(

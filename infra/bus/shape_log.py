@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final, NamedTuple
 
 import structlog
@@ -14,6 +14,7 @@ from events.envelope import InvalidMessageError, decode_log, encode_log
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
+from infra.bus.patience import patiently
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
@@ -235,12 +236,13 @@ class JetStreamShapeLog:
 
     @asynccontextmanager
     async def _follow(self, after: int) -> AsyncGenerator[EventFeed]:
-        async with follow(self._nc, SHAPES, start_seq=after + 1) as follower:
-            yield _Feed(follower)
+        async with AsyncExitStack() as stack:
+            log_from = follow(self._nc, SHAPES, start_seq=after + 1)
+            yield _Feed(await patiently(self._nc, lambda: stack.enter_async_context(log_from)))
 
     async def last_position(self) -> int:
         """Give the position of the newest event."""
-        return (await stream_state(self._nc, SHAPES)).last_seq
+        return (await patiently(self._nc, lambda: stream_state(self._nc, SHAPES))).last_seq
 
 
 class _Feed:

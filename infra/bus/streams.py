@@ -79,7 +79,8 @@ async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
     log_id, log_is_empty = await _existing_log(nc)
     changes: dict[str, str] = {}
     for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
-        changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
+        fitting = await _fitting(nc, config)
+        changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
     for stream, consumer in _consumers():
         name = f"{stream}/{consumer['durable_name']}"
@@ -98,12 +99,30 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
-        wrong[config["name"]] = differences(config, found)
+        wrong[config["name"]] = differences(await _fitting(nc, config), found)
     for stream, config in _consumers():
         name = f"{stream}/{config['durable_name']}"
         found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         wrong[name] = differences(config, found)
     return wrong
+
+
+async def _fitting(nc: Client, config: Config) -> Config:
+    """Leave out what streams in a cluster cannot have, with one replica neither.
+
+    The server refuses it for several replicas, and to change it when replicas are added.
+    """
+    if "persist_mode" not in config or not await _is_clustered(nc):
+        return config
+    return {field: value for field, value in config.items() if field != "persist_mode"}
+
+
+async def _is_clustered(nc: Client) -> bool:
+    try:
+        info = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+    except NotFoundOnBusError:
+        return False
+    return "cluster" in info
 
 
 async def _found(nc: Client, question: str) -> Config:

@@ -8,7 +8,7 @@ a crash anywhere leads to a redelivery and the same key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -22,7 +22,10 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
     ShapeEvent,
 )
@@ -66,6 +69,7 @@ class Worker:
         log: ShapeLog,
         configurations: Configurations,
         providers: ProviderPool,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._name = name
         self._reader = reader
@@ -73,6 +77,7 @@ class Worker:
         self._log = log
         self._configurations = configurations
         self._providers = providers
+        self._now = now
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
@@ -94,28 +99,30 @@ class Worker:
 
     async def _work(self, delivery: ActionDelivery) -> None:
         event = delivery.event.data
-        assert isinstance(event, (ActionDecided, ActionRetried))
+        assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
         action = event.action
-        attempt = event.attempt if isinstance(event, ActionRetried) else 1
+        attempt = 1 if isinstance(event, ActionDecided) else event.attempt
+        sought = isinstance(event, ActionSought)
         reach(Failpoint.WORKER_CLAIMED, action.operation)
         async with self._slot(action.provider_config):
             if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
                 self._leased.pop(delivery.position, None)
                 await self._reader.ack([delivery])
                 return
-            started = datetime.now(UTC)
+            started = self._now()
             reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
-            error, effect = await self._call(delivery.event.key, action)
+            error, effect = await self._call(delivery.event.key, action, look=sought)
             reach(Failpoint.WORKER_CALLED, action.operation)
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
             started_at=started,
-            finished_at=datetime.now(UTC),
+            finished_at=self._now(),
             worker=self._name,
             error=None if error is None else _as_action_error(error),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=effect is not None and effect.replayed,
+            sought=sought,
         )
         message_id = f"{action.action_id}:{attempt}"
         self._results.append(
@@ -124,10 +131,12 @@ class Worker:
         self._result_came.set()
 
     async def _call(
-        self, key: ShapeKey, action: Action
+        self, key: ShapeKey, action: Action, *, look: bool
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         try:
             provider = self._providers.get(action.provider_config, key.kind)
+            if look:
+                return None, Effect(await provider.read(action.external_name))
             return None, await _execute(provider, action)
         except (ProviderError, ConfigurationError) as error:
             return error, None
@@ -205,9 +214,16 @@ class Worker:
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
     """Tell whether an event ends an attempt at an action, or the action itself."""
     match event:
-        case ActionSucceeded(action_id=ended) | ActionAbandoned(action_id=ended):
+        case (
+            ActionSucceeded(action_id=ended)
+            | ActionAbandoned(action_id=ended)
+            | ActionHeld(action_id=ended)
+        ):
             return ended == action.action_id
-        case ActionFailed(action_id=ended, attempt=failed):
+        case (
+            ActionFailed(action_id=ended, attempt=failed)
+            | ActionNotDone(action_id=ended, attempt=failed)
+        ):
             return ended == action.action_id and failed >= attempt
         case _:
             return False
