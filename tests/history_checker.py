@@ -27,7 +27,10 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
     ExternalObserved,
     LogEvent,
@@ -293,17 +296,27 @@ def _unended(history: History) -> Iterator[Finding]:
             continue
         if state == "ended":
             open_actions.pop(action_id, None)
-        elif state != "scheduled" or action_id in open_actions:
+        elif state in _STEPS or action_id in open_actions:
             open_actions[action_id] = (each.event.subject, state)
     for action_id, (subject, state) in open_actions.items():
-        if state != "scheduled":
+        if state in _STEPS:
             yield Finding("unended", subject, f"action {action_id} is {state}, and nothing follows")
+
+
+_STEPS = ("under way", "failed", "not done")
+"""States of an action after which something must follow; a held one waits for a person."""
 
 
 def _progress(data: ShapeEvent) -> tuple[str | None, str]:
     match data:
         case ActionDecided(action=action) | ActionRetried(action=action):
             return action.action_id, "under way"
+        case ActionSought(action=action):
+            return action.action_id, "under way"
+        case ActionNotDone(action_id=action_id):
+            return action_id, "not done"
+        case ActionHeld(action_id=action_id):
+            return action_id, "held"
         case ActionSucceeded(action_id=action_id) | ActionAbandoned(action_id=action_id):
             return action_id, "ended"
         case ActionFailed(action_id=action_id, error=error):
@@ -475,7 +488,7 @@ _METHODS: Mapping[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete"
 
 def _action(event: LogEvent) -> Action | None:
     data = event.data
-    return data.action if isinstance(data, (ActionDecided, ActionRetried)) else None
+    return data.action if isinstance(data, (ActionDecided, ActionRetried, ActionSought)) else None
 
 
 def _is_rejection(event: LogEvent) -> bool:

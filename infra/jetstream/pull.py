@@ -84,7 +84,8 @@ class PullGroup:
             NotFoundOnBusError: a consumer doesn't exist, or was deleted.
             BusUnavailableError: the connection was closed.
         """
-        await self._open_patiently()
+        if self._subscription is None:
+            await self._open()
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -115,16 +116,6 @@ class PullGroup:
                 await nak(self._nc, one)
             for source in self._by_index:
                 await self._unpin(source)
-
-    async def _open_patiently(self) -> None:
-        """Open once; a bus that goes away just then is waited for, as it is at any other time."""
-        while self._subscription is None:
-            try:
-                await self._open()
-            except BusUnavailableError:
-                if self._nc.is_closed:
-                    raise
-                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _open(self) -> None:
         expires = self._expires_seconds
