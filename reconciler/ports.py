@@ -93,6 +93,10 @@ class ShapeLog(Protocol):
         """
         ...
 
+    async def last_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give each shape's newest position, 0 for none: all that is acknowledged counts."""
+        ...
+
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states by the position they hold for; losing one costs time, never truth."""
         ...

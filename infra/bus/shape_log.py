@@ -17,6 +17,7 @@ from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snaps
 from infra.bus.patience import patiently
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
 from infra.jetstream.append import append
+from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.outgoing import OutgoingMessage
@@ -109,6 +110,21 @@ class JetStreamShapeLog:
 
     # --- loading
 
+    async def last_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give each shape's newest position.
+
+        The only server answers for all at once. In a cluster one that lags behind could answer
+        that: there the leader is asked, shape by shape.
+        """
+        if is_clustered(self._nc):
+            newest = await asyncio.gather(*(self._newest_position(key) for key in keys))
+            return dict(zip(keys, newest, strict=True))
+        found = dict.fromkeys(keys, 0)
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            key = parse_log(message.subject)
+            found[key] = max(found[key], message.seq)
+        return found
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -150,7 +166,8 @@ class JetStreamShapeLog:
         return loaded, longer
 
     async def _newest_position(self, key: ShapeKey) -> int:
-        newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
+        async with self._reads:
+            newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
         return 0 if newest is None else newest.seq
 
     async def _load_long(
@@ -219,8 +236,9 @@ class JetStreamShapeLog:
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace."""
-        messages = await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>")
-        return [_decoded(message) for message in messages]
+        filters = [f"log.{namespace}.{kind}.>"]
+        async with follow(self._nc, SHAPES, filters=filters) as follower:
+            return [_decoded(each) async for some in follower.replay() for each in some]
 
     def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log from behind a position."""

@@ -19,7 +19,7 @@ API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
 _USER: Final = re.compile(r"//[^/@,]*@")
-_PING_SECONDS: Final = 10  # two unanswered: the connection is dead
+_PING_SECONDS: Final = 5  # two unanswered: the connection is dead
 _log = logging.getLogger(__name__)
 
 
@@ -171,6 +171,11 @@ async def require_jetstream(nc: Client) -> ServerVersion:
             ) from error
         raise
     return version
+
+
+def is_clustered(nc: Client) -> bool:
+    """Whether the server is one of several, of which another may know more."""
+    return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
 async def api_request(

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 import structlog
 
 from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
-from events.intake import Answer, Declared
+from events.intake import Answer, Declared, Observed, TimerFired
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from events.subjects import parse_stored_intake
@@ -50,6 +50,7 @@ _TRIES = 20
 _HELD_SECONDS = 30.0
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
+_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -75,6 +76,12 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
+
+    @property
+    def commit(self) -> Commit:
+        """What is to be stored. An observation or a timer that changes nothing will come again."""
+        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
+        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
 
 
 class Decider:
@@ -166,9 +173,7 @@ class Decider:
             await self._hold_back(remaining, decided)
             done: list[_Decided] = []
             for group in _groups(decided):
-                commits = [
-                    Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group
-                ]
+                commits = [each.commit for each in group]
                 lost = {commit.key for commit in await self._repository.commit(commits)}
                 done += [each for each in group if each.key not in lost]
             await self._finish(done)

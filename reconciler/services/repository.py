@@ -38,12 +38,16 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A turn to be stored: the shape as it was decided from, the state after, the events."""
+    """A turn to be stored: the shape as it was decided from, the state after, the events.
+
+    ``counts``: whether it matters that a turn without events was decided from what the log has.
+    """
 
     key: ShapeKey
     base: KeptShape
     after: ShapeState
     events: Sequence[LogEvent]
+    counts: bool = True
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -86,8 +90,12 @@ class ShapeRepository:
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
         """Append the turns, all at once; give back those that another writer was faster than.
 
-        Of those nothing is stored, and the newest state is kept instead.
+        Of those nothing is stored, and the newest state is kept instead. A turn without events is
+        checked too: nothing is appended that would fail, and who decided that there is nothing to
+        do may have been away for a while.
         """
+        quiet = [commit for commit in commits if commit.counts and not commit.events]
+        overtaken = await self._overtaken(quiet) if quiet else []
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_SHAPES:
             lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
@@ -95,7 +103,16 @@ class ShapeRepository:
         else:
             lost = await self._commit(remaining)
         self._trim()
-        return lost
+        return overtaken + lost
+
+    async def _overtaken(self, commits: Sequence[Commit]) -> list[Commit]:
+        """Find out whose log went on since it was read, and keep what it has now."""
+        newest = await self._log.last_positions([commit.key for commit in commits])
+        behind = [each for each in commits if newest[each.key] > each.base.position]
+        if behind:
+            self.forget([commit.key for commit in behind])
+            await self._load([commit.key for commit in behind], from_leader=True)
+        return behind
 
     async def _commit(self, remaining: Sequence[Commit]) -> list[Commit]:
         lost: list[Commit] = []
