@@ -39,7 +39,8 @@ _LOOK_SECONDS = 0.1
 class Story:
     """A cluster, the roles that run on it, and shapes that are declared again and again.
 
-    ``converged`` has the names of the shapes that got there, by generation; ``moments`` has when.
+    ``converged`` has the names of the shapes that got there, by generation; ``moments`` has when
+    the decider that recorded it decided it, in seconds since 1970.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Story:
     ) -> None:
         self.cluster, self.roles, self.nc, self.sdk = cluster, roles, nc, sdk
         self.converged: dict[int, set[str]] = {}
-        self.moments: list[float] = []
+        self.moments: dict[int, list[float]] = {}
         self._api_url = api_url
 
     async def follow(self) -> None:
@@ -55,8 +56,9 @@ class Story:
         async for events in self.sdk.replay(follow=True, namespace="default", kind="Shape"):
             for _position, event in events:
                 if isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Converged":
-                    self.moments.append(time.monotonic())
-                    self.converged.setdefault(event.data.generation, set()).add(event.subject)
+                    generation = event.data.generation
+                    self.moments.setdefault(generation, []).append(event.time.timestamp())
+                    self.converged.setdefault(generation, set()).add(event.subject)
 
     async def declare(self, color: str, count: int) -> None:
         manifests = [manifest(f"s{number}", color=color) for number in range(count)]
@@ -114,9 +116,12 @@ class Story:
 
     @property
     def longest_gap(self) -> float:
-        """The longest time in which nothing converged."""
-        pairs = zip(self.moments, self.moments[1:], strict=False)
-        return max(later - earlier for earlier, later in pairs)
+        """The longest time in which nothing converged, while a generation was about to."""
+        return max(
+            later - earlier
+            for moments in map(sorted, self.moments.values())
+            for earlier, later in zip(moments, moments[1:], strict=False)
+        )
 
 
 async def until(
