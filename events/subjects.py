@@ -11,6 +11,7 @@
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
+``rate.<limit>``                       how far the calls of one API's rate limit are reserved
 ``deadletter.<stage>``                 what could not be used, with the reason; with one more token
                                        what is told once only; and under the name ``handled`` what
                                        was done about it
@@ -77,6 +78,11 @@ def fired(key: ShapeKey) -> str:
 def state_snapshot(key: ShapeKey) -> str:
     """Where the newest snapshot of a shape's state is kept."""
     return f"snap.{key.tokens}"
+
+
+def rate(limit: str) -> str:
+    """Where it is kept how far the calls of a rate limit are reserved."""
+    return f"rate.{limit}"
 
 
 def deadletter(stage: str, told_once: str = "") -> str:

@@ -7,7 +7,7 @@ services answer them by doing the same again, which is safe (invariants 3 and 5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from events.intake import Answer, IntakeData, SnapshotPart
+from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ShapeKey
 from events.subjects import Intake
@@ -30,14 +31,14 @@ class StoredEvent(NamedTuple):
 class LoadedShape(msgspec.Struct, frozen=True):
     """All that the log has of one shape: the newest snapshot, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a shape without any. ``unreadable`` says
-    why its events cannot be read, where that is so: the other shapes are loaded all the same.
+    ``last_position`` is that of the newest event, 0 for a shape without any. ``damage`` says why
+    the history must not be folded, if it must not.
     """
 
     last_position: int
     snapshot: bytes | None
     events: Sequence[LogEvent]
-    unreadable: str = ""
+    damage: LogDamage | None = None
 
 
 class ShapeAppend(NamedTuple):
@@ -46,6 +47,10 @@ class ShapeAppend(NamedTuple):
     key: ShapeKey
     events: Sequence[LogEvent]
     expected_position: int
+
+
+DamageListener = Callable[[LogDamage], object]
+"""Called in order with the events, once a shape."""
 
 
 class AppendLostError(Exception):
@@ -82,6 +87,11 @@ class ShapeLog(Protocol):
         """A random name that this log got when it was made: no two logs share it."""
         ...
 
+    @property
+    def epoch(self) -> str:
+        """A random name that this log got when it was restored last, empty if it never was."""
+        ...
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -104,6 +114,10 @@ class ShapeLog(Protocol):
         """Keep states by the position they hold for; losing one costs time, never truth."""
         ...
 
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give the position of each shape's newest event as the leader knows it, 0 for none."""
+        ...
+
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
         """Read every event of one shape."""
         ...
@@ -112,8 +126,14 @@ class ShapeLog(Protocol):
         """Read every event of the shapes of one kind in one namespace."""
         ...
 
-    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
-        """Follow the log from behind a position."""
+    def follow(
+        self, after: int = 0, *, damaged: DamageListener | None = None
+    ) -> AbstractAsyncContextManager[EventFeed]:
+        """Follow the log from behind a position.
+
+        ``damaged`` is told where the log is not what was written; what a shape has behind its
+        damage is not handed out.
+        """
         ...
 
     async def last_position(self) -> int:
@@ -279,6 +299,29 @@ class SnapshotReader(Protocol):
 
     async def close(self) -> None:
         """Take no more."""
+        ...
+
+
+class RateConflictError(Exception):
+    """Another process has reserved calls since: nothing was stored."""
+
+
+class RateStore(Protocol):
+    """Keeps, for each rate limit, when its next call would come if calls came at an even pace.
+
+    Times are seconds of the bus's clock, one for all processes.
+    """
+
+    async def now(self) -> float:
+        """Give the time of the bus."""
+        ...
+
+    async def load(self, name: str) -> tuple[float, int]:
+        """Read a time and its revision; 0.0 and 0 if there is none yet."""
+        ...
+
+    async def save(self, name: str, time: float, revision: int) -> int:
+        """Write a time over a revision and give the new one; raises ``RateConflictError``."""
         ...
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
@@ -22,16 +22,23 @@ from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_letters, store_handled
 from infra.bus.intake import store_all
-from infra.bus.outcome_feeds import DurableOutcomes, FollowedOutcomes, followed, readable
+from infra.bus.outcome_feeds import (
+    DurableOutcomes,
+    FollowedOutcomes,
+    can_be_bound,
+    followed,
+    followed_bound,
+    readable,
+)
 from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.patience import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, SHAPES
-from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
-from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
+from infra.jetstream.reads import last_for_subjects, last_of_each, read_subject, stream_state
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
@@ -47,6 +54,7 @@ class JetStreamClientBus:
         self._source = source
         self._answers = AnswerBox(nc)
         self._rows = JetStreamRows(nc)
+        self._is_bound = False
 
     async def open(self) -> None:
         """Listen for answers."""
@@ -175,7 +183,28 @@ class JetStreamClientBus:
         self, tokens: Sequence[str], *, after: int | None
     ) -> AbstractAsyncContextManager[FollowedOutcomes]:
         """Follow outcomes from behind a position, or from now on."""
-        return followed(self._nc, tokens, after)
+        return self._followed(tokens, after)
+
+    @asynccontextmanager
+    async def _followed(
+        self, tokens: Sequence[str], after: int | None
+    ) -> AsyncGenerator[FollowedOutcomes]:
+        """Follow freely, or as a service that may use only the consumers of its namespace.
+
+        What we may is found out by trying, once: who may follow freely needs no such consumer.
+        """
+        async with AsyncExitStack() as stack:
+            feed = None
+            if not self._is_bound:
+                try:
+                    feed = await stack.enter_async_context(followed(self._nc, tokens, after))
+                except BusDeniedError:
+                    if not can_be_bound(tokens):
+                        raise
+                    self._is_bound = True
+            if feed is None:
+                feed = await stack.enter_async_context(followed_bound(self._nc, tokens, after))
+            yield feed
 
     def durable_outcomes(
         self, tokens: str, *, after: int | None, durable: str
@@ -186,7 +215,8 @@ class JetStreamClientBus:
     async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
         """Read each shape's newest outcome from the log."""
         subjects = [log(key, "outcome") for key in keys]
-        messages = await patiently(self._nc, lambda: last_for_subjects(self._nc, SHAPES, subjects))
+        read = last_of_each if self._is_bound else last_for_subjects
+        messages = await patiently(self._nc, lambda: read(self._nc, SHAPES, subjects))
         return readable(messages, SHAPES)
 
     # --- the log

@@ -24,6 +24,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
     ("deadletters", LOOK, "Look at what could not be used, and try it again."),
     ("doctor", LOOK, "Check everything, and say what to do."),
+    ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
 )
 

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared
+from events.intake import Answer, Declared, Observed, TimerFired
+from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from reconciler.failpoints import Failpoint, reach
@@ -53,6 +54,7 @@ _HELD_SECONDS = 2.0
 
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
+_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -86,6 +88,12 @@ class _Decided:
     base: KeptShape
     turn: Turn
 
+    @property
+    def commit(self) -> Commit:
+        """What is to be stored. An observation or a timer that changes nothing will come again."""
+        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
+        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
+
 
 class Decider:
     """Turns intake messages into events of the log."""
@@ -98,6 +106,7 @@ class Decider:
         sink: DecisionSink,
         kinds: KindRegistry,
         configurations: Configurations,
+        lost: Sequence[LogDamage] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -107,6 +116,8 @@ class Decider:
         self._kinds = kinds
         self._configurations = configurations
         self._repository = ShapeRepository(log)
+        for damage in lost:
+            self._repository.hold(damage)
         self._now = now
         self._jitter = jitter
         self._one_by_one: set[ShapeKey] = set()
@@ -188,7 +199,7 @@ class Decider:
         self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
     ) -> list[_Decided]:
         """Append; give what is stored. What the bus will never take must not hold up the others."""
-        commits = [Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group]
+        commits = [each.commit for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
         except AppendRefusedError as error:
@@ -274,6 +285,7 @@ class Decider:
             now=now,
             jitter=self._jitter(),
             log_id=self._log.log_id,
+            epoch=self._log.epoch,
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
         )
@@ -295,7 +307,7 @@ class Decider:
             reason = str(broken or self._undecided.pop(key, "deciding it failed"))
             tired = [each for each in held.deliveries if each.delivered >= _MOST_DELIVERIES]
             if tired:
-                await self._park(tired, reason)
+                await self._park(tired, self._why_held(key) if broken else reason)
             for each in held.deliveries:
                 if each.delivered < _MOST_DELIVERIES:
                     wait = _HELD_SECONDS * 2 ** (each.delivered - 1)
@@ -305,6 +317,15 @@ class Decider:
         letters = [undecidable(each, reason) for each in deliveries]
         await tell_refused(self._sink, letters, self._now())
         await self._reader.ack(deliveries)
+
+    def _why_held(self, key: ShapeKey) -> str:
+        damage = self._repository.broken.get(key)
+        if damage is None:
+            return "deciding it failed: see the logs of the decider"
+        return (
+            f"the shape is held, its log is damaged: {damage}; "
+            "restore the log, then send the message again"
+        )
 
     # --- telling and acknowledging
 
