@@ -19,6 +19,7 @@ from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.patience import patiently
+from infra.bus.removed import check_intake_positions
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
@@ -124,9 +125,11 @@ async def running(
 async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
     log = await open_log(nc)
     store = JetStreamRows(nc)
+    await check_intake_positions(nc)
     needs_models = "projector" in roles or "observer" in roles
-    models = await load_models(store) if needs_models else ReadModels()
-    after = models.position if needs_models else await log.last_position()
+    last = await log.last_position()
+    models = await load_models(store, last) if needs_models else ReadModels()
+    after = models.position if needs_models else last
     configurations = Configurations()
     await configurations.load(log)  # not before: what came in between would be seen by nobody
     feed = LogFeed(log, after=after)

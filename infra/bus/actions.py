@@ -10,6 +10,7 @@ import structlog
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, WORKERS
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak, terminate
 from infra.jetstream.errors import BusError
@@ -32,7 +33,9 @@ class JetStreamActionReader:
         """Wait for actions."""
         while True:
             actions: list[ActionDelivery] = []
-            for each in await self._reader.next_batch():
+            with telling_what_to_do():
+                delivered = await self._reader.next_batch()
+            for each in delivered:
                 try:
                     event = decode_log(each.payload)
                 except InvalidMessageError as error:

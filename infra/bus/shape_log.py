@@ -15,6 +15,7 @@ from events.log import LogEvent, log_class
 from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
 from infra.bus.patience import patiently
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
 from infra.jetstream.append import append
 from infra.jetstream.connection import is_clustered
@@ -270,7 +271,8 @@ class _Feed:
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        return _readable(await anext(self._follower))
+        with telling_what_to_do():
+            return _readable(await anext(self._follower))
 
 
 def _readable(messages: Sequence[StoredMessage]) -> list[StoredEvent]:

@@ -16,7 +16,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request, is_clustered
-from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
+from infra.jetstream.errors import (
+    BusError,
+    BusUnavailableError,
+    NotFoundOnBusError,
+    StreamReplacedError,
+)
 from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
 from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
 
@@ -68,6 +73,7 @@ class Follower:
         self._filters = list(filters)
         self._position = max(0, start_seq - 1)
         self._target = 0
+        self._created = ""
         self._feed = _Feed(nc)
 
     @property
@@ -82,7 +88,8 @@ class Follower:
             NotFoundOnBusError: the stream doesn't exist.
             BusUnavailableError: no answer.
         """
-        self._target = (await stream_state(self._nc, self._stream)).last_seq
+        state = await stream_state(self._nc, self._stream)
+        self._target, self._created = state.last_seq, state.created
         await self._restart()
         if await self._is_caught_up():
             self._reached_target()
@@ -103,7 +110,7 @@ class Follower:
         """Return the next messages: at least one, except for an empty list that says caught up.
 
         Raises:
-            NotFoundOnBusError: the stream was deleted.
+            StreamReplacedError: the stream was deleted, and perhaps made anew.
             BusUnavailableError: the connection was closed.
         """
         while True:
@@ -153,14 +160,30 @@ class Follower:
         while True:
             _log.info("following %s anew after %d", self._stream, self._position)
             try:
+                await self._check_identity()
                 await self._restart()
-            except NotFoundOnBusError:
+            except StreamReplacedError:
                 raise
             except BusError as error:
                 _log.info("following %s: %s", self._stream, error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
+
+    async def _check_identity(self) -> None:
+        """Make sure that this is still the stream that was opened."""
+        try:
+            created = (await stream_state(self._nc, self._stream)).created
+        except NotFoundOnBusError as error:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted while it was followed"
+            ) from error
+        if created != self._created:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted and made anew while it was followed "
+                f"(created {created}, before {self._created}): positions of the old one mean "
+                "nothing in it"
+            )
 
     async def _restart(self) -> None:
         """Replace the feed by one from the position on."""

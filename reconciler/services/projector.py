@@ -23,19 +23,27 @@ _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
 
-async def load_models(store: RowStore) -> ReadModels:
-    """Take the read models up where they were left; empty if the rows cannot be used."""
+async def load_models(store: RowStore, last_position: int | None = None) -> ReadModels:
+    """Take the read models up where they were left; empty if the rows cannot be used.
+
+    ``last_position``: where the log ends; rows that know more are of another log.
+    """
     rows = await store.load()
     if CHECKPOINT not in rows:
         if rows:
             await store.clear()
         return ReadModels()
     try:
-        return restore(rows)
+        models = restore(rows)
     except OutdatedRowsError as error:
-        _logger.warning("read models are rebuilt from the log", reason=str(error))
-        await store.clear()
-        return ReadModels()
+        reason = str(error)
+    else:
+        if last_position is None or models.position <= last_position:
+            return models
+        reason = f"they know position {models.position}, and the log ends at {last_position}"
+    _logger.warning("read models are rebuilt from the log", reason=reason)
+    await store.clear()
+    return ReadModels()
 
 
 class Projector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -120,7 +121,7 @@ class Story:
         return max(
             later - earlier
             for moments in map(sorted, self.moments.values())
-            for earlier, later in zip(moments, moments[1:], strict=False)
+            for earlier, later in itertools.pairwise(moments)
         )
 
 
