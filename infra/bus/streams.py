@@ -261,7 +261,11 @@ def _observations() -> Config:
 
 def _dead_letters() -> Config:
     return _file_stream(
-        DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
+        DEADLETTERS,
+        ["deadletter.>"],
+        discard="new",  # with a limit of bytes: what is dead must not go unseen
+        max_age=90 * _DAY,
+        duplicate_window=_DUPLICATE_WINDOW,
     )
 
 

@@ -125,10 +125,9 @@ class Decider:
         """Decide one batch to its end."""
         work, letters = self._sort(batch)
         if letters:
-            await self._sink.bury(letters)
             asked = [each for each in letters if each.delivery.reply_to is not None]
             await self._sink.answer([_refused(each) for each in asked])
-            await self._reader.ack([letter.delivery for letter in letters])
+            await self._reader.ack(await self._bury(letters))
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -247,8 +246,8 @@ class Decider:
             tired = [each for each in held if each.delivered >= _MOST_DELIVERIES]
             if tired:
                 reason = self._repository.broken.get(key, "deciding it failed: see the log")
-                await self._sink.bury([DeadLetter("decision", str(reason), each) for each in tired])
-                await self._reader.ack(tired)
+                letters = [DeadLetter("decision", str(reason), each) for each in tired]
+                await self._reader.ack(await self._bury(letters))
             await self._reader.retry_later(
                 [each for each in held if each.delivered < _MOST_DELIVERIES], _HELD_SECONDS
             )
@@ -263,8 +262,24 @@ class Decider:
             if each.key.kind == PROVIDER_CONFIG_KIND:
                 for event in each.turn.events:
                     self._configurations.apply(event)
+        buried = await self._bury(news.letters) if news.letters else []
         await news.send(self._sink)
-        await self._reader.ack(news.finished)
+        letters = [letter.delivery for letter in news.letters]
+        await self._reader.ack([each for each in news.finished if each not in letters] + buried)
+
+    async def _bury(self, letters: Sequence[DeadLetter]) -> list[IntakeDelivery]:
+        """Store dead letters; gives the messages that are done with by that.
+
+        Where there is no room for them, they are held back, and nothing else waits for them.
+        """
+        deliveries = [letter.delivery for letter in letters]
+        try:
+            await self._sink.bury(letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away, or full
+            _logger.error("dead letters are held back", why=str(error), count=len(letters))
+            await self._reader.retry_later(deliveries, _HELD_SECONDS)
+            return []
+        return deliveries
 
 
 @dataclass(slots=True)
@@ -294,9 +309,7 @@ class _News:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
 
     async def send(self, sink: DecisionSink) -> None:
-        """Tell it; what is most costly to lose first."""
-        if self.letters:
-            await sink.bury(self.letters)
+        """Tell it, besides dead letters; what is most costly to lose first."""
         if self.timers:
             await sink.set_timers(self.timers)
         if self.rejections:
