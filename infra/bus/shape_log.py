@@ -26,6 +26,7 @@ from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
 from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
 from infra.jetstream.append import append
 from infra.jetstream.connection import is_clustered
@@ -366,7 +367,9 @@ class _Feed:
 
     async def next_events(self) -> Sequence[StoredEvent]:
         events: list[StoredEvent] = []
-        for message in await anext(self._follower):
+        with telling_what_to_do():
+            messages = await anext(self._follower)
+        for message in messages:
             try:
                 event = self._chains.take(_recorded(message))
             except LogDamagedError as error:

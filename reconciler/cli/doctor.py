@@ -17,6 +17,7 @@ from reconciler.cli.checks_log import (
     check_rows,
     check_watched,
 )
+from reconciler.cli.checks_room import check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.finding import Finding
@@ -67,6 +68,7 @@ async def examine(nc: Client, *, full: bool) -> list[Finding]:
         ("server", check_server),
         ("streams", check_streams),
         ("copies", check_copies),
+        ("room", check_room_of_streams),
         ("stages", check_stages),
         ("API", check_apis),
         ("log", partial(_check_log, full=full)),
