@@ -24,13 +24,21 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     ``idempotency_keys``: a repeat with the same key gives the first answer.
     ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
-    owner label. ``conditional_writes``: a write can be bound to a version.
+    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: changes can
+    be followed between listings. ``consistency_grace_seconds``: reads and listings may show an
+    effect only so long after it; a ``ProviderConfig`` can raise it.
+
+    What an action of unknown result needs (ADR 0012) follows from these: without keys and unique
+    names a creation must not be repeated before a look, and without labels besides nobody but a
+    person can tell what came of it.
     """
 
     idempotency_keys: bool
     deterministic_names: bool
     labels: bool
     conditional_writes: bool
+    watch: bool = False
+    consistency_grace_seconds: float = 0.0
 
 
 class Effect(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError
+from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
@@ -55,7 +55,9 @@ class InFlight(msgspec.Struct, frozen=True):
 
     ``failed`` is the error of the last attempt, while no newer attempt has begun; ``retry_at`` is
     when the next attempt is due. ``base`` is what becomes the base of the three-way comparison at
-    success.
+    success. ``unknown`` counts attempts since the last certain knowledge whose result is unknown,
+    ``uncertain`` says that there ever was one. ``seeking``: what is under way is a look, not a
+    call. ``held`` is why a person has to decide.
     """
 
     action: Action
@@ -63,6 +65,18 @@ class InFlight(msgspec.Struct, frozen=True):
     failed: ActionError | None = None
     retry_at: datetime | None = None
     base: Applied | None = None
+    unknown: int = 0
+    uncertain: bool = False
+    seeking: bool = False
+    held: str = ""
+    abandoned: bool = False
+
+
+class Finalizer(msgspec.Struct, frozen=True):
+    """A service's hold on the shape."""
+
+    name: str
+    holder: str
 
 
 class ApiHealth(msgspec.Struct, frozen=True):
@@ -94,6 +108,10 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``orphaned``: the object that is there was ours, and was let go on purpose.
     ``lost_uid``: the object that was ours when it was said to be gone or replaced.
     ``listing_disproved``: it was there all the same, so that only a read proves its absence.
+    ``ended_create`` is the last creation that was taken for failed: its success may be told late.
+    ``uncertain_create``: in this life of the shape some creation may have been done that we do not
+    know of. ``doubted`` is the listing that the guard did not believe. ``approved`` is the hold
+    that a person has lifted. ``target_declared`` is what a ``ShapeRef`` knows of its target.
     """
 
     version: int = 0
@@ -125,6 +143,15 @@ class ShapeState(msgspec.Struct, frozen=True):
     hold_until: datetime | None = None
     outcome: OutcomeRecorded | None = None
     because: str = ""
+    ended_create: InFlight | None = None
+    uncertain_create: bool = False
+    doubted: LossCount | None = None
+    approved: str = ""
+    finalizers: tuple[Finalizer, ...] = ()
+    references: dict[str, OnWithdrawal] = {}
+    release_forced: bool = False
+    orphan_forced: bool = False
+    target_declared: bool | None = None
     api: ApiHealth = ApiHealth()
 
 

@@ -1,0 +1,1 @@
+"""Faults to survive, each on the real thing, judged by the checker of histories."""
