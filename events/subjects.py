@@ -1,7 +1,8 @@
 """Subjects: where each message travels.
 
 =====================================  =========================================================
-``rec.<what>.<ns>.<kind>.<name>``      what others publish: ``desired``, ``observed``, ``result``,
+``rec.<what>.<ns>.<kind>.<name>``      what others publish: ``desired``, ``finalizer``,
+                                       ``approval``, ``reference``, ``observed``, ``result``,
                                        ``timer``; the server stores it in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by shape
 ``snapshot.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
@@ -10,6 +11,7 @@
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
+``rate.<limit>``                       how far the calls of one API's rate limit are reserved
 ``deadletter.<stage>``                 what could not be used, with the reason
 =====================================  =========================================================
 
@@ -18,12 +20,12 @@ The number of subjects is bound to shapes, not to events: many subjects cost the
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from events.names import ShapeKey
 
-Intake = Literal["desired", "observed", "result", "timer"]
-INTAKE_KINDS: tuple[Intake, ...] = ("desired", "observed", "result", "timer")
+Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "result", "timer"]
+INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
 LogClass = Literal["fact", "action", "outcome"]
 LOG_CLASSES: tuple[LogClass, ...] = ("fact", "action", "outcome")
 
@@ -36,7 +38,7 @@ _LOG_TOKENS = 5
 
 
 def intake(what: Intake, key: ShapeKey) -> str:
-    """Where to publish a desired state, an observation, a result or a timer of one shape."""
+    """Where to publish what is wanted, seen, done or due of one shape."""
     return f"rec.{what}.{key.tokens}"
 
 
@@ -73,6 +75,11 @@ def fired(key: ShapeKey) -> str:
 def state_snapshot(key: ShapeKey) -> str:
     """Where the newest snapshot of a shape's state is kept."""
     return f"snap.{key.tokens}"
+
+
+def rate(limit: str) -> str:
+    """Where it is kept how far the calls of a rate limit are reserved."""
+    return f"rate.{limit}"
 
 
 def deadletter(stage: str) -> str:

@@ -268,6 +268,29 @@ class SnapshotReader(Protocol):
         ...
 
 
+class RateConflictError(Exception):
+    """Another process has reserved calls since: nothing was stored."""
+
+
+class RateStore(Protocol):
+    """Keeps, for each rate limit, when its next call would come if calls came at an even pace.
+
+    Times are seconds of the bus's clock, one for all processes.
+    """
+
+    async def now(self) -> float:
+        """Give the time of the bus."""
+        ...
+
+    async def load(self, name: str) -> tuple[float, int]:
+        """Read a time and its revision; 0.0 and 0 if there is none yet."""
+        ...
+
+    async def save(self, name: str, time: float, revision: int) -> int:
+        """Write a time over a revision and give the new one; raises ``RateConflictError``."""
+        ...
+
+
 class RowsConflictError(Exception):
     """Another projector has written since: nothing was stored."""
 

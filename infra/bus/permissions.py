@@ -14,12 +14,14 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from events import subjects
+from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
     OBSERVATIONS,
     OUTCOMES,
+    RATES,
     ROWS,
     ROWS_PREFIX,
     SHAPES,
@@ -44,17 +46,19 @@ ALL_STREAMS: Final = (
     SNAPSHOTS,
     OBSERVATIONS,
     DEADLETTERS,
+    RATES,
     ROWS,
 )
 _EVERY: Final = ShapeKey("*", "*", "*")
+_CONFIGURATION: Final = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*")
 _API: Final = "$JS.API"
-_BY_MACHINES: Final = ("observed", "result", "timer")
+_BY_MACHINES: Final = ("reference", "observed", "result", "timer")
 """Intake that only the reconciler's own roles write; people and services declare the rest."""
 
 PURPOSES: Final[dict[Role, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, answers and dead letters",
     "worker": "calls the APIs: reads decided actions, writes results",
-    "observer": "lists the APIs: writes observations and wake-ups, takes in others' snapshots",
+    "observer": "lists the APIs: writes what it sees and wake-ups, takes in others' snapshots",
     "projector": "keeps the read models: reads the log, writes rows",
     "operator": "people and their command line: reads everything, declares anywhere, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
@@ -180,6 +184,14 @@ def _of_every_role() -> Iterator[str]:
     yield from _gets(SHAPES)
 
 
+def _calls_apis() -> Iterator[str]:
+    """Share a rate limit with the other processes, and tell of throttling and broken APIs."""
+    yield f"{_API}.STREAM.INFO.{RATES}"
+    yield f"{_API}.STREAM.MSG.GET.{RATES}"
+    yield subjects.rate("*")
+    yield subjects.intake("result", _CONFIGURATION)
+
+
 def _decider() -> Iterator[str]:
     yield from _of_every_role()
     yield from _takes(INTAKE, *decider_consumers())
@@ -200,6 +212,7 @@ def _decider() -> Iterator[str]:
 def _worker() -> Iterator[str]:
     yield from _of_every_role()
     yield from _takes(SHAPES, WORKERS)
+    yield from _calls_apis()
     yield subjects.intake("result", _EVERY)
 
 
@@ -207,7 +220,9 @@ def _observer() -> Iterator[str]:
     yield from _of_every_role()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield from _follows(ROWS, OBSERVATIONS)
+    yield from _calls_apis()
     yield subjects.intake("observed", _EVERY)
+    yield subjects.intake("reference", _EVERY)
     yield subjects.intake("timer", _EVERY)
     yield subjects.snapshot("*", "*", "*")
     yield subjects.deadletter("snapshot")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final, NamedTuple
 
 import structlog
@@ -14,6 +14,7 @@ from events.envelope import InvalidMessageError, decode_log, encode_log
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
+from infra.bus.patience import patiently
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
@@ -27,6 +28,7 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
+from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
 
 _POSITION_HEADER: Final = "Reconciler-Position"
@@ -74,8 +76,9 @@ class JetStreamShapeLog:
         messages: list[OutgoingMessage] = []
         for each in appends:
             messages += _outgoing(each)
+        half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
         try:
-            sequences = await append(self._nc, messages)
+            sequences = await append(self._nc, messages, before_commit=half_sent)
         except AppendConflictError as conflict:
             raise AppendLostError(str(conflict)) from conflict
         last = -1
@@ -87,7 +90,9 @@ class JetStreamShapeLog:
 
     async def _append_one_by_one(self, each: ShapeAppend) -> int:
         position = each.expected_position
-        for event in each.events:
+        for number, event in enumerate(each.events):
+            if number:
+                reach(Failpoint.DECIDER_BETWEEN_EVENTS)
             try:
                 [position] = await append(
                     self._nc, _outgoing(ShapeAppend(each.key, [event], position))
@@ -95,6 +100,10 @@ class JetStreamShapeLog:
             except AppendConflictError as conflict:
                 raise AppendLostError(str(conflict)) from conflict
         return position
+
+    async def _half_sent(self) -> None:
+        await self._nc.flush()  # the server has them, as after a crash at this step
+        reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states; a failure is only logged, for a snapshot saves time and holds no truth."""
@@ -227,12 +236,13 @@ class JetStreamShapeLog:
 
     @asynccontextmanager
     async def _follow(self, after: int) -> AsyncGenerator[EventFeed]:
-        async with follow(self._nc, SHAPES, start_seq=after + 1) as follower:
-            yield _Feed(follower)
+        async with AsyncExitStack() as stack:
+            log_from = follow(self._nc, SHAPES, start_seq=after + 1)
+            yield _Feed(await patiently(self._nc, lambda: stack.enter_async_context(log_from)))
 
     async def last_position(self) -> int:
         """Give the position of the newest event."""
-        return (await stream_state(self._nc, SHAPES)).last_seq
+        return (await patiently(self._nc, lambda: stream_state(self._nc, SHAPES))).last_seq
 
 
 class _Feed:

@@ -10,6 +10,7 @@ OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES,
 SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
 OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
+RATES           ``rate.>``                          how far each rate limit's calls are reserved
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -28,6 +29,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import differences, ensure_consumer, ensure_stream
+from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -36,6 +38,7 @@ OUTCOMES: Final = "OUTCOMES"
 SNAPSHOTS: Final = "SNAPSHOTS"
 OBSERVATIONS: Final = "OBSERVATIONS"
 DEADLETTERS: Final = "DEADLETTERS"
+RATES: Final = "RATES"
 ROWS: Final = "KV_reconciler"
 ROWS_PREFIX: Final = "$KV.reconciler."
 
@@ -89,10 +92,13 @@ async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
     log_id, log_is_empty = await _existing_log(nc)
     changes: dict[str, str] = {}
     for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
-        changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
+        fitting = await _fitting(nc, config)
+        changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
+        reach(Failpoint.INIT_STEP)
     for stream, consumer in _consumers():
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
+        reach(Failpoint.INIT_STEP)
     return Topology(log_id, changes)
 
 
@@ -106,12 +112,30 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
-        wrong[config["name"]] = differences(config, found)
+        wrong[config["name"]] = differences(await _fitting(nc, config), found)
     for stream, config in _consumers():
         name = f"{stream}/{config['durable_name']}"
         found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         wrong[name] = differences(config, found)
     return wrong
+
+
+async def _fitting(nc: Client, config: Config) -> Config:
+    """Leave out what streams in a cluster cannot have, with one replica neither.
+
+    The server refuses it for several replicas, and to change it when replicas are added.
+    """
+    if "persist_mode" not in config or not await _is_clustered(nc):
+        return config
+    return {field: value for field, value in config.items() if field != "persist_mode"}
+
+
+async def _is_clustered(nc: Client) -> bool:
+    try:
+        info = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+    except NotFoundOnBusError:
+        return False
+    return "cluster" in info
 
 
 async def _found(nc: Client, question: str) -> Config:
@@ -156,6 +180,7 @@ async def _streams(nc: Client, log_id: str, *, log_is_empty: bool) -> list[Confi
         _snapshots(),
         _observations(),
         _dead_letters(),
+        _rates(),
         _rows(),
     ]
 
@@ -261,6 +286,10 @@ def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
     )
+
+
+def _rates() -> Config:
+    return _file_stream(RATES, ["rate.>"], max_msgs_per_subject=1)
 
 
 def _rows() -> Config:

@@ -104,7 +104,8 @@ async def connect(
     again at each try.
 
     Args:
-        url: one server or several, separated by commas; `tls://` insists on TLS.
+        url: one server or several of a cluster, separated by commas: any that answers is taken,
+            and another one when it is lost. `tls://` insists on TLS.
         name: shown by the server's monitoring.
         patience_seconds: how long the first connection may take, the server still starting.
         access: who we are and whom we trust; what it leaves out is taken from the environment.
@@ -115,7 +116,7 @@ async def connect(
         BusUnavailableError: no connection in time.
     """
     access = access.completed()
-    urls = url.split(",")
+    urls = server_urls(url)
     identity = Identity(urls, access)
     security = TransportSecurity(urls, access)
     if security.demanded:
@@ -163,6 +164,18 @@ async def connect(
     raise BusUnavailableError(f"cannot reach {without_secrets(url)}: {why}; is it running?")
 
 
+def server_urls(url: str) -> list[str]:
+    """Take several servers apart, as NATS people write them: `host-a,nats://host-b:4222`.
+
+    Raises:
+        BusUnavailableError: there is none.
+    """
+    found = [each.strip() for each in url.split(",") if each.strip()]
+    if not found:
+        raise BusUnavailableError(f"{url!r} names no server: give nats://host:4222")
+    return [each if "://" in each else f"nats://{each}" for each in found]
+
+
 async def close(client: Client) -> None:
     """Close a connection; what goes wrong with one that is broken already is of no interest."""
     try:
@@ -176,7 +189,7 @@ async def require_jetstream(nc: Client) -> ServerVersion:
 
     Raises:
         IncompatibleServerError: older than 2.12, or JetStream is off.
-        BusUnavailableError: no answer.
+        BusUnavailableError: no answer, or a server that starts, or nodes without a leader.
     """
     version = nc.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
@@ -188,7 +201,8 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     try:
         await api_request(nc, "INFO", None)
     except BusUnavailableError as error:
-        if isinstance(error.__cause__, nats.errors.NoRespondersError):
+        starts = isinstance(nc, FastClient) and nc.server_has_jetstream
+        if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
             raise IncompatibleServerError(
                 f"the server at {_where(nc)} has JetStream off: start it with -js, "
                 'or with "jetstream {}" in its configuration'

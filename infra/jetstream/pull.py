@@ -9,6 +9,7 @@ With `sync_interval: always`, an acknowledgement on a work-queue stream is a del
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -43,6 +44,7 @@ _PIN_ID: Final = "Nats-Pin-Id"
 _HEARTBEAT: Final = "100"
 _NO_RESPONDERS: Final = "503"
 _PIN_LOST: Final = "423"
+_log = logging.getLogger(__name__)
 
 
 class PullGroup:
@@ -124,7 +126,7 @@ class PullGroup:
     async def _open(self) -> None:
         expires = self._expires_seconds
         for name in self._sources:
-            info = await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{name}", None)
+            info = await self._info(name)
             pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
             if pinned_for:  # only a request keeps the pin: ask twice in that time
                 expires = min(expires, pinned_for / 2)
@@ -132,6 +134,17 @@ class PullGroup:
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
         self._denials.enter_context(denial_noticed(self._nc, self._denied))
+
+    async def _info(self, name: str) -> dict[str, Any]:
+        """Read how a consumer is configured, however long it has no leader."""
+        while True:
+            try:
+                return await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{name}", None)
+            except BusUnavailableError as error:
+                if self._nc.is_closed:
+                    raise
+                _log.info("consumer %s of %s does not answer: %s", name, self._stream, error)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def _take(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]

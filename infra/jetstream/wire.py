@@ -318,6 +318,11 @@ class FastClient(Client):
             return
         await super()._process_err(err_msg)
 
+    @property
+    def server_has_jetstream(self) -> bool:
+        """Whether the server says that it has JetStream on, be it ready or not."""
+        return bool(self._server_info.get("jetstream"))
+
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from events.intake import Answer, Observed
+from events.intake import Answer, ApprovalDecision, Observed
 from events.log import OutcomeName
 from events.manifest import Manifest
 from events.names import ShapeKey, check_token
@@ -31,6 +31,12 @@ from projections.read_models import (
 )
 from projections.status import StatusRow
 from reconciler.client.declaring import as_key, checked_answers, declaration, withdrawal
+from reconciler.client.holding import (
+    approval,
+    finalizer_release,
+    finalizer_request,
+    forced_release,
+)
 from reconciler.client.outcome_stream import Outcome, OutcomeStream
 from reconciler.client.port import ClientBus
 from reconciler.client.snapshot_writer import SnapshotWriter
@@ -104,6 +110,62 @@ class Client:
         Refusals are on the outcome stream. Raises as ``declare``, but no refusals.
         """
         await self._store([declaration(manifest) for manifest in manifests], timeout_seconds)
+
+    # --- what holds a shape
+
+    async def request_finalizer(
+        self, shape: ShapeName, finalizer: str, *, timeout_seconds: float = 10.0
+    ) -> Answer:
+        """Hold a declared shape: it is neither deleted nor released until you let it go.
+
+        ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
+        ``declare``.
+        """
+        return await self._ask_one(finalizer_request(shape, finalizer), timeout_seconds)
+
+    async def release_finalizer(
+        self,
+        shape: ShapeName,
+        finalizer: str,
+        *,
+        force: bool = False,
+        reason: str = "",
+        timeout_seconds: float = 10.0,
+    ) -> Answer:
+        """Take a finalizer off; another service's only with ``force``. Raises as ``declare``."""
+        message = finalizer_release(shape, finalizer, force=force, reason=reason)
+        return await self._ask_one(message, timeout_seconds)
+
+    async def approve_many(
+        self,
+        shapes: Iterable[ShapeName],
+        *,
+        hold: str,
+        decision: ApprovalDecision = "Proceed",
+        reason: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Decide about shapes that are held by ``hold``, the reason of their outcome.
+
+        Gives and raises as ``declare_many``.
+        """
+        messages = [approval(shape, hold, decision, reason) for shape in shapes]
+        return await self._ask(messages, timeout_seconds)
+
+    async def force_release_many(
+        self,
+        shapes: Iterable[ShapeName],
+        *,
+        reason: str,
+        orphan: bool = False,
+        timeout_seconds: float = 30.0,
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Take off all that keeps withdrawn shapes; with ``orphan`` their objects stay.
+
+        Gives and raises as ``declare_many``.
+        """
+        messages = [forced_release(shape, reason, orphan=orphan) for shape in shapes]
+        return await self._ask(messages, timeout_seconds)
 
     async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Answer:
         told = (await self._ask([message], timeout_seconds))[0]

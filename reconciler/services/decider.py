@@ -24,6 +24,7 @@ from events.intake import Answer, Declared
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from events.subjects import parse_stored_intake
+from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import (
     DeadLetter,
@@ -116,9 +117,11 @@ class Decider:
 
     async def handle(self, batch: Sequence[IntakeDelivery]) -> None:
         """Decide one batch to its end."""
+        reach(Failpoint.DECIDER_TOOK)
         work, letters = self._sort(batch)
         if letters:
             await self._sink.bury(letters)
+            reach(Failpoint.DECIDER_BURIED)
             asked = [each for each in letters if each.delivery.reply_to is not None]
             await self._sink.answer([_refused(each) for each in asked])
             await self._reader.ack([letter.delivery for letter in letters])
@@ -165,6 +168,7 @@ class Decider:
             guessed = []
             await self._hold_back(remaining, decided)
             done: list[_Decided] = []
+            reach(Failpoint.DECIDER_DECIDED)
             for group in _groups(decided):
                 commits = [
                     Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group
@@ -258,8 +262,11 @@ class Decider:
             if each.key.kind == PROVIDER_CONFIG_KIND:
                 for event in each.turn.events:
                     self._configurations.apply(event)
+        reach(Failpoint.DECIDER_APPENDED)
         await news.send(self._sink)
+        reach(Failpoint.DECIDER_TOLD)
         await self._reader.ack(news.finished)
+        reach(Failpoint.DECIDER_ACKED)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 
 import structlog
@@ -42,12 +43,14 @@ class ForeignSnapshots:
         observer: Observer,
         configurations: Configurations,
         providers: ProviderPool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = reader
         self._sink = sink
         self._observer = observer
         self._configurations = configurations
         self._providers = providers
+        self._clock = clock
         self._open: dict[str, tuple[float, SnapshotAssembler]] = {}
         self._refused: dict[str, None] = {}
 
@@ -90,7 +93,7 @@ class ForeignSnapshots:
             raise SnapshotRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
         check_scope(part, config)
         self._forget_abandoned()
-        self._open[subject] = (time.monotonic(), SnapshotAssembler(part, stored_at))
+        self._open[subject] = (self._clock(), SnapshotAssembler(part, stored_at))
 
     def _assembler(self, subject: str) -> SnapshotAssembler:
         opened = self._open.get(subject)
@@ -108,7 +111,7 @@ class ForeignSnapshots:
 
     def _forget_abandoned(self) -> None:
         """Drop what was never completed: its observer went away, and nothing was concluded."""
-        oldest = time.monotonic() - ABANDONED_SECONDS
+        oldest = self._clock() - ABANDONED_SECONDS
         for subject, (started, _snapshot) in list(self._open.items()):
             if started < oldest or len(self._open) >= _MOST_OPEN:
                 del self._open[subject]

@@ -14,6 +14,7 @@ from projections.read_models import (
     decode_checkpoint,
     restore,
 )
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import RowsConflictError, RowStore
 
 GATHER_SECONDS = 0.1
@@ -72,6 +73,7 @@ class Projector:
         self._unwritten |= self._models.take_changes()
         if not self._unwritten:
             return
+        reach(Failpoint.PROJECTOR_FOLDED)
         # The checkpoint must come last: what is behind it is folded in again after a crash.
         checkpoint = self._unwritten.pop(CHECKPOINT)
         try:
@@ -87,6 +89,7 @@ class Projector:
             raise
         else:
             self._unwritten.clear()
+            reach(Failpoint.PROJECTOR_SAVED)
 
     async def _is_ahead(self) -> bool:
         """After another projector has written: whether there is still something to write."""
