@@ -28,7 +28,6 @@ from infra.bus.streams import (
     SNAPSHOTS,
     TIMERS,
     WORKERS,
-    decider_consumers,
     follower_names,
 )
 
@@ -125,19 +124,17 @@ def service_exchanges(
         f"{_API}.STREAM.NAMES",
         f"{_API}.DIRECT.GET.{SHAPES}.{subjects.log(mine, 'outcome')}",
     ]
-    pulled: list[str] = []
     for name in (namespace, *follower_names(namespace)):
-        asked += [
-            f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>",
-            f"{_API}.CONSUMER.INFO.{OUTCOMES}.{name}",
-            f"{_API}.CONSUMER.DELETE.{OUTCOMES}.{name}",
-            f"$JS.ACK.{OUTCOMES}.{name}.>",
-            f"$JS.FC.{OUTCOMES}.{name}.>",
-        ]
-        pulled.append(f"{_API}.CONSUMER.MSG.NEXT.{OUTCOMES}.{name}")
+        asked.append(f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>")
+        asked.append(f"{_API}.CONSUMER.DELETE.{OUTCOMES}.{name}")
+    # The one that remembers is asked for messages; the others are sent theirs.
+    asked.append(f"{_API}.CONSUMER.INFO.{OUTCOMES}.{namespace}")
+    asked.append(f"$JS.ACK.{OUTCOMES}.{namespace}.>")
+    asked += [f"$JS.FC.{OUTCOMES}.{name}.>" for name in follower_names(namespace)]
+    pulled = f"{_API}.CONSUMER.MSG.NEXT.{OUTCOMES}.{namespace}"
     return (
         *(Exchange(subject, "service") for subject in asked),
-        *(Exchange(subject, "service", many_answers=True) for subject in pulled),
+        Exchange(pulled, "service", many_answers=True),
         *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
     )
 
@@ -169,12 +166,11 @@ def _gets(*streams: str) -> Iterator[str]:
         yield f"{_API}.STREAM.MSG.GET.{stream}"
 
 
-def _takes(stream: str, *consumers: str) -> Iterator[str]:
-    """Take messages of shared consumers, and acknowledge them."""
-    for consumer in consumers:
-        yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
-        yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        yield f"$JS.ACK.{stream}.{consumer}.>"
+def _takes(stream: str, consumer: str) -> Iterator[str]:
+    """Take messages of shared consumers, and acknowledge them; ``*`` stands for all of a stream."""
+    yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
+    yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
 def _of_every_role() -> Iterator[str]:
@@ -194,9 +190,8 @@ def _calls_apis() -> Iterator[str]:
 
 def _decider() -> Iterator[str]:
     yield from _of_every_role()
-    yield from _takes(INTAKE, *decider_consumers())
-    for consumer in decider_consumers():
-        yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.{consumer}"
+    yield from _takes(INTAKE, "*")  # all its consumers are deciders'
+    yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
@@ -246,12 +241,11 @@ def _operator() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
     yield f"{_API}.STREAM.LIST"
-    yield from _follows(*ALL_STREAMS)
-    yield from _gets(*ALL_STREAMS)
-    for stream in ALL_STREAMS:
-        yield f"{_API}.CONSUMER.INFO.{stream}.*"
-        yield f"{_API}.CONSUMER.NAMES.{stream}"
-        yield f"{_API}.CONSUMER.LIST.{stream}"
+    yield from _follows("*")
+    yield from _gets("*")
+    yield f"{_API}.CONSUMER.INFO.*.*"
+    yield f"{_API}.CONSUMER.NAMES.*"
+    yield f"{_API}.CONSUMER.LIST.*"
     for what in subjects.INTAKE_KINDS:
         if what not in _BY_MACHINES:
             yield subjects.intake(what, _EVERY)
@@ -261,8 +255,7 @@ def _installer() -> Iterator[str]:
     yield f"{_API}.INFO"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
-    consumers = [*((INTAKE, name) for name in decider_consumers()), (SHAPES, WORKERS)]
-    for stream, name in consumers:
+    for stream, name in ((INTAKE, "*"), (SHAPES, WORKERS)):
         yield f"{_API}.CONSUMER.INFO.{stream}.{name}"
         yield f"{_API}.CONSUMER.CREATE.{stream}.{name}.>"
 
