@@ -86,8 +86,12 @@ class ShapeRepository:
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
         """Append the turns, all at once; give back those that another writer was faster than.
 
-        Of those nothing is stored, and the newest state is kept instead.
+        Of those nothing is stored, and the newest state is kept instead. A turn without events is
+        checked too: from an old state it is easy to see nothing to do, and what came in would be
+        acknowledged and lost.
         """
+        idle = [commit for commit in commits if not commit.events]
+        lost_idle = await self._beaten(idle) if idle else []
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_SHAPES:
             lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
@@ -95,7 +99,7 @@ class ShapeRepository:
         else:
             lost = await self._commit(remaining)
         self._trim()
-        return lost
+        return lost_idle + lost
 
     async def _commit(self, remaining: Sequence[Commit]) -> list[Commit]:
         lost: list[Commit] = []
