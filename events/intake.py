@@ -12,7 +12,7 @@ recognised as stale, whatever the clocks say.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -149,13 +149,15 @@ class ActionError(_Intake, frozen=True):
 
     ``Transient``, ``Throttled`` and ``Unknown`` are tried again with the same key; ``Conflict`` and
     ``NotFound`` say that what we knew is out of date; ``Permanent`` waits for a new generation.
-    ``retry_after_seconds`` is the API's own wish.
+    ``retry_after_seconds`` is the API's own wish. Not ``attempted``: the API's gate was closed, and
+    no call was made.
     """
 
     error_class: ErrorClass
     message: str
     status: int | None = None
     retry_after_seconds: float | None = None
+    attempted: bool = True
 
 
 class Reported(_Intake, frozen=True):
@@ -175,6 +177,26 @@ class Reported(_Intake, frozen=True):
     object: ExternalObject | None = None
     replayed: bool = False
     sought: bool = False
+
+
+class ApiReported(_Intake, frozen=True):
+    """A worker or an observer reports to a ``ProviderConfig`` how its whole API answers.
+
+    ``Throttled``: it wants no call for ``retry_after_seconds`` from ``at`` on. ``Failing``: so many
+    ``failures`` came in a row. ``Probing``: ``reporter`` asks to make the one call that tells
+    whether an open breaker may close. ``Answered``: that call was answered.
+
+    ``as_of`` is the version of the configuration's event that last moved its breaker, as the
+    reporter knew it when the call began: what began before the breaker moved says nothing new.
+    """
+
+    state: Literal["Throttled", "Failing", "Probing", "Answered"]
+    reporter: str
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    as_of: int = 0
+    retry_after_seconds: float = 0.0
+    failures: int = 0
+    message: str = ""
 
 
 class TimerFired(_Intake, frozen=True):
@@ -210,6 +232,7 @@ IntakeData = (
     | TargetSeen
     | Observed
     | Reported
+    | ApiReported
     | TimerFired
 )
 
@@ -225,6 +248,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.reference.TargetSeen": TargetSeen,
     "reconciler.observed.Observed": Observed,
     "reconciler.result.Reported": Reported,
+    "reconciler.result.ApiReported": ApiReported,
     "reconciler.timer.TimerFired": TimerFired,
 }
 """CloudEvents type of every intake message; its second part is the ``<what>`` of the subject."""

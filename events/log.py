@@ -274,6 +274,38 @@ class RetryScheduled(_Event, frozen=True):
     action_id: str | None = None
 
 
+class ApiThrottled(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` wants no call before ``until``."""
+
+    until: datetime
+    delay_seconds: float
+    message: str = ""
+
+
+class BreakerOpened(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` failed so often in a row that it is left alone.
+
+    After ``until`` one call is made as a probe.
+    """
+
+    until: datetime
+    delay_seconds: float
+    failures: int
+    message: str = ""
+
+
+class BreakerProbed(_Event, frozen=True):
+    """``by`` makes the one call that an open breaker lets through; it has until ``until``."""
+
+    until: datetime
+    delay_seconds: float
+    by: str
+
+
+class BreakerClosed(_Event, frozen=True):
+    """The probe was answered: the API may be called again."""
+
+
 OutcomeName = Literal[
     "Converged",
     "Degraded",
@@ -337,6 +369,10 @@ ShapeEvent = (
     | ActionFailed
     | ActionAbandoned
     | RetryScheduled
+    | ApiThrottled
+    | BreakerOpened
+    | BreakerProbed
+    | BreakerClosed
     | OutcomeRecorded
 )
 

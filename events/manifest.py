@@ -209,11 +209,29 @@ class Retry(_Declared, frozen=True):
 
 
 class Limits(_Declared, frozen=True):
-    """What the external API may be asked at most."""
+    """What the external API may be asked at most.
+
+    ``concurrency`` counts in each process. ``requests_per_second`` and ``burst`` hold for all
+    processes together, and for all configurations of one API and account; without the first there
+    is no such limit.
+    """
 
     concurrency: _Count = 64
     request_timeout_seconds: _Seconds = 10.0
     page_size: _Count = 1000
+    requests_per_second: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] | None = None
+    burst: _Count = 1
+
+
+class Breaker(_Declared, frozen=True):
+    """When an API that fails is left alone: after so many failures in a row.
+
+    It stays open for ``initial_seconds``, doubled each time its probe fails, with jitter.
+    """
+
+    failures: _Count = 5
+    initial_seconds: _Seconds = 2.0
+    max_seconds: _Seconds = 300.0
 
 
 class ProviderConfigSpec(_Declared, frozen=True):
@@ -229,6 +247,7 @@ class ProviderConfigSpec(_Declared, frozen=True):
     resync_seconds: _Seconds = 30.0
     limits: Limits = Limits()
     retry: Retry = Retry()
+    breaker: Breaker = Breaker()
     deletion_guard: DeletionGuard = DeletionGuard()
     loss_guard: LossGuard = LossGuard()
     consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 0.0

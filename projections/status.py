@@ -10,6 +10,7 @@ import msgspec
 
 from events.external import digest
 from events.intake import OnWithdrawal
+from events.integrity import LogDamage
 from events.log import (
     AbsenceDoubted,
     ActionAbandoned,
@@ -20,6 +21,10 @@ from events.log import (
     ActionRetried,
     ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     DriftDetected,
     ExternalObserved,
@@ -43,11 +48,15 @@ from events.log import (
 from events.manifest import SHAPE_REF_KIND, ShapeRefSpec, target_of
 from events.names import ShapeKey
 
+LOG_DAMAGED = "LogDamaged"
+"""Reason of a shape that is held because its history is not what was written."""
+
 
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """How one shape stands after the event at ``position`` of the log.
 
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
+    ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
     action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
@@ -55,6 +64,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``doubted``: a guard does not believe that it is gone, and wants to be told whatever the next
     listing shows. ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target``
     is what it refers to, and ``target_declared`` what it knows of that.
+    ``throttled_until`` and ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
     namespace: str
@@ -66,6 +76,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
+    paused: bool = False
     owned: bool = False
     uid: str | None = None
     provider_config: str = ""
@@ -87,6 +98,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     target: str = ""
     on_withdrawal: OnWithdrawal = "Keep"
     target_declared: bool | None = None
+    throttled_until: datetime | None = None
+    breaker_until: datetime | None = None
 
     @property
     def key(self) -> ShapeKey:
@@ -103,6 +116,13 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
             or self.action_id
             or self.retry_at
             or self.references
+        )
+
+    def hold_for_damage(self, damage: LogDamage) -> None:
+        """Show that the shape is held: its history must not be folded any further."""
+        self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
+        self.conditions = (
+            Condition("Ready", "Unknown", LOG_DAMAGED, str(damage), self.generation),
         )
 
 
@@ -122,17 +142,25 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True
-    row.retry_at = None
+    row.throttled_until = row.breaker_until = None
     row.target_declared = None
     if row.kind == SHAPE_REF_KIND:
         row.target = str(target_of(data.fields))
         row.on_withdrawal = msgspec.convert(data.fields, ShapeRefSpec).on_withdrawal
+    row.paused = data.policy.paused
+    _stop_waiting(row)
 
 
 def _withdrawn(row: StatusRow, data: SpecWithdrawn) -> None:
     row.generation = data.generation
-    row.declared = False
-    row.retry_at = None
+    row.declared = row.paused = False
+    _stop_waiting(row)
+
+
+def _stop_waiting(row: StatusRow) -> None:
+    """A new generation is looked at now; but an action under way still waits for its next try."""
+    if not row.action_id:
+        row.retry_at = None
 
 
 def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:
@@ -249,6 +277,22 @@ def _scheduled(row: StatusRow, data: RetryScheduled) -> None:
     row.retry_at = data.at
 
 
+def _throttled(row: StatusRow, data: ApiThrottled) -> None:
+    row.throttled_until = data.until
+
+
+def _breaker_opened(row: StatusRow, data: BreakerOpened) -> None:
+    row.breaker_until = data.until
+
+
+def _breaker_probed(_row: StatusRow, _data: BreakerProbed) -> None:
+    """It is open until the probe is answered."""
+
+
+def _breaker_closed(row: StatusRow, _data: BreakerClosed) -> None:
+    row.breaker_until = None
+
+
 def _outcome(row: StatusRow, data: OutcomeRecorded) -> None:
     row.outcome = data.outcome
     row.generation = data.generation
@@ -283,5 +327,9 @@ _FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: _throttled,
+    BreakerOpened: _breaker_opened,
+    BreakerProbed: _breaker_probed,
+    BreakerClosed: _breaker_closed,
     OutcomeRecorded: _outcome,
 }

@@ -11,7 +11,12 @@ from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage, subjects_of
 from infra.jetstream.wire import ApiError, status_of, to_bus_error
 
-TIMEOUT_SECONDS: Final = 15.0  # above the 8 s that a cluster took to replace a killed leader
+TIMEOUT_SECONDS: Final = 5.0
+"""How long an answer is waited for, before the result counts as unknown.
+
+Less than an election takes: what a leader took with it is never answered, and whoever asks again
+soon finds the next one soon. Being patient is for those who ask.
+"""
 
 _CONFLICT: Final = frozenset({10071, 10164})
 _FOUND_SEQUENCE: Final = re.compile(r"sequence: (\d+)")

@@ -11,7 +11,7 @@ from nats.nuid import NUID
 from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, checked
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.outgoing import OutgoingMessage, check_expectation, headers_of, subjects_of
-from infra.jetstream.wire import check_size, encode, request, write
+from infra.jetstream.wire import check_size, encode, ended_by_denial, request, write
 
 MAX_BATCH: Final = 1_000  # the server's limit of messages in one atomic batch (10199)
 
@@ -109,7 +109,10 @@ async def _send_batch(
     commit = headers_of(last, batch_id, len(messages))
     commit["Nats-Batch-Commit"] = "1"
     check_size(nc, last.subject, last.payload, commit)  # before anything is sent
-    await write(nc, commands, f"append to {subjects_of(messages)}")
-    if before_commit is not None:
-        await before_commit()
-    return await request(nc, last.subject, last.payload, headers=commit, timeout=patience_seconds)
+    async with ended_by_denial(nc, [one.subject for one in messages]):
+        await write(nc, commands, f"append to {subjects_of(messages)}")
+        if before_commit is not None:
+            await before_commit()
+        return await request(
+            nc, last.subject, last.payload, headers=commit, timeout=patience_seconds
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -18,6 +19,10 @@ from events.log import (
     ActionRetried,
     ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     ExternalObserved,
     FinalizerAdded,
@@ -255,8 +260,28 @@ def _abandoned(data: ActionAbandoned) -> str:
 
 
 def _scheduled(data: RetryScheduled) -> str:
-    at = data.at.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"in {data.delay_seconds:.1f} s, at {at}: {data.reason}"
+    return f"in {data.delay_seconds:.1f} s, at {_moment(data.at)}: {data.reason}"
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _throttled(data: ApiThrottled) -> str:
+    return f"no call before {_moment(data.until)}: {' '.join(data.message.split())}"
+
+
+def _breaker_opened(data: BreakerOpened) -> str:
+    why = " ".join(data.message.split())
+    return f"until {_moment(data.until)}, after {data.failures} failures in a row: {why}"
+
+
+def _breaker_probed(data: BreakerProbed) -> str:
+    return f"one call by {data.by}"
+
+
+def _breaker_closed(_data: BreakerClosed) -> str:
+    return "the API answers again"
 
 
 def _outcome(data: OutcomeRecorded) -> str:
@@ -289,5 +314,9 @@ _TELL: dict[type[ShapeEvent], Callable[[Any], str]] = {
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: _throttled,
+    BreakerOpened: _breaker_opened,
+    BreakerProbed: _breaker_probed,
+    BreakerClosed: _breaker_closed,
     OutcomeRecorded: _outcome,
 }

@@ -22,10 +22,13 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
-from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
+from reconciler.services.api_gate import TurnedAwayError
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, observations
+from reconciler.services.oversize import is_too_long, tell_too_long, too_long
 from reconciler.services.providers import ProviderPool
 
 JITTER = 0.1
@@ -47,6 +50,8 @@ class Observer:
         kinds: KindRegistry,
         models: ReadModels,
         log_id: str,
+        gates: ApiGates,
+        sink: DecisionSink | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -57,7 +62,9 @@ class Observer:
         self._kinds = kinds
         self._models = models
         self._log_id = log_id
+        self._sink = sink
         self._now = now
+        self._gates = gates
         self._jitter = jitter
         self._new_id = new_id
         self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -118,6 +125,10 @@ class Observer:
             return _MOST_RETRY_SECONDS  # just withdrawn: this watch is about to end
         try:
             await self.list_once(config_name, kind)
+        except TurnedAwayError as error:
+            _logger.info("not listed", config=config_name, kind=kind, why=error.message)
+            wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
+            return max(wait, min(config.resync_seconds, _MOST_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
         except Exception as error:
@@ -139,9 +150,12 @@ class Observer:
         began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
         snapshot = SnapshotAssembler(began, self._now())
         count = 0
-        async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-            snapshot.add(page)
-            count += len(page)
+        gate = self._gates.of(config_name)
+        is_probe = False if gate.is_open else await gate.enter(config_name)
+        with gate.calls(config_name, is_probe=is_probe):
+            async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                snapshot.add(page)
+                count += len(page)
         self.listings += 1
         return await self.publish_changes(snapshot, snapshot.complete(count), provider)
 
@@ -156,9 +170,14 @@ class Observer:
         config = self._configurations.by_name[began.provider_config]
         rows = [row for row in self._models.status.values() if row.kind == began.kind]
         findings = observations(snapshot, objects, rows, config, self._log_id)
-        found = findings.observed
+        seen = findings.observed
         for row in findings.doubtful:
-            found += await _read_one(provider, row, snapshot, findings.losses)
+            with self._gates.of(began.provider_config).calls(began.provider_config):
+                seen += await _read_one(provider, row, snapshot, findings.losses)
+        found = [(key, observed) for key, observed in seen if not is_too_long(observed.object)]
+        if len(found) < len(seen):
+            letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
+            await tell_too_long(self._sink, letters)
         reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
             [IntakeMessageOut("observed", key, observed, self._new_id()) for key, observed in found]

@@ -6,6 +6,7 @@ import asyncio
 
 import structlog
 
+from events.integrity import LogDamage
 from events.log import LogEvent
 from projections.read_models import (
     CHECKPOINT,
@@ -24,18 +25,22 @@ _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
 
-async def load_models(store: RowStore) -> ReadModels:
-    """Take the read models up where they were left; empty if the rows cannot be used."""
+async def load_models(store: RowStore, *, clears: bool = True) -> ReadModels:
+    """Take the read models up where they were left; empty if the rows cannot be used.
+
+    ``clears``: rows that cannot be used are removed, which is the projector's business alone.
+    """
     rows = await store.load()
     if CHECKPOINT not in rows:
-        if rows:
+        if rows and clears:
             await store.clear()
         return ReadModels()
     try:
         return restore(rows)
     except OutdatedRowsError as error:
         _logger.warning("read models are rebuilt from the log", reason=str(error))
-        await store.clear()
+        if clears:
+            await store.clear()
         return ReadModels()
 
 
@@ -51,6 +56,11 @@ class Projector:
     def apply(self, position: int, event: LogEvent) -> None:
         """Fold an event in; it is written soon."""
         self._models.apply(position, event)
+        self._changed.set()
+
+    def mark_damage(self, damage: LogDamage) -> None:
+        """Show that the log is damaged; it is written soon."""
+        self._models.mark_damage(damage)
         self._changed.set()
 
     async def run(self) -> None:

@@ -20,6 +20,10 @@ from events.log import (
     ActionRetried,
     ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     ExternalObserved,
     FinalizerAdded,
@@ -40,6 +44,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
 )
+from reconciler.shape.api_health import closed, opened, probed, renewed, throttled
 from reconciler.shape.desired import ignored_paths
 from reconciler.shape.differences import LABELS, united, without_ignored
 from reconciler.shape.owner_label import OWNER_LABEL
@@ -121,6 +126,7 @@ def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeSt
         orphan_forced=False,
         target_declared=None,
         because=event.id,
+        api=renewed(state.api, event),
     )
 
 
@@ -397,15 +403,16 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
     }
     flight = state.in_flight
     if error_class in _MAY_HAVE_HAPPENED:
-        after["failures"] = state.failures + 1
+        after["failures"] = state.failures + data.error.attempted
         if flight is not None:
             is_unknown = error_class == "Unknown" and not flight.seeking
+            called = data.error.attempted and error_class != "Throttled"
             after["in_flight"] = replace(
                 flight,
                 failed=data.error,
                 retry_at=None,
                 unknown=flight.unknown + is_unknown,
-                uncertain=flight.uncertain or error_class != "Throttled",
+                uncertain=flight.uncertain or called,
             )
         return replace(state, **after)
     after |= {"in_flight": None, "effect_position": event.causeposition, "effect_at": event.time}
@@ -483,5 +490,9 @@ _FOLDS: dict[type[ShapeEvent], Callable[[ShapeState, Any, LogEvent], ShapeState]
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: throttled,
+    BreakerOpened: opened,
+    BreakerProbed: probed,
+    BreakerClosed: closed,
     OutcomeRecorded: _outcome,
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from events.intake import (
     Answer,
+    ApiReported,
     Approved,
     Declared,
     FinalizerReleased,
@@ -25,6 +26,7 @@ from events.intake import (
     Unreferenced,
     Withdrawn,
 )
+from reconciler.shape.api_health import news
 from reconciler.shape.declaring import declare, withdraw
 from reconciler.shape.holding import (
     add_reference,
@@ -48,6 +50,14 @@ def record_facts(
     return _HANDLERS[type(command.data)](state, command, context, record)
 
 
+def _api(state: ShapeState, command: Command, context: Context, record: Record) -> None:
+    """Record how an API answers as a whole, if that is news."""
+    data: ApiReported = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
+    event = news(state, data, context)
+    if event is not None:
+        record(event)
+
+
 def _timer(_state: ShapeState, _command: Command, _context: Context, _record: Record) -> None:
     """A timer is a hint: that the shape is looked at is all it does."""
 
@@ -64,5 +74,6 @@ _HANDLERS: dict[type[IntakeData], Callable[[ShapeState, Command, Context, Record
     TargetSeen: see_target,
     Observed: observe,
     Reported: report,
+    ApiReported: _api,
     TimerFired: _timer,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from events.intake import LossCount
 from events.manifest import SHAPE_REF_KIND, target_of
+from reconciler.shape.api_health import standing_of_api
 from reconciler.shape.desired import config_name, config_of
 from reconciler.shape.inputs import Context
 from reconciler.shape.keeping import keep_away, keep_present
@@ -71,7 +72,7 @@ def _internal(state: ShapeState, context: Context) -> Step:
     if state.declared and context.key.kind == SHAPE_REF_KIND:
         return _reference(state)
     if state.declared:
-        return Standing("Converged", "Declared")
+        return standing_of_api(state.api) or Standing("Converged", "Declared")
     return Standing("Deleted", "Withdrawn") if state.generation else NOTHING_TO_SAY
 
 

@@ -79,6 +79,23 @@ class Finalizer(msgspec.Struct, frozen=True):
     holder: str
 
 
+class ApiHealth(msgspec.Struct, frozen=True):
+    """How the API of a ``ProviderConfig`` answers.
+
+    ``version`` is that of the event that last moved the breaker. ``open_until`` is set while the
+    breaker is open, also when that time is over: then it waits for its probe, which somebody makes
+    until ``probe_until``. ``openings`` counts without a success in between.
+    """
+
+    version: int = 0
+    throttled_until: datetime | None = None
+    open_until: datetime | None = None
+    probe_until: datetime | None = None
+    openings: int = 0
+    failures: int = 0
+    message: str = ""
+
+
 class ShapeState(msgspec.Struct, frozen=True):
     """Everything known about one shape.
 
@@ -87,14 +104,14 @@ class ShapeState(msgspec.Struct, frozen=True):
     of the newest result of an action: an observation that began before it is stale.
     ``observed_message`` is the intake position of the newest observation, which decides between two
     that began at the same ``observed_position``. ``because`` is
-    the event that the next action would rest on. ``orphaned``: the object that is there was ours,
-    and was let go on purpose. ``lost_uid``: the object that was ours when
-    it was said to be gone or replaced. ``listing_disproved``: it was there all the same, so that
-    only a read proves its absence. ``ended_create`` is the last creation that was taken for failed:
-    its success may be told late. ``uncertain_create``: in this life of the shape some creation may
-    have been done that we do not know of. ``doubted`` is the listing that the guard did not
-    believe. ``approved`` is the hold that a person has lifted. ``target_declared`` is what a
-    ``ShapeRef`` knows of its target.
+    the event that the next action would rest on. ``api`` is a ``ProviderConfig``'s.
+    ``orphaned``: the object that is there was ours, and was let go on purpose.
+    ``lost_uid``: the object that was ours when it was said to be gone or replaced.
+    ``listing_disproved``: it was there all the same, so that only a read proves its absence.
+    ``ended_create`` is the last creation that was taken for failed: its success may be told late.
+    ``uncertain_create``: in this life of the shape some creation may have been done that we do not
+    know of. ``doubted`` is the listing that the guard did not believe. ``approved`` is the hold
+    that a person has lifted. ``target_declared`` is what a ``ShapeRef`` knows of its target.
     """
 
     version: int = 0
@@ -135,6 +152,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     release_forced: bool = False
     orphan_forced: bool = False
     target_declared: bool | None = None
+    api: ApiHealth = ApiHealth()
 
 
 def declaration_id(source: str, message_id: str) -> str:

@@ -15,6 +15,7 @@ from events.intake import (
     INTAKE_TYPES,
     ActionError,
     Answer,
+    ApiReported,
     Approved,
     Declared,
     FinalizerReleased,
@@ -34,6 +35,10 @@ from events.intake import (
     Withdrawn,
 )
 from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     FieldDifference,
     LogEvent,
@@ -62,6 +67,7 @@ INTAKE: list[IntakeData] = [
     TargetSeen("default/Shape/foo", declared=True),
     Observed("default", "foo", THING, began_at=NOW),
     Reported("a", 1, NOW, NOW, "w", ActionError("Transient", "no")),
+    ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
     TimerFired("Retry"),
 ]
 PARTS: list[SnapshotPart] = [
@@ -73,6 +79,10 @@ LOGGED: list[ShapeEvent] = [
     SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"}),
     DriftDetected(1, differences=(FieldDifference("color", "Red", None),)),
     OutcomeRecorded("Converged", 1, "AsDeclared"),
+    ApiThrottled(NOW, 7.0, "no"),
+    BreakerOpened(NOW, 2.0, 5, "no"),
+    BreakerProbed(NOW, 20.0, "w"),
+    BreakerClosed(),
 ]
 
 

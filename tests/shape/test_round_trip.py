@@ -25,6 +25,10 @@ from events.log import (
     ActionRetried,
     ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     ConditionType,
     DriftDetected,
@@ -54,7 +58,16 @@ from events.log import (
 )
 from events.manifest import Adoption, Deletion, Mode, Policy
 from reconciler.shape.evolve import HistoryGapError, fold
-from reconciler.shape.state import NEW, Applied, Finalizer, InFlight, Owned, ShapeState, Spec
+from reconciler.shape.state import (
+    NEW,
+    ApiHealth,
+    Applied,
+    Finalizer,
+    InFlight,
+    Owned,
+    ShapeState,
+    Spec,
+)
 from tests.shape.building import FOO, converged, repainted
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -202,6 +215,10 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
     ),
     ActionAbandoned: st.builds(ActionAbandoned, texts, literal(Operation), texts),
     RetryScheduled: st.builds(RetryScheduled, moments, seconds, texts, maybe_texts),
+    ApiThrottled: st.builds(ApiThrottled, moments, seconds, texts),
+    BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
+    BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
+    BreakerClosed: st.just(BreakerClosed()),
     OutcomeRecorded: st.builds(
         OutcomeRecorded, literal(OutcomeName), numbers, texts, texts, conditions, maybe_texts
     ),
@@ -229,6 +246,7 @@ states = st.builds(
     hold_until=st.none() | moments,
     outcome=st.none() | BUILDERS[OutcomeRecorded],
     because=texts,
+    api=st.builds(ApiHealth, numbers, *[st.none() | moments] * 3, numbers, numbers, texts),
 )
 
 
