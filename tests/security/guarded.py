@@ -100,8 +100,8 @@ class Guarded:
             await stop.wait()
 
 
-def provider_config(endpoint: str) -> Manifest:
-    spec = {"provider": "shapes", "endpoint": endpoint, "resyncSeconds": 0.3}
+def provider_config(endpoint: str, **more: object) -> Manifest:
+    spec = {"provider": "shapes", "endpoint": endpoint, "resyncSeconds": 0.3, **more}
     return Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
 
 
