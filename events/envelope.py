@@ -103,6 +103,11 @@ def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> Inta
     ``fallback_id`` names a bare manifest, which has no id of its own. Raises
     ``InvalidMessageError``.
     """
+    if len(fallback_id) > MOST_ID_CHARACTERS:
+        raise InvalidMessageError(
+            f"a message id has at most {MOST_ID_CHARACTERS} characters: "
+            "it may be copied into every event that follows"
+        )
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)

@@ -18,10 +18,13 @@ import msgspec
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
     PROVIDER_CONFIG_KIND,
+    SHAPE_REF_KIND,
     Fields,
     InvalidManifestError,
     ProviderConfigSpec,
+    ShapeRefSpec,
 )
+from events.names import SYSTEM_NAMESPACE
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
@@ -44,12 +47,14 @@ class Kind:
     there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
     are equal. ``name_problem``: says what is wrong with an external name for this API, or None.
     ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
+    ``namespace``: the only one that it may live in, if there is only one.
     """
 
     name: str
     api_version: str
     schema: type[msgspec.Struct]
     provider: str = ""
+    namespace: str | None = None
     capabilities: Capabilities | None = None
     connect: ProviderFactory | None = None
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
@@ -86,16 +91,20 @@ PROVIDER_CONFIG = Kind(
     name=PROVIDER_CONFIG_KIND,
     api_version=PROVIDER_CONFIG_API_VERSION,
     schema=ProviderConfigSpec,
+    namespace=SYSTEM_NAMESPACE,
     normalize=_without_secret,
 )
 """How an external API is configured: itself a kind, declared like everything else."""
+
+SHAPE_REF = Kind(name=SHAPE_REF_KIND, api_version=PROVIDER_CONFIG_API_VERSION, schema=ShapeRefSpec)
+"""Somebody's reliance on a shape of somebody else."""
 
 
 class KindRegistry(Mapping[str, Kind]):
     """The kinds this process knows, by name."""
 
     def __init__(self, kinds: Iterable[Kind]) -> None:
-        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, *kinds)}
+        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, SHAPE_REF, *kinds)}
 
     def __getitem__(self, name: str) -> Kind:
         kind = self._kinds.get(name)

@@ -8,24 +8,34 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 from nats.aio.client import Client
 
+from events.integrity import LogDamage
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.patience import patiently
+from infra.bus.rates import JetStreamRates
 from infra.bus.removed import check_intake_positions
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
+from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
-from projections.read_models import ReadModels
+from projections.read_models import (
+    CHECKPOINT,
+    DAMAGE,
+    ReadModels,
+    decode_checkpoint,
+    decode_damage,
+)
+from reconciler.failpoints import arm_from_environment
 from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
 from reconciler.services.foreign_snapshots import ForeignSnapshots
@@ -50,16 +60,14 @@ def process_name() -> str:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, credentials: Path | None = None, patience_seconds: float = 30
+    url: str, *, access: Access = ANYBODY, patience_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream that is new enough, and close in order at the end.
 
     ``patience_seconds``: how long a server may take that is still starting. Raises
-    ``BusUnavailableError`` or ``IncompatibleServerError``.
+    ``BusAccessError``, ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
-    nc = await connect(
-        url, name=process_name(), credentials=credentials, patience_seconds=patience_seconds
-    )
+    nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
     try:
         await patiently(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
         yield nc
@@ -69,6 +77,7 @@ async def connected(
 
 async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
     """Make or upgrade every stream, consumer and bucket; doing it again changes nothing."""
+    arm_from_environment()
     return await ensure_topology(nc, replicas=replicas)
 
 
@@ -82,9 +91,11 @@ class Running:
     store: JetStreamRows
     models: ReadModels
     configurations: Configurations
+    gates: ApiGates
     feed: LogFeed
     providers: ProviderPool
     intake: JetStreamIntakeWriter
+    lost: Sequence[LogDamage] = ()
     projector: Projector | None = None
     observer: Observer | None = None
     foreign_snapshots: ForeignSnapshots | None = None
@@ -103,8 +114,10 @@ async def running(
     """Run roles until the context ends; the streams must exist (``initialise``).
 
     When entered, the process knows all that the log has. A role that fails ends the context, and
-    its error comes out in an exception group.
+    its error comes out in an exception group. Raises ``ConfigurationError`` for a failpoint in the
+    environment that cannot be read (``reconciler.failpoints``).
     """
+    arm_from_environment()
     known = kinds if kinds is not None else installed_kinds()
     parts = await patiently(nc, lambda: _load(nc, roles, known), seconds=START_PATIENCE_SECONDS)
     try:
@@ -113,6 +126,7 @@ async def running(
             await _caught_up(parts.feed, tasks[0])
             for role in roles:
                 tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
+            tasks.append(group.create_task(parts.gates.run(), name="API gates"))
             try:
                 yield parts
             finally:
@@ -127,13 +141,21 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     store = JetStreamRows(nc)
     await check_intake_positions(nc)
     needs_models = "projector" in roles or "observer" in roles
-    last = await log.last_position()
-    models = await load_models(store, last) if needs_models else ReadModels()
-    after = models.position if needs_models else last
+    models = ReadModels()
+    if needs_models:
+        models = await load_models(store, clears="projector" in roles)
+    lost = await _lost_end(log, store, models)
+    after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
+    intake = JetStreamIntakeWriter(nc, process_name())
+    gates = ApiGates(
+        name=process_name(), configurations=configurations, intake=intake, rates=JetStreamRates(nc)
+    )
     await configurations.load(log)  # not before: what came in between would be seen by nobody
+    await gates.load(log)
     feed = LogFeed(log, after=after)
     feed.subscribe(lambda _position, event: configurations.apply(event))
+    feed.subscribe(lambda _position, event: gates.apply(event))
     parts = Running(
         nc=nc,
         kinds=kinds,
@@ -141,15 +163,36 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         store=store,
         models=models,
         configurations=configurations,
+        gates=gates,
         feed=feed,
         providers=ProviderPool(kinds, configurations),
-        intake=JetStreamIntakeWriter(nc, process_name()),
+        intake=intake,
+        lost=lost,
     )
     if "projector" not in roles and needs_models:
         feed.subscribe(models.apply)
+        feed.subscribe_to_damage(models.mark_damage)
     elif needs_models:
         _prepare_projector(parts)
     return parts
+
+
+async def _lost_end(
+    log: JetStreamShapeLog, store: JetStreamRows, models: ReadModels
+) -> list[LogDamage]:
+    """Find the shapes whose newest events the log has lost, by what the stored rows remember.
+
+    The log's own versions cannot show it: a history without its end has no hole.
+    """
+    checkpoint = (await store.get([CHECKPOINT])).get(CHECKPOINT)
+    last = await log.last_position()
+    if checkpoint is not None and decode_checkpoint(checkpoint).position > last:
+        known = models if models.position else await load_models(store)
+        known.notice_lost_end(last)
+        found = list(known.damage.values())
+    else:
+        found = [decode_damage(row) for row in (await store.matching(f"{DAMAGE}.>")).values()]
+    return [each for each in found if each.problem == "Lost" and each.shape]
 
 
 async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
@@ -162,6 +205,7 @@ async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
 def _prepare_projector(parts: Running) -> None:
     parts.projector = Projector(parts.models, parts.store)
     parts.feed.subscribe(parts.projector.apply)
+    parts.feed.subscribe_to_damage(parts.projector.mark_damage)
 
 
 def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
@@ -173,6 +217,7 @@ def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
         sink=JetStreamDecisionSink(parts.nc),
         kinds=parts.kinds,
         configurations=parts.configurations,
+        lost=parts.lost,
     )
     return [decider.run(), trim_for_ever(parts.nc)]
 
@@ -187,6 +232,7 @@ def _worker(parts: Running) -> list[Coroutine[None, None, None]]:
         log=parts.log,
         configurations=parts.configurations,
         providers=parts.providers,
+        gates=parts.gates,
     )
     return [worker.run()]
 
@@ -198,8 +244,12 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         providers=parts.providers,
         kinds=parts.kinds,
         models=parts.models,
+        log_id=parts.log.log_id,
+        gates=parts.gates,
+        sink=JetStreamDecisionSink(parts.nc),
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
+    parts.feed.subscribe(sweeper.notice)
     reader = JetStreamSnapshotReader(parts.nc)
     parts.closers.push_async_callback(reader.close)
     parts.foreign_snapshots = ForeignSnapshots(

@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 from nats.aio.client import Client
 
-from events.dead_letter import DeadLetterRecord, payload_text
 from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
-from events.subjects import deadletter, fired, outcome, schedule
+from events.subjects import fired, outcome, schedule
+from infra.bus.dead_letters import store_letters
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
 from infra.jetstream.schedules import Schedule, schedule_many
@@ -59,8 +59,8 @@ class JetStreamDecisionSink:
         _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
 
     async def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Store dead letters."""
-        _raise_first(await publish_many(self._nc, [_dead_letter(each) for each in letters]))
+        """Store dead letters, but those that were told already."""
+        await store_letters(self._nc, letters)
 
 
 def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
@@ -84,25 +84,6 @@ def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
     return OutgoingMessage(
         outcome(rejection.key), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
     )
-
-
-def _dead_letter(letter: DeadLetter) -> OutgoingMessage:
-    delivery = letter.delivery
-    text, encoding, truncated = payload_text(delivery.payload)
-    record = DeadLetterRecord(
-        stage=letter.stage,
-        reason=letter.reason,
-        subject=delivery.subject,
-        position=delivery.position,
-        message_id=delivery.message_id,
-        at=datetime.now(UTC),
-        size=len(delivery.payload),
-        payload=text,
-        payload_encoding=encoding,
-        payload_truncated=truncated,
-    )
-    headers = {_MESSAGE_ID_HEADER: f"{letter.stage}-{delivery.position}"}
-    return OutgoingMessage(deadletter(letter.stage), _encoder.encode(record), headers)
 
 
 def _raise_first(results: Sequence[object]) -> None:

@@ -10,6 +10,7 @@ OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES,
 SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
 OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
+RATES           ``rate.>``                          how far each rate limit's calls are reserved
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -28,6 +29,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import differences, ensure_consumer, ensure_stream
+from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -36,13 +38,18 @@ OUTCOMES: Final = "OUTCOMES"
 SNAPSHOTS: Final = "SNAPSHOTS"
 OBSERVATIONS: Final = "OBSERVATIONS"
 DEADLETTERS: Final = "DEADLETTERS"
+RATES: Final = "RATES"
 ROWS: Final = "KV_reconciler"
 ROWS_PREFIX: Final = "$KV.reconciler."
 
 PARTITIONS: Final = 8
+FOLLOWERS: Final = 8
+"""How many streams of outcomes a service may follow at once, all its processes together."""
+
 DECIDER_GROUP: Final = "deciders"
 WORKERS: Final = "workers"
 LOG_ID_METADATA: Final = "reconciler-log-id"
+EPOCH_METADATA: Final = "reconciler-log-epoch"
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
@@ -58,6 +65,20 @@ it need not wait for the disk at every message."""
 Config = dict[str, Any]
 
 
+class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
+    """Who a log is: its own name, and that of its last restoration, empty if there was none."""
+
+    log_id: str
+    epoch: str = ""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A log that is about to be restored, and the first position of the intake made beside it."""
+
+    identity: LogIdentity
+    first_intake_position: int
+
+
 class Topology(msgspec.Struct, frozen=True):
     """What is settled about the bus: how many replicas, and the log's own name."""
 
@@ -65,24 +86,40 @@ class Topology(msgspec.Struct, frozen=True):
     changes: Mapping[str, str]
 
 
+def follower_names(namespace: str) -> list[str]:
+    """Names of the consumers of OUTCOMES that a service of one namespace may use.
+
+    Permissions match whole tokens, so names are fixed. No namespace and no durable name has an =.
+    """
+    return [f"{namespace}={number}" for number in range(FOLLOWERS)]
+
+
 def decider_consumers() -> list[str]:
     """Names of the intake's consumers: one a partition, and one for what fits no partition."""
     return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
 
 
-async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
+async def ensure_topology(
+    nc: Client, *, replicas: int = 1, restored: Restored | None = None
+) -> Topology:
     """Make or upgrade every stream and consumer; doing it again changes nothing.
 
-    Raises ``IncompatibleStreamError`` for a difference that cannot be changed in place.
+    ``restored`` gives a new log the identity of an old one. Raises ``IncompatibleStreamError`` for
+    a difference that cannot be changed in place.
     """
-    log_id, log_is_empty = await _existing_log(nc)
+    identity, first_position = await _existing_log(nc)
+    if restored is not None:
+        identity, first_position = restored.identity, restored.first_intake_position
+    log_id = identity.log_id
     changes: dict[str, str] = {}
-    for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
+    for config in await _streams(nc, identity, first_position):
         fitting = await _fitting(nc, config)
         changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
+        reach(Failpoint.INIT_STEP)
     for stream, consumer in _consumers():
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
+        reach(Failpoint.INIT_STEP)
     return Topology(log_id, changes)
 
 
@@ -92,9 +129,8 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     Gives the differing fields, path to (wanted, found), of each; all of them for one that is not
     there. The number of replicas is the operator's choice, and is not compared.
     """
-    log_id, log_is_empty = await _existing_log(nc)
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
-    for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
+    for config in await _streams(nc, *await _existing_log(nc)):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
         wrong[config["name"]] = differences(await _fitting(nc, config), found)
     for stream, config in _consumers():
@@ -129,35 +165,63 @@ async def _found(nc: Client, question: str) -> Config:
         return {}
 
 
-async def find_log_id(nc: Client) -> str:
-    """Give the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
-    state = await stream_state(nc, SHAPES)
-    found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
+async def find_log(nc: Client) -> LogIdentity:
+    """Tell which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
+    metadata = (await stream_state(nc, SHAPES)).config.get("metadata", {})
+    found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
             f"stream {SHAPES} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
         )
-    return str(found)
+    return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
 
 
-async def _existing_log(nc: Client) -> tuple[str, bool]:
+async def has_log(nc: Client) -> bool:
+    """Tell whether there is an event log, as far as everybody may ask."""
+    answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
+    return SHAPES in (answer.get("streams") or ())
+
+
+async def find_log_id(nc: Client) -> str:
+    """Give the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
+    return (await find_log(nc)).log_id
+
+
+def new_name() -> str:
+    """Give a random name, for a log or for one of its restorations."""
+    return uuid.uuid4().hex[:12]
+
+
+async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
+    """Give the log's identity, and the first position of an intake that is made beside it.
+
+    Positions are the logical clock: an intake that is made anew beside an old log must not count
+    from 1 again, or what it brings would look older than what the log knows.
+    """
     try:
         state = await stream_state(nc, SHAPES)
     except NotFoundOnBusError:
-        return uuid.uuid4().hex[:12], True
-    found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
-    return str(found or uuid.uuid4().hex[:12]), state.last_seq == 0
+        return LogIdentity(new_name()), 0
+    metadata = state.config.get("metadata", {})
+    identity = LogIdentity(
+        str(metadata.get(LOG_ID_METADATA) or new_name()), str(metadata.get(EPOCH_METADATA, ""))
+    )
+    return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 
-async def _streams(nc: Client, log_id: str, *, log_is_empty: bool) -> list[Config]:
+async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> list[Config]:
+    metadata = {LOG_ID_METADATA: identity.log_id}
+    if identity.epoch:
+        metadata[EPOCH_METADATA] = identity.epoch
     return [
-        {**_shapes(), "metadata": {LOG_ID_METADATA: log_id}},
+        {**_shapes(), "metadata": metadata},
         _timers(),
-        await _intake(nc, log_is_empty=log_is_empty),
+        await _intake(nc, first_position),
         _outcomes(),
         _snapshots(),
         _observations(),
         _dead_letters(),
+        _rates(),
         _rows(),
     ]
 
@@ -174,7 +238,7 @@ def _shapes() -> Config:
     )
 
 
-async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
+async def _intake(nc: Client, first_position: int) -> Config:
     config = _file_stream(
         INTAKE,
         ["rec.>"],
@@ -200,11 +264,9 @@ async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
             }
         ],
     )
-    if log_is_empty or await _exists(nc, INTAKE):
+    if not first_position or await _exists(nc, INTAKE):
         return config
-    # Positions are the logical clock: an intake that is made anew beside an old log must not
-    # count from 1 again, or what it brings would look older than what the log knows.
-    return {**config, "first_seq": time.time_ns() // 1_000}
+    return {**config, "first_seq": first_position}
 
 
 def _timers() -> Config:
@@ -263,10 +325,15 @@ def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
         ["deadletter.>"],
-        discard="new",  # with a limit of bytes: what is dead must not go unseen
+        discard="new",  # what does not fit waits where it is: nothing dead goes unseen
         max_age=90 * _DAY,
+        max_bytes=1024**3,
         duplicate_window=_DUPLICATE_WINDOW,
     )
+
+
+def _rates() -> Config:
+    return _file_stream(RATES, ["rate.>"], max_msgs_per_subject=1)
 
 
 def _rows() -> Config:

@@ -6,8 +6,9 @@ ordered consumer with a callback 38,000 to 45,000 in the same run (two busy core
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,6 +19,7 @@ from nats.aio.subscription import Subscription
 from infra.jetstream.connection import api_request, is_clustered
 from infra.jetstream.errors import (
     BusError,
+    BusRefusedError,
     BusUnavailableError,
     NotFoundOnBusError,
     StreamReplacedError,
@@ -30,7 +32,9 @@ _MISSED_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
 _CREATE_SECONDS: Final = 3.0  # without a leader no answer comes; there may be one the next time
 _LOOK_SECONDS: Final = 0.25  # between two looks at a connection from which nothing comes
 _RETRY_SECONDS: Final = 0.25
-_INACTIVE_SECONDS: Final = 30  # after which the server forgets a follower that is gone
+_INACTIVE_SECONDS: Final = 10  # after which the server forgets a follower that is gone
+_NAMED_INACTIVE: Final = 5_000_000_000  # the same in ns: others wait for the name
+_NAME_IN_USE: Final = 10148
 _EVERYTHING: Final = (">",)
 _log = logging.getLogger(__name__)
 
@@ -45,6 +49,26 @@ def follow(
         start_seq: the first stream sequence wanted.
     """
     return Follower(nc, stream, filters=filters, start_seq=start_seq)
+
+
+def follow_as(
+    nc: Client,
+    stream: str,
+    *,
+    names: Sequence[str],
+    subject_filter: str,
+    start_seq: int | None = None,
+) -> "Follower":
+    """Return a follower for a user who may use only these consumers, under this one filter.
+
+    Permissions can bind a consumer's name and its filter, not more; so nothing else is asked of the
+    server, and the first name is taken that nobody uses now. When all are in use, `async with` it
+    raises `BusRefusedError` (10148).
+
+    Args:
+        start_seq: the first stream sequence wanted; None for what comes from now on.
+    """
+    return Follower(nc, stream, filters=[subject_filter], start_seq=start_seq, names=names)
 
 
 class Follower:
@@ -65,21 +89,23 @@ class Follower:
         stream: str,
         *,
         filters: Sequence[str] = _EVERYTHING,
-        start_seq: int = 1,
+        start_seq: int | None = 1,
+        names: Sequence[str] = (),
     ) -> None:
         self.caught_up = asyncio.Event()
         self._nc = nc
         self._stream = stream
         self._filters = list(filters)
-        self._position = max(0, start_seq - 1)
-        self._target = 0
+        self._names = names
+        self._position = None if start_seq is None else max(0, start_seq - 1)
+        self._target: int | None = None
         self._created = ""
         self._feed = _Feed(nc)
 
     @property
     def position(self) -> int:
         """The stream sequence up to which everything that matches has been handed out."""
-        return self._position
+        return self._position or 0
 
     async def __aenter__(self) -> Self:
         """Start following.
@@ -88,8 +114,9 @@ class Follower:
             NotFoundOnBusError: the stream doesn't exist.
             BusUnavailableError: no answer.
         """
-        state = await stream_state(self._nc, self._stream)
-        self._target, self._created = state.last_seq, state.created
+        if not self._names:
+            state = await stream_state(self._nc, self._stream)
+            self._target, self._created = state.last_seq, state.created
         await self._restart()
         if await self._is_caught_up():
             self._reached_target()
@@ -115,8 +142,8 @@ class Follower:
         """
         while True:
             batch = await self._feed.take()
-            if batch and batch[0].seq <= self._position:  # of a copy that lags behind: known
-                batch = [message for message in batch if message.seq > self._position]
+            if batch and batch[0].seq <= self.position:  # of a copy that lags behind: known
+                batch = [message for message in batch if message.seq > self.position]
             if batch:
                 self._position = batch[-1].seq
                 if not self.caught_up.is_set() and await self._is_caught_up():
@@ -137,28 +164,28 @@ class Follower:
     async def _is_caught_up(self) -> bool:
         """Whether all that was there at the start has been handed out.
 
-        Only the leader knows: the copy of the stream that feeds us may lag behind, and believe that
-        there is no more. Where the answer does not come, it is asked again.
+        In a cluster only the leader knows: the copy of the stream that feeds us may lag behind, and
+        believe that there is no more. Who may not ask the leader believes the copy.
         """
-        if self._position >= self._target:
+        if self._target is not None and self.position >= self._target:
             return True
         if not self._feed.is_exhausted:
             return False
-        if not is_clustered(self._nc):
+        if self._names or not is_clustered(self._nc):
             return True
         try:
             last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
         except BusUnavailableError:
-            return False
-        return max((one.seq for one in last if one is not None), default=0) <= self._position
+            return False  # it is asked again soon
+        return max((one.seq for one in last if one is not None), default=0) <= self.position
 
     def _reached_target(self) -> None:
-        self._position = max(self._position, self._target)
+        self._position = max(self.position, self._target or 0)
         self.caught_up.set()
 
     async def _repair(self) -> None:
         while True:
-            _log.info("following %s anew after %d", self._stream, self._position)
+            _log.info("following %s anew after %d", self._stream, self.position)
             try:
                 await self._check_identity()
                 await self._restart()
@@ -171,7 +198,9 @@ class Follower:
                 return
 
     async def _check_identity(self) -> None:
-        """Make sure that this is still the stream that was opened."""
+        """Make sure that this is still the stream that was opened, where we may ask for it."""
+        if self._names:
+            return
         try:
             created = (await stream_state(self._nc, self._stream)).created
         except NotFoundOnBusError as error:
@@ -189,7 +218,9 @@ class Follower:
         """Replace the feed by one from the position on."""
         await self._feed.close()
         self._feed = _Feed(self._nc)
-        await self._feed.open(self._stream, self._filters, self._position + 1)
+        await self._feed.open(self._stream, self._filters, self._position, self._names)
+        if self._position is None:  # a loss before the first message must not skip any
+            self._position = self._feed.began_after
 
 
 class _Feed:
@@ -197,9 +228,10 @@ class _Feed:
 
     def __init__(self, nc: Client) -> None:
         self.nothing_pending = False
+        self.began_after = 0
         self._nc = nc
         self._subscription: Subscription | None = None
-        self._consumer = ""
+        self._named = ""
         self._waiting: list[StoredMessage] = []
         self._arrived = asyncio.Event()
         self._flow_reply = ""
@@ -219,28 +251,54 @@ class _Feed:
         """Whether nothing more can be expected from it."""
         return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
 
-    async def open(self, stream: str, filters: Sequence[str], start_seq: int) -> None:
+    async def open(
+        self, stream: str, filters: Sequence[str], after: int | None, names: Sequence[str]
+    ) -> None:
         """Make the consumer."""
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
-        config = _consumer_config(inbox, filters, start_seq)
-        body = {"stream_name": stream, "config": config, "action": "create"}
-        subject = f"CONSUMER.CREATE.{stream}"
-        answer = await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS)
-        self._consumer = f"{stream}.{answer['name']}"
+        config = _consumer_config(inbox, filters, after)
+        if names:
+            answer = await self._create_named(stream, config, names)
+        else:
+            body = {"stream_name": stream, "config": config, "action": "create"}
+            subject = f"CONSUMER.CREATE.{stream}"
+            answer = await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS)
+        self.began_after = int(answer["delivered"]["stream_seq"])
         if not answer.get("num_pending", 0):  # else the messages say it, perhaps before this answer
             self.nothing_pending = True
 
+    async def _create_named(
+        self, stream: str, config: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, Any]:
+        """Make the consumer under the first of the names that is free, beginning anywhere."""
+        begin = random.randrange(len(names))  # noqa: S311 - no secret: it spreads the names
+        for number in range(len(names)):
+            name = names[(begin + number) % len(names)]
+            body = {
+                "stream_name": stream,
+                "config": {**config, "name": name, "inactive_threshold": _NAMED_INACTIVE},
+                "action": "create",
+            }
+            subject = f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}"
+            try:
+                answer = await api_request(self._nc, subject, body)
+            except BusRefusedError as error:
+                if error.err_code != _NAME_IN_USE or number == len(names) - 1:
+                    raise
+            else:
+                self._named = f"{stream}.{name}"
+                return answer
+        raise AssertionError("unreachable: the last name returns or raises")
+
     async def close(self) -> None:
-        """End the subscription and, where the connection allows it, the consumer."""
+        """End the subscription, and give a name back; other consumers the server forgets soon."""
         if self._subscription is None:
             return
         await unsubscribe(self._subscription)
         self._subscription = None
-        if self._consumer and self._nc.is_connected:
-            await _ignoring_absence(
-                send(self._nc, f"$JS.API.CONSUMER.DELETE.{self._consumer}", b"")
-            )
+        if self._named and self._nc.is_connected:
+            await _ignoring_absence(send(self._nc, f"$JS.API.CONSUMER.DELETE.{self._named}", b""))
 
     async def take(self) -> list[StoredMessage]:
         """Return what has arrived, and let the server send more."""
@@ -297,12 +355,14 @@ class _Feed:
             self._arrived.set()
 
 
-def _consumer_config(inbox: str, filters: Sequence[str], start_seq: int) -> dict[str, Any]:
+def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> dict[str, Any]:
     second = 1_000_000_000
+    start: dict[str, Any] = {"deliver_policy": "new"}
+    if after is not None:
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
     config: dict[str, Any] = {
+        **start,
         "deliver_subject": inbox,
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": start_seq,
         "ack_policy": "none",
         "max_deliver": 1,
         "flow_control": True,

@@ -21,10 +21,13 @@ from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, nak
+from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
 from infra.jetstream.wire import (
     DESCRIPTION,
+    FastClient,
     bus_errors,
+    denial_noticed,
     send,
     split_reply,
     status_of,
@@ -72,6 +75,7 @@ class PullGroup:
         self._arrived = asyncio.Event()
         self._reconnects = 0
         self._failure: BusError | None = None
+        self._denials = contextlib.ExitStack()
         self._sources = {
             name: _Source(index, name, max_batch) for index, name in enumerate(consumers)
         }
@@ -82,7 +86,8 @@ class PullGroup:
 
         Raises:
             NotFoundOnBusError: a consumer doesn't exist, or was deleted.
-            BusUnavailableError: the connection was closed.
+            BusDeniedError: we may not ask this consumer.
+        BusUnavailableError: the connection was closed.
         """
         if self._subscription is None:
             await self._open()
@@ -104,6 +109,7 @@ class PullGroup:
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
+        self._denials.close()
         try:
             if self._nc.is_connected:
                 with contextlib.suppress(BusError), bus_errors("close"):
@@ -127,6 +133,7 @@ class PullGroup:
         self._expires_seconds = expires
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
+        self._denials.enter_context(denial_noticed(self._nc, self._denied))
 
     async def _info(self, name: str) -> dict[str, Any]:
         """Read how a consumer is configured, however long it has no leader."""
@@ -196,10 +203,22 @@ class PullGroup:
                 body["id"] = source.pin_id
         await send(
             self._nc,
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{source.name}",
+            self._next_subject(source),
             msgspec.json.encode(body),
             reply=f"{self._inbox}.{source.index}-{number}",
         )
+
+    def _denied(self, denial: Denial) -> bool:
+        """Take note that a consumer may not be asked: nothing would ever come."""
+        asked = {self._next_subject(source).lower() for source in self._by_index}
+        if denial.subject not in asked or not isinstance(self._nc, FastClient):
+            return False
+        self._failure = self._nc.denied(denial)
+        self._arrived.set()
+        return True
+
+    def _next_subject(self, source: "_Source") -> str:
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{source.name}"
 
     async def _receive(self, message: Msg) -> None:
         if message.reply.startswith("$JS.ACK."):

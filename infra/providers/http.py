@@ -21,6 +21,7 @@ from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.answers import inconclusive, refusal
 from infra.providers.endpoint import authorization, checked_endpoint
 from reconciler.errors import ConfigurationError, TransientError
+from reconciler.provider import may_call
 
 KEEP_ALIVE_SECONDS = 3.0
 """Less than the five seconds after which many servers close an idle connection: a call that meets
@@ -73,6 +74,7 @@ class HttpApi:
         Raises ``TransientError`` if nothing was sent, or if a read was not answered; and
         ``UnknownResultError`` if a write was not answered.
         """
+        await may_call()
         url = self.endpoint + path
         target = f"{url}?{urlencode(query)}" if query else url
         try:

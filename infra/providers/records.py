@@ -65,10 +65,15 @@ class _Record(msgspec.Struct, frozen=True):
 
     def as_object(self) -> ExternalObject:
         labels = _labels(self.tags)
-        labels.pop(KEY_TAG, None)
+        key = labels.pop(KEY_TAG, None)
         fields: Fields = {"type": self.type, "ttl": self.ttl, "values": self.values}
         return ExternalObject(
-            name=self.name, fields=normalize(fields), uid=self.id, version=self.etag, labels=labels
+            name=self.name,
+            fields=normalize(fields),
+            uid=self.id,
+            version=self.etag,
+            labels=labels,
+            written_by=key,
         )
 
     def is_written_by(self, action: Action) -> bool:

@@ -164,6 +164,14 @@ def _status_pairs(row: StatusRow) -> list[tuple[str, str | Text]]:
         ("drifts", str(row.drifts)),
         ("version", f"{row.version}, log position {row.position}"),
     ]
+    if row.finalizers:
+        held = ", ".join(f"{name} (of {holder})" for name, holder in row.finalizers.items())
+        pairs.append(("finalizers", held))
+    if row.references:
+        held = ", ".join(f"{by} ({policy})" for by, policy in row.references.items())
+        pairs.append(("referred to by", held))
+    if row.target:
+        pairs.append(("refers to", row.target))
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
     if row.retry_at is not None:

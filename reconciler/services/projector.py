@@ -6,6 +6,7 @@ import asyncio
 
 import structlog
 
+from events.integrity import LogDamage
 from events.log import LogEvent
 from projections.read_models import (
     CHECKPOINT,
@@ -14,6 +15,7 @@ from projections.read_models import (
     decode_checkpoint,
     restore,
 )
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import RowsConflictError, RowStore
 
 GATHER_SECONDS = 0.1
@@ -23,27 +25,23 @@ _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
 
-async def load_models(store: RowStore, last_position: int | None = None) -> ReadModels:
+async def load_models(store: RowStore, *, clears: bool = True) -> ReadModels:
     """Take the read models up where they were left; empty if the rows cannot be used.
 
-    ``last_position``: where the log ends; rows that know more are of another log.
+    ``clears``: rows that cannot be used are removed, which is the projector's business alone.
     """
     rows = await store.load()
     if CHECKPOINT not in rows:
-        if rows:
+        if rows and clears:
             await store.clear()
         return ReadModels()
     try:
-        models = restore(rows)
+        return restore(rows)
     except OutdatedRowsError as error:
-        reason = str(error)
-    else:
-        if last_position is None or models.position <= last_position:
-            return models
-        reason = f"they know position {models.position}, and the log ends at {last_position}"
-    _logger.warning("read models are rebuilt from the log", reason=reason)
-    await store.clear()
-    return ReadModels()
+        _logger.warning("read models are rebuilt from the log", reason=str(error))
+        if clears:
+            await store.clear()
+        return ReadModels()
 
 
 class Projector:
@@ -58,6 +56,11 @@ class Projector:
     def apply(self, position: int, event: LogEvent) -> None:
         """Fold an event in; it is written soon."""
         self._models.apply(position, event)
+        self._changed.set()
+
+    def mark_damage(self, damage: LogDamage) -> None:
+        """Show that the log is damaged; it is written soon."""
+        self._models.mark_damage(damage)
         self._changed.set()
 
     async def run(self) -> None:
@@ -76,6 +79,7 @@ class Projector:
         self._unwritten |= self._models.take_changes()
         if not self._unwritten:
             return
+        reach(Failpoint.PROJECTOR_FOLDED)
         # The checkpoint must come last: what is behind it is folded in again after a crash.
         checkpoint = self._unwritten.pop(CHECKPOINT)
         try:
@@ -91,6 +95,7 @@ class Projector:
             raise
         else:
             self._unwritten.clear()
+            reach(Failpoint.PROJECTOR_SAVED)
 
     async def _is_ahead(self) -> bool:
         """After another projector has written: whether there is still something to write."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
 
 from events.intake import IntakeData
+from events.log import ShapeEvent
 from events.manifest import ProviderConfigSpec
 from events.names import ShapeKey
 from reconciler.kinds import Kind
 from reconciler.shape.owner_label import owner
+from reconciler.shape.state import ShapeState
+
+Record = Callable[[ShapeEvent], ShapeState]
+"""Records an event in the turn and gives the state after it."""
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -29,7 +35,8 @@ class Context:
 
     ``jitter`` is in [0, 1). ``kind`` is None when no such kind is registered here; ``config`` is
     None when the ``ProviderConfig`` that the shape names is not declared. ``configs`` gives any of
-    them by name: a declaration may change which one a shape uses.
+    them by name: a declaration may change which one a shape uses. ``epoch`` names the log's last
+    restoration, empty if there was none.
     """
 
     key: ShapeKey
@@ -38,6 +45,7 @@ class Context:
     log_id: str
     kind: Kind | None
     configs: dict[str, ProviderConfigSpec]
+    epoch: str = ""
 
     @property
     def owner(self) -> str:

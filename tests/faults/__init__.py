@@ -1,1 +1,1 @@
-"""Faults on the real thing; each test's docstring or name begins with the number of its fault."""
+"""Faults to survive, each on the real thing, judged by the checker of histories."""
