@@ -17,7 +17,7 @@ from reconciler.cli.checks_log import (
     check_rows,
     check_watched,
 )
-from reconciler.cli.checks_room import check_room_of_streams
+from reconciler.cli.checks_room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.finding import Finding
@@ -63,7 +63,7 @@ async def _doctor(connection: Connection, full: bool) -> list[Finding]:
 
 async def examine(nc: Client, *, full: bool) -> list[Finding]:
     """Make every check; one that cannot be made is a finding, too."""
-    findings: list[Finding] = [check_sync(nc)]
+    findings: list[Finding] = [check_sync(nc), *check_own_disk()]
     for name, check in (
         ("server", check_server),
         ("streams", check_streams),
