@@ -23,7 +23,7 @@ from reconciler.cli.checks_log import (
     check_watched,
 )
 from reconciler.cli.checks_monitoring import MONITORING_VARIABLE, check_monitoring
-from reconciler.cli.checks_room import check_room_of_streams
+from reconciler.cli.checks_room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.finding import Finding
@@ -82,7 +82,7 @@ async def _doctor(connection: Connection, full: bool, monitoring_url: str | None
 
 async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) -> list[Finding]:
     """Make every check; one that cannot be made is a finding, too."""
-    findings: list[Finding] = []
+    findings: list[Finding] = [*check_own_disk()]
     if monitoring_url is None:
         findings.append(check_sync(nc))
     else:
