@@ -23,6 +23,7 @@ from reconciler.cli.checks_log import (
     check_watched,
 )
 from reconciler.cli.checks_monitoring import MONITORING_VARIABLE, check_monitoring
+from reconciler.cli.checks_room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.finding import Finding
@@ -81,7 +82,7 @@ async def _doctor(connection: Connection, full: bool, monitoring_url: str | None
 
 async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) -> list[Finding]:
     """Make every check; one that cannot be made is a finding, too."""
-    findings: list[Finding] = []
+    findings: list[Finding] = [*check_own_disk()]
     if monitoring_url is None:
         findings.append(check_sync(nc))
     else:
@@ -90,6 +91,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
         ("server", check_server),
         ("streams", check_streams),
         ("copies", check_copies),
+        ("room", check_room_of_streams),
         ("stages", check_stages),
         ("API", check_apis),
         ("log", partial(_check_log, full=full)),
