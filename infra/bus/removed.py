@@ -8,15 +8,18 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from events.envelope import decode_log
+from events.envelope import InvalidMessageError, decode_log
 from infra.bus.streams import INTAKE, SHAPES
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
-from infra.jetstream.reads import last_from_leader, stream_state
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
 _LOG_GONE: Final = (
     "this process ends, since it knows what another log says; restore the log from a backup, or "
     "start with an empty one: `reconciler init`"
 )
+
+_LOOKED_AT: Final = 100
+"""So many of the log's newest events are read: an unreadable one must not stop everybody."""
 
 
 @contextmanager
@@ -39,10 +42,12 @@ async def check_intake_positions(nc: Client) -> None:
     Raises ``StreamReplacedError`` if somebody has made the intake anew, and it counts from 1: all
     that comes in would look older than what was decided long ago, and be ignored.
     """
-    newest = await last_from_leader(nc, SHAPES, "log.>")
-    if newest is None:
+    newest = (await stream_state(nc, SHAPES)).last_seq
+    if not newest:
         return
-    known = decode_log(newest.payload).causeposition
+    first = max(1, newest + 1 - _LOOKED_AT)
+    messages = await read_subject(nc, SHAPES, "log.>", start_seq=first)
+    known = max(map(_cause_position, messages), default=0)
     last = (await stream_state(nc, INTAKE)).last_seq
     if last < known:
         raise StreamReplacedError(
@@ -50,3 +55,10 @@ async def check_intake_positions(nc: Client) -> None:
             f"anew by hand. Delete it (`nats stream rm {INTAKE}`), and run `reconciler init`, "
             "which makes one that counts on"
         )
+
+
+def _cause_position(message: StoredMessage) -> int:
+    try:
+        return decode_log(message.payload).causeposition
+    except InvalidMessageError:
+        return 0
