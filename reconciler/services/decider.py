@@ -37,7 +37,7 @@ from reconciler.ports import (
 )
 from reconciler.services.configurations import Configurations
 from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
-from reconciler.services.repository import MOST_EVENTS_AT_ONCE, KeptShape, ShapeRepository
+from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
 from reconciler.shape.turn import Turn, take_turn
