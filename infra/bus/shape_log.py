@@ -23,7 +23,7 @@ from events.integrity import (
 )
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
-from events.subjects import LOG_CLASSES, log, log_filter, state_snapshot
+from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
 from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
@@ -177,6 +177,21 @@ class JetStreamShapeLog:
 
     # --- loading
 
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give each shape's newest position.
+
+        The only server answers for all at once. In a cluster one that lags behind could answer
+        that: there the leader is asked, shape by shape.
+        """
+        if is_clustered(self._nc):
+            newest = await asyncio.gather(*(self._newest_position(key) for key in keys))
+            return dict(zip(keys, newest, strict=True))
+        found = dict.fromkeys(keys, 0)
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            key = parse_log(message.subject)
+            found[key] = max(found[key], message.seq)
+        return found
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -216,21 +231,6 @@ class JetStreamShapeLog:
             else:
                 loaded[key] = short
         return loaded, longer
-
-    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Give each shape's newest position.
-
-        An only server answers for all at once. In a cluster one that lags behind could answer that:
-        there the leader is asked, a read each, many at once.
-        """
-        if is_clustered(self._nc):
-            positions = await asyncio.gather(*(self._newest_position(key) for key in keys))
-            return dict(zip(keys, positions, strict=True))
-        found = dict.fromkeys(keys, 0)
-        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
-            key = _key_of(message.subject)
-            found[key] = max(found[key], message.seq)
-        return found
 
     async def _newest_position(self, key: ShapeKey) -> int:
         async with self._reads:

@@ -1,1 +1,4 @@
-"""Faults to survive, each on the real thing, judged by the checker of histories."""
+"""Faults to survive, each on the real thing, judged by the checker of histories.
+
+Each test's docstring or name begins with the number of its fault.
+"""
