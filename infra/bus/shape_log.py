@@ -33,16 +33,17 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
 from infra.jetstream.reads import (
     StoredMessage,
+    StreamState,
     last_for_subjects,
     last_from_leader,
     message_from_leader,
     read_subject,
     stream_state,
 )
+from reconciler.errors import ReconcilerError
 from reconciler.ports import (
     AppendLostError,
     DamageListener,
-    EventFeed,
     LoadedShape,
     ShapeAppend,
     StoredEvent,
@@ -286,74 +287,112 @@ class JetStreamShapeLog:
     # --- reading
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
-        """Read every event of one shape."""
-        return _readable(await read_subject(self._nc, SHAPES, log_filter(key)))
+        """Read every event of one shape, up to damage if there is any, which is only logged."""
+        return _sound_of_some(await read_subject(self._nc, SHAPES, log_filter(key)))
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the shapes of one kind in one namespace."""
-        return _readable(await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>"))
+        """Read every event of the shapes of one kind in one namespace, each up to damage."""
+        return _sound_of_some(await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>"))
 
     def follow(
         self, after: int = 0, *, damaged: DamageListener | None = None
-    ) -> AbstractAsyncContextManager[EventFeed]:
+    ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log from behind a position."""
         return self._follow(after, damaged or _tell)
 
     @asynccontextmanager
-    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[EventFeed]:
-        async with follow(self._nc, SHAPES, start_seq=after + 1) as follower:
-            yield _Feed(follower, LogChains(from_start=after == 0), damaged)
+    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[CheckedFeed]:
+        state = await stream_state(self._nc, SHAPES)
+
+        def same_log(now: StreamState, position: int) -> None:
+            if now.created != state.created:
+                raise LogReplacedError("the log was made anew, as by a restoration: start again")
+            if now.last_seq < position and state.last_seq >= after:
+                raise LogReplacedError(
+                    f"the log ends at {now.last_seq}, and was read up to {position} before: its "
+                    "end is lost; start again, and see `reconciler doctor`"
+                )
+
+        async with follow(self._nc, SHAPES, start_seq=after + 1, resuming=same_log) as follower:
+            feed = CheckedFeed(follower, LogChains(damaged, after=after))
+            feed.check_end()
+            yield feed
+
+    async def newest_positions(self, keys: Iterable[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give the position of each shape's newest event, without those that have none."""
+        newest: dict[ShapeKey, int] = {}
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            key = _key_of(message.subject)
+            newest[key] = max(message.seq, newest.get(key, 0))
+        return newest
+
+    async def missing_events(self) -> int:
+        """Count the positions that hold no event: a log never removes anything."""
+        state = await stream_state(self._nc, SHAPES)
+        return state.last_seq - state.messages
 
     async def last_position(self) -> int:
         """Give the position of the newest event."""
         return (await stream_state(self._nc, SHAPES)).last_seq
 
 
-class _Feed:
-    """Implements ``reconciler.ports.EventFeed``."""
+class LogReplacedError(ReconcilerError):
+    """The log is not the one that this process knows: what it remembers is of no use any more."""
 
-    def __init__(self, follower: Follower, chains: LogChains, damaged: DamageListener) -> None:
+
+class CheckedFeed:
+    """Implements ``reconciler.ports.EventFeed``; ``chains`` is what it has checked so far."""
+
+    def __init__(self, follower: Follower, chains: LogChains) -> None:
+        self.chains = chains
         self._follower = follower
-        self._chains = chains
-        self._damaged = damaged
 
     @property
     def caught_up(self) -> bool:
+        """Whether everything that was in the log at the start has been handed out."""
         return self._follower.caught_up.is_set()
 
     @property
     def position(self) -> int:
+        """The last position handed out."""
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        events: list[StoredEvent] = []
-        for message in await anext(self._follower):
-            try:
-                event = self._chains.take(_recorded(message))
-            except LogDamagedError as error:
-                self._damaged(error.damage)
-                continue
-            if event is not None:
-                events.append(StoredEvent(message.seq, event))
+        """Wait for the next events; an empty list says that the end was reached."""
+        events = _sound(await anext(self._follower), self.chains)
+        self.check_end()
         return events
+
+    def check_end(self) -> None:
+        """See, when all that there is was read, that the last positions hold events."""
+        if self._follower.caught_up.is_set():
+            self.chains.end(self._follower.position)
 
 
 def _tell(damage: LogDamage) -> None:
     _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
 
 
-def _readable(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Give the sound part of some shapes' histories, which a reader for people goes on with."""
-    chains = LogChains()
+def _sound(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
+    found = ((message.seq, chains.take(_recorded(message))) for message in messages)
+    return [StoredEvent(position, event) for position, event in found if event is not None]
+
+
+def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+    """Give the sound part of some shapes' histories, between whose positions others have theirs."""
+    chains: dict[str, ShapeChain] = {}
+    damaged: set[str] = set()
     events: list[StoredEvent] = []
     for message in messages:
-        try:
-            event = chains.take(_recorded(message))
-        except LogDamagedError as error:
-            _tell(error.damage)
+        shape = str(_key_of(message.subject))
+        if shape in damaged:
             continue
-        if event is not None:
-            events.append(StoredEvent(message.seq, event))
+        chain = chains.setdefault(shape, ShapeChain())
+        try:
+            events.append(StoredEvent(message.seq, chain.take(_recorded(message), shape)))
+        except LogDamagedError as error:
+            damaged.add(shape)
+            _tell(error.damage)
     return events
 
 

@@ -7,7 +7,7 @@ ordered consumer with a callback 38,000 to 45,000 in the same run (two busy core
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,7 +17,7 @@ from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
-from infra.jetstream.reads import StoredMessage, stream_state
+from infra.jetstream.reads import StoredMessage, StreamState, stream_state
 from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
 
 HEARTBEAT_SECONDS: Final = 2.0
@@ -29,16 +29,27 @@ _EVERYTHING: Final = (">",)
 _log = logging.getLogger(__name__)
 
 
+ResumeCheck = Callable[[StreamState, int], object]
+"""Called with the stream's state and the position reached, before a follower goes on; may raise."""
+
+
 def follow(
-    nc: Client, stream: str, *, filters: Sequence[str] = _EVERYTHING, start_seq: int = 1
+    nc: Client,
+    stream: str,
+    *,
+    filters: Sequence[str] = _EVERYTHING,
+    start_seq: int = 1,
+    resuming: ResumeCheck | None = None,
 ) -> "Follower":
     """Return a follower of a stream: `async with` it, then `async for batch in` it.
 
     Args:
         filters: subject filters that don't overlap.
         start_seq: the first stream sequence wanted.
+        resuming: looks at the stream before the follower goes on after it was interrupted; what it
+            raises, the follower raises.
     """
-    return Follower(nc, stream, filters=filters, start_seq=start_seq)
+    return Follower(nc, stream, filters=filters, start_seq=start_seq, resuming=resuming)
 
 
 class Follower:
@@ -60,6 +71,7 @@ class Follower:
         *,
         filters: Sequence[str] = _EVERYTHING,
         start_seq: int = 1,
+        resuming: ResumeCheck | None = None,
     ) -> None:
         self.caught_up = asyncio.Event()
         self._nc = nc
@@ -67,6 +79,7 @@ class Follower:
         self._filters = list(filters)
         self._position = max(0, start_seq - 1)
         self._target = 0
+        self._resuming = resuming
         self._feed = _Feed(nc)
 
     @property
@@ -133,6 +146,8 @@ class Follower:
         while True:
             _log.info("following %s anew after %d", self._stream, self._position)
             try:
+                if self._resuming is not None:
+                    self._resuming(await stream_state(self._nc, self._stream), self._position)
                 await self._restart()
             except NotFoundOnBusError:
                 raise

@@ -10,6 +10,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
+from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from events.subjects import log
@@ -34,6 +35,18 @@ SAMPLE = 50
 _OVERDUE = timedelta(seconds=30)
 _LOOKS = 3
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
+
+
+def check_damage(found: Iterable[LogDamage]) -> Finding:
+    """Tell where the log is not what was written."""
+    places = [f"{one.problem}: {one}" for one in found]
+    if not places:
+        return Finding("log", "ok", "no damage is known (`replay --verify` reads all of it)")
+    remedy = (
+        "the shapes named are held; restore the log from a backup: see "
+        '"When the log is damaged" in the operating guide'
+    )
+    return Finding("log", "fail", f"damaged in {len(places)} places: {some(places)}", remedy)
 
 
 async def check_actions(nc: Client) -> Finding:

@@ -11,6 +11,7 @@ from reconciler.cli.checks_apis import check_apis
 from reconciler.cli.checks_bus import check_server, check_stages, check_streams, check_sync
 from reconciler.cli.checks_log import (
     check_actions,
+    check_damage,
     check_dead_letters,
     check_ownership,
     check_rows,
@@ -79,6 +80,7 @@ async def examine(nc: Client, *, full: bool) -> list[Finding]:
 async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
     models = await current_models(nc)
     return [
+        check_damage(models.damage.values()),
         await check_actions(nc),
         *check_ownership(models.status.values()),
         check_watched(models.status.values()),

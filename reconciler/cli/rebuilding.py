@@ -10,8 +10,9 @@ from typing import Literal, Self
 import msgspec
 from nats.aio.client import Client
 
+from events.integrity import LogDamage
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.shape_log import CheckedFeed, JetStreamShapeLog
 from projections.read_models import (
     CHECKPOINT,
     SCHEMA,
@@ -21,7 +22,7 @@ from projections.read_models import (
     decode_status,
 )
 from reconciler.cli.reading import log_of
-from reconciler.ports import EventFeed, StoredEvent
+from reconciler.ports import StoredEvent
 
 _LOOKS = 5
 """A projector may write while we read: a difference counts when it is seen again."""
@@ -45,22 +46,47 @@ class Comparison(msgspec.Struct, frozen=True, rename="camel"):
     note: str = ""
 
 
+class Integrity(msgspec.Struct, frozen=True, rename="camel"):
+    """What came of checking versions and digests of the whole log.
+
+    ``undigested`` counts the events of releases that kept no digests: their versions are checked.
+    """
+
+    shapes: int
+    undigested: int
+    damage: list[LogDamage]
+
+
 class Rebuild:
     """Folds the log step by step, up to the positions that are asked for."""
 
     def __init__(self, log: JetStreamShapeLog) -> None:
         self.models = ReadModels()
         self.events = 0
-        self.unreadable = 0
+        self.damage: list[LogDamage] = []
         self._log = log
         self._waiting: list[StoredEvent] = []
-        self._feed: EventFeed | None = None
+        self._feed: CheckedFeed | None = None
         self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if await self._log.last_position() > 0:
-            self._feed = await self._closing.enter_async_context(self._log.follow(0))
+            self._feed = await self._closing.enter_async_context(
+                self._log.follow(0, damaged=self._damaged)
+            )
         return self
+
+    def _damaged(self, damage: LogDamage) -> None:
+        self.damage.append(damage)
+        self.models.mark_damage(damage)
+
+    @property
+    def integrity(self) -> Integrity:
+        """What came of checking all that was read."""
+        if self._feed is None:
+            return Integrity(0, 0, [])
+        chains = self._feed.chains
+        return Integrity(len(chains.chains), chains.undigested, self.damage)
 
     async def __aexit__(
         self,

@@ -149,9 +149,12 @@ class Observer:
         config = self._configurations.by_name[began.provider_config]
         rows = [row for row in self._models.status.values() if row.kind == began.kind]
         found, doubtful = observations(snapshot, objects, rows, config)
+        held = self._models.damage
         for row in doubtful:
             found += await _read_one(provider, row, began.as_of, snapshot.began_at)
-        await self._intake.publish([_message(key, observed) for key, observed in found])
+        await self._intake.publish(
+            [_message(key, observed) for key, observed in found if str(key) not in held]
+        )
         return len(found)
 
 
