@@ -12,6 +12,7 @@ and from the first digest on by both.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Literal, NamedTuple
@@ -20,14 +21,14 @@ import msgspec
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class
-from events.names import ShapeKey
-from events.subjects import parse_log
+from events.names import InvalidNameError, ShapeKey
 
 DIGEST_HEADER = "Reconciler-Digest"
 """Header of every event: the digest of its shape's history up to it."""
 
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
+_LEAST_TOKENS = 5
 
 Problem = Literal[
     "Missing",
@@ -216,12 +217,15 @@ class LogChains:
         self._tell(LogDamage("Missing", first, 0, what, found))
 
     def _shape_of(self, recorded: Recorded) -> str:
-        """Name the shape that a message is stored under; empty, and told, if there is none."""
-        try:
-            key = parse_log(recorded.subject)
-            return str(ShapeKey.checked(key.namespace, key.kind, key.name))
-        except ValueError:
-            expected = "a subject log.<namespace>.<kind>.<name>.<class>"
-            found = recorded.subject[:_SHOWN_CHARACTERS]
-            self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))
-            return ""
+        """Name the shape that a message is stored under; empty, and told, if there is none.
+
+        Everything below a shape's subject is in its history, also what no event is stored under.
+        """
+        parts = recorded.subject.split(".")
+        if len(parts) >= _LEAST_TOKENS and parts[0] == "log":
+            with contextlib.suppress(InvalidNameError):
+                return str(ShapeKey.checked(*parts[1:4]))
+        expected = "a subject log.<namespace>.<kind>.<name>.<class>"
+        found = recorded.subject[:_SHOWN_CHARACTERS]
+        self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))
+        return ""

@@ -39,6 +39,7 @@ from reconciler.services.lost_events import mark_lost
 from reconciler.services.observer import Observer
 from reconciler.services.projector import Projector, load_models
 from reconciler.services.providers import ProviderPool
+from reconciler.services.scrubber import Scrubber
 from reconciler.services.sweeper import Sweeper
 from reconciler.services.worker import Worker
 
@@ -90,6 +91,7 @@ class Running:
     intake: JetStreamIntakeWriter
     lost: Sequence[LogDamage] = ()
     projector: Projector | None = None
+    scrubber: Scrubber | None = None
     observer: Observer | None = None
     foreign_snapshots: ForeignSnapshots | None = None
     closers: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -236,7 +238,8 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
 
 def _projector(parts: Running) -> list[Coroutine[None, None, None]]:
     assert parts.projector is not None
-    return [parts.projector.run()]
+    parts.scrubber = Scrubber(parts.log, parts.projector.mark_damage)
+    return [parts.projector.run(), parts.scrubber.run()]
 
 
 _MAKERS: dict[Role, Callable[[Running], list[Coroutine[None, None, None]]]] = {

@@ -115,6 +115,11 @@ async def _matching(nc: Client, text: str, namespace: str | None) -> list[ShapeK
     info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
     keys = {ShapeKey(*subject.split(".")[1:4]) for subject in subjects}
+    if not keys:  # the log may have lost all that it had of it
+        known = [row.key for row in (await current_models(nc)).status.values()]
+        keys = {
+            key for key in known if key.name == name and given_namespace in (None, key.namespace)
+        }
     return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
 
 

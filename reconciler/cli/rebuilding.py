@@ -97,13 +97,25 @@ class Rebuild:
         await self._closing.aclose()
 
     async def to(self, position: int, progress: Callable[[int], object]) -> None:
-        """Fold everything up to a position, which must be in the log."""
+        """Fold everything up to a position, or as far as the log goes if it has lost its end."""
         while True:
             self._apply_waiting(position)
             progress(min(self.models.position, position))
             if self._waiting or self._feed is None or self._feed.position >= position:
                 return
+            if self._feed.caught_up and await self._has_lost(position):
+                return
             self._waiting = list(await self._feed.next_events())
+
+    async def _has_lost(self, position: int) -> bool:
+        last = await self._log.last_position()
+        if last >= position:
+            return False
+        expected = f"a log that ends at position {position} or later, as the stored rows know it"
+        damage = LogDamage("Lost", position, 0, expected, f"one that ends at position {last}")
+        if damage not in self.damage:
+            self._damaged(damage)
+        return True
 
     def _apply_waiting(self, position: int) -> None:
         done = 0

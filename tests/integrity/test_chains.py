@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -88,7 +88,8 @@ def _on_another_class(stored: list[Recorded]) -> list[Recorded]:
     return [*stored[:2], other, *stored[3:]]
 
 
-CASES: list[tuple[Problem, object, str]] = [
+Damages = Callable[[list[Recorded]], list[Recorded]]
+CASES: list[tuple[Problem, Damages, str]] = [
     ("Missing", lambda s: renumbered([*s[:2], *s[3:]]), "expected event 3, found event 4"),
     ("Repeated", lambda s: renumbered([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
     ("OutOfOrder", lambda s: renumbered([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
@@ -103,7 +104,7 @@ CASES: list[tuple[Problem, object, str]] = [
 
 @pytest.mark.parametrize(("problem", "damages", "told"), CASES)
 def test_damage_is_told_once_with_its_place_and_nothing_behind_it_is_used(
-    problem: Problem, damages, told: str
+    problem: Problem, damages: Damages, told: str
 ) -> None:
     found = passed(damages(recorded(events(FOO, 1, 6))))
     (damage,) = found.damage

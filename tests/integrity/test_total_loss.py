@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 
-from events.log import ActionDecided
+from events.log import Action, ActionDecided
 from infra.bus.shape_log import open_log
-from infra.bus.streams import find_log
+from infra.bus.streams import LogIdentity, begin_restoration, find_log
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.wiring import initialise
 from tests.integrity.operator import Operator
-from tests.scenarios.harness import World, api_config, every, now, shape
+from tests.scenarios.harness import World, api_config, every, now
 
 
 async def _lose_everything(world: World) -> None:
@@ -18,14 +18,11 @@ async def _lose_everything(world: World) -> None:
     await world.kill_nats()
     shutil.rmtree(world.server.data_dir / "jetstream")
     await world.start_nats()
-    await world.until(_connected(world), "connected again")
 
-
-def _connected(world: World):
     async def is_connected() -> bool:
         return world.nc.is_connected
 
-    return is_connected
+    await world.until(is_connected, "connected again")
 
 
 async def _settle(world: World, *names: str) -> None:
@@ -91,7 +88,7 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     assert (await world.human.sees("later"))["color"] == "Green"
 
 
-async def _keys(world: World, name: str):
+async def _keys(world: World, name: str) -> list[Action]:
     return [each.action for each in every(ActionDecided, await world.facts(name))]
 
 
@@ -131,8 +128,6 @@ async def test_init_does_not_touch_a_log_that_is_only_half_restored(
     url = world.server.url
     await operator.succeeds(url, "backup", "b")
     await _lose_everything(world)
-    from infra.bus.streams import LogIdentity, begin_restoration
-
     await begin_restoration(world.nc, LogIdentity("abc", "def"))
     refused = await operator.runs(url, "init")
     assert refused.status == 1
@@ -142,4 +137,3 @@ async def test_init_does_not_touch_a_log_that_is_only_half_restored(
     await operator.succeeds(url, "restore", "b")
     await initialise(world.nc)
     assert (await open_log(world.nc)).log_id != "abc"
-    assert shape("x")
