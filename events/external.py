@@ -15,7 +15,8 @@ class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     """One object as its API shows it.
 
     ``uid`` tells two objects of one name apart; ``version`` is the API's version or ETag, if it has
-    one; ``fields`` are the kind's own, without name and labels.
+    one; ``fields`` are the kind's own, without name and labels. ``written_by`` is the idempotency
+    key of the action that wrote it last, where its provider leaves that in the object.
     """
 
     name: str
@@ -23,13 +24,14 @@ class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     uid: str | None = None
     version: str | None = None
     labels: dict[str, str] = {}
+    written_by: str | None = None
 
 
 def digest(thing: ExternalObject) -> str:
     """Digest an object's content, so that an observer can tell a change without keeping the object.
 
     Two objects with the same name, uid, fields and labels have the same digest, whatever the order
-    of their keys. The version is left out: an API that touches it without a change costs no event.
+    of their keys. Version and ``written_by`` are left out: a touch without a change is no event.
     """
     content = (thing.name, thing.uid, thing.fields, thing.labels)
     return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()

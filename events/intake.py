@@ -1,4 +1,4 @@
-"""What others tell the reconciler: declarations, observations, results and timers.
+"""What others tell the reconciler: declarations, approvals, observations, results and timers.
 
 Each is the ``data`` of a CloudEvent (``events.envelope``) on a subject of ``events.subjects``. The
 class's tag is the last part of the CloudEvent's ``type``: ``reconciler.desired.Declared``.
@@ -12,7 +12,7 @@ recognised as stale, whatever the clocks say.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -41,11 +41,84 @@ class Withdrawn(_Intake, frozen=True):
     expected_generation: int | None = None
 
 
+class FinalizerRequested(_Intake, frozen=True):
+    """A service asks that a shape is not deleted or released before it has finished with it.
+
+    The ``finalizer`` is named as in Kubernetes: ``billing.example.com/invoice``. It belongs to the
+    service that asked: the CloudEvent's ``source``.
+    """
+
+    finalizer: str
+
+
+class FinalizerReleased(_Intake, frozen=True):
+    """A service has finished with a shape. Of another service's finalizer only with ``force``."""
+
+    finalizer: str
+    force: bool = False
+    reason: str = ""
+
+
+class ForcedRelease(_Intake, frozen=True):
+    """Somebody takes off whatever keeps a withdrawn shape: finalizers and references.
+
+    With ``orphan`` the external object is let go where it is, and no call is made any more.
+    """
+
+    reason: str
+    orphan: bool = False
+
+
+ApprovalDecision = Literal["Proceed", "Abandon"]
+
+
+class Approved(_Intake, frozen=True):
+    """A person decides about a shape that is held.
+
+    ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``): an
+    approval of something else is refused. ``Abandon`` ends an action whose result stays unknown.
+    """
+
+    hold: str
+    decision: ApprovalDecision = "Proceed"
+    reason: str = ""
+
+
+OnWithdrawal = Literal["Keep", "Release", "Ignore"]
+
+
+class Referenced(_Intake, frozen=True):
+    """A ``ShapeRef`` refers to this shape: ``by`` is its ``namespace/kind/name``."""
+
+    by: str
+    on_withdrawal: OnWithdrawal
+
+
+class Unreferenced(_Intake, frozen=True):
+    """A ``ShapeRef`` does not refer to this shape any more."""
+
+    by: str
+
+
+class TargetSeen(_Intake, frozen=True):
+    """Tells a ``ShapeRef`` whether its target is declared: if not, the reference dangles."""
+
+    target: str
+    declared: bool
+
+
 class StrayCount(_Intake, frozen=True):
-    """How many objects of an exclusive scope are undeclared, of how many: for the guard."""
+    """How many objects of a scope would be removed because nobody declared them, of how many."""
 
     strays: int
     total: int
+
+
+class LossCount(_Intake, frozen=True):
+    """How many objects that are ours one listing does not show any more, of how many."""
+
+    missing: int
+    owned: int
 
 
 class Observed(_Intake, frozen=True):
@@ -54,7 +127,8 @@ class Observed(_Intake, frozen=True):
     ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or
     a ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began,
     and the observation is taken as older than everything. ``began_at`` is the same moment by the
-    clock, for APIs that show an effect only after a grace.
+    clock, for APIs that show an effect only after a grace. ``exclusive`` and ``losses`` count the
+    whole listing, for the guards.
     """
 
     provider_config: str
@@ -64,6 +138,7 @@ class Observed(_Intake, frozen=True):
     as_of: int = 0
     began_at: datetime | None = None
     exclusive: StrayCount | None = None
+    losses: LossCount | None = None
 
 
 ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]
@@ -74,20 +149,23 @@ class ActionError(_Intake, frozen=True):
 
     ``Transient``, ``Throttled`` and ``Unknown`` are tried again with the same key; ``Conflict`` and
     ``NotFound`` say that what we knew is out of date; ``Permanent`` waits for a new generation.
-    ``retry_after_seconds`` is the API's own wish.
+    ``retry_after_seconds`` is the API's own wish. Not ``attempted``: the API's gate was closed, and
+    no call was made.
     """
 
     error_class: ErrorClass
     message: str
     status: int | None = None
     retry_after_seconds: float | None = None
+    attempted: bool = True
 
 
 class Reported(_Intake, frozen=True):
     """A worker reports what came of one attempt at an action.
 
     ``object`` is the object as the API shows it after a success; after a conflict, what stands in
-    the way, if it could be read.
+    the way, if it could be read. ``sought``: the worker did not call again but looked what came of
+    the action; without an error, no object says that there is none.
     """
 
     action_id: str
@@ -98,6 +176,27 @@ class Reported(_Intake, frozen=True):
     error: ActionError | None = None
     object: ExternalObject | None = None
     replayed: bool = False
+    sought: bool = False
+
+
+class ApiReported(_Intake, frozen=True):
+    """A worker or an observer reports to a ``ProviderConfig`` how its whole API answers.
+
+    ``Throttled``: it wants no call for ``retry_after_seconds`` from ``at`` on. ``Failing``: so many
+    ``failures`` came in a row. ``Probing``: ``reporter`` asks to make the one call that tells
+    whether an open breaker may close. ``Answered``: that call was answered.
+
+    ``as_of`` is the version of the configuration's event that last moved its breaker, as the
+    reporter knew it when the call began: what began before the breaker moved says nothing new.
+    """
+
+    state: Literal["Throttled", "Failing", "Probing", "Answered"]
+    reporter: str
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    as_of: int = 0
+    retry_after_seconds: float = 0.0
+    failures: int = 0
+    message: str = ""
 
 
 class TimerFired(_Intake, frozen=True):
@@ -121,13 +220,35 @@ class Answer(_Intake, frozen=True):
     message: str = ""
 
 
-IntakeData = Declared | Withdrawn | Observed | Reported | TimerFired
+IntakeData = (
+    Declared
+    | Withdrawn
+    | FinalizerRequested
+    | FinalizerReleased
+    | ForcedRelease
+    | Approved
+    | Referenced
+    | Unreferenced
+    | TargetSeen
+    | Observed
+    | Reported
+    | ApiReported
+    | TimerFired
+)
 
 INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.desired.Declared": Declared,
     "reconciler.desired.Withdrawn": Withdrawn,
+    "reconciler.finalizer.FinalizerRequested": FinalizerRequested,
+    "reconciler.finalizer.FinalizerReleased": FinalizerReleased,
+    "reconciler.approval.ForcedRelease": ForcedRelease,
+    "reconciler.approval.Approved": Approved,
+    "reconciler.reference.Referenced": Referenced,
+    "reconciler.reference.Unreferenced": Unreferenced,
+    "reconciler.reference.TargetSeen": TargetSeen,
     "reconciler.observed.Observed": Observed,
     "reconciler.result.Reported": Reported,
+    "reconciler.result.ApiReported": ApiReported,
     "reconciler.timer.TimerFired": TimerFired,
 }
 """CloudEvents type of every intake message; its second part is the ``<what>`` of the subject."""

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError
+from events.intake import ActionError, ApprovalDecision, OnWithdrawal
 from events.manifest import Fields, Policy
 from events.names import ShapeKey
 from events.subjects import LogClass
@@ -64,6 +64,15 @@ class ExternalObserved(_Event, frozen=True):
     total: int | None = None
 
 
+class AbsenceDoubted(_Event, frozen=True):
+    """A listing shows too few of our objects to be believed: this one counts as there."""
+
+    provider_config: str
+    external_name: str
+    missing: int
+    owned: int
+
+
 class FieldDifference(msgspec.Struct, frozen=True, rename="camel"):
     """One field whose observed value is not the desired one. ``None`` stands for: not there."""
 
@@ -86,12 +95,13 @@ class DriftDetected(_Event, frozen=True):
 class OwnershipClaimed(_Event, frozen=True):
     """An object that was there already is ours from now on.
 
-    ``Returned``: it is the very object (by its uid) that a listing had shown as gone.
+    ``Returned``: it is the very object (by its uid) that a listing had shown as gone. ``Found``: it
+    carries our label, and we had tried to create it without learning what came of it.
     """
 
     external_name: str
     uid: str | None
-    reason: Literal["Adopted", "Label", "ExclusiveScope", "Returned"]
+    reason: Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
     provider_config: str = ""
 
 
@@ -102,6 +112,58 @@ class OwnershipReleased(_Event, frozen=True):
     uid: str | None
     reason: Literal["Orphaned", "Gone", "Replaced"]
     provider_config: str = ""
+
+
+class FinalizerAdded(_Event, frozen=True):
+    """A service holds the shape until it has finished with it; ``holder`` is that service."""
+
+    finalizer: str
+    holder: str
+
+
+class FinalizerRemoved(_Event, frozen=True):
+    """A finalizer was taken off: by its holder, or by force. The envelope names the actor."""
+
+    finalizer: str
+    forced: bool = False
+    reason: str = ""
+
+
+class ReleaseForced(_Event, frozen=True):
+    """Somebody took off all that kept the shape. The envelope names the actor."""
+
+    reason: str
+    orphan: bool = False
+    finalizers: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+class HoldApproved(_Event, frozen=True):
+    """A person decided about a shape that was held. The envelope names the actor."""
+
+    hold: str
+    decision: ApprovalDecision = "Proceed"
+    reason: str = ""
+
+
+class ReferenceAdded(_Event, frozen=True):
+    """A ``ShapeRef`` refers to the shape from now on, with this policy."""
+
+    by: str
+    on_withdrawal: OnWithdrawal
+
+
+class ReferenceRemoved(_Event, frozen=True):
+    """A ``ShapeRef`` does not refer to the shape any more."""
+
+    by: str
+
+
+class TargetObserved(_Event, frozen=True):
+    """A ``ShapeRef`` learned whether its target is declared."""
+
+    target: str
+    declared: bool
 
 
 Operation = Literal["Create", "Update", "Delete"]
@@ -140,14 +202,49 @@ class ActionRetried(_Event, frozen=True):
     attempt: int
 
 
+class ActionSought(_Event, frozen=True):
+    """A worker shall look in the API what came of the action: its result is unknown.
+
+    Second rung of the ladder of unknown results (ADR 0012); the first is ``ActionRetried``.
+    """
+
+    action: Action
+    attempt: int
+
+
+class ActionHeld(_Event, frozen=True):
+    """Nothing can tell what came of the action: a person has to. Third rung of the ladder."""
+
+    action_id: str
+    reason: str
+
+
+FoundBy = Literal["Label", "Key", "Content", "Absence"]
+
+
 class ActionSucceeded(_Event, frozen=True):
-    """The effect is known to have happened."""
+    """The effect is known to have happened.
+
+    ``found_by``: not the API's answer said so, but a look at what is there: it carries our label or
+    the action's key, has the action's content, or is gone as it should be. ``late``: the answer
+    came when the action had been taken for failed.
+    """
 
     action_id: str
     operation: Operation
     attempt: int
     object: ExternalObject | None = None
     replayed: bool = False
+    found_by: FoundBy | None = None
+    late: bool = False
+
+
+class ActionNotDone(_Event, frozen=True):
+    """A look showed that the action had no effect: it is tried again, with the same key."""
+
+    action_id: str
+    operation: Operation
+    attempt: int
 
 
 class ActionFailed(_Event, frozen=True):
@@ -175,6 +272,38 @@ class RetryScheduled(_Event, frozen=True):
     delay_seconds: float
     reason: str
     action_id: str | None = None
+
+
+class ApiThrottled(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` wants no call before ``until``."""
+
+    until: datetime
+    delay_seconds: float
+    message: str = ""
+
+
+class BreakerOpened(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` failed so often in a row that it is left alone.
+
+    After ``until`` one call is made as a probe.
+    """
+
+    until: datetime
+    delay_seconds: float
+    failures: int
+    message: str = ""
+
+
+class BreakerProbed(_Event, frozen=True):
+    """``by`` makes the one call that an open breaker lets through; it has until ``until``."""
+
+    until: datetime
+    delay_seconds: float
+    by: str
+
+
+class BreakerClosed(_Event, frozen=True):
+    """The probe was answered: the API may be called again."""
 
 
 OutcomeName = Literal[
@@ -220,21 +349,37 @@ ShapeEvent = (
     | SpecWithdrawn
     | GenerationSuperseded
     | ExternalObserved
+    | AbsenceDoubted
     | DriftDetected
     | OwnershipClaimed
     | OwnershipReleased
+    | FinalizerAdded
+    | FinalizerRemoved
+    | ReleaseForced
+    | HoldApproved
+    | ReferenceAdded
+    | ReferenceRemoved
+    | TargetObserved
     | ActionDecided
     | ActionRetried
+    | ActionSought
+    | ActionHeld
     | ActionSucceeded
+    | ActionNotDone
     | ActionFailed
     | ActionAbandoned
     | RetryScheduled
+    | ApiThrottled
+    | BreakerOpened
+    | BreakerProbed
+    | BreakerClosed
     | OutcomeRecorded
 )
 
 _CLASS_OF: dict[type[ShapeEvent], LogClass] = {
     ActionDecided: "action",
     ActionRetried: "action",
+    ActionSought: "action",
     OutcomeRecorded: "outcome",
 }
 

@@ -18,6 +18,7 @@ EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
 DEFAULT_PROVIDER_CONFIG = "default"
 PROVIDER_CONFIG_KIND = "ProviderConfig"
 PROVIDER_CONFIG_API_VERSION = "reconciler/v1"
+SHAPE_REF_KIND = "ShapeRef"
 
 Fields = dict[str, Any]
 
@@ -73,7 +74,8 @@ class Policy(_Declared, frozen=True):
     as declared, ``Absent`` keeps it away, ``CreateOnly`` makes it once and then only reports,
     ``ObserveOnly`` never writes. ``adoption``: what to do with an object of that name that is there
     already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``)
-    that are left to others. ``paused``: report, but do nothing.
+    that are left to others. ``paused``: report, but do nothing. ``owner_label``: whether our label
+    is put back when somebody takes it off, or that is only reported.
     """
 
     deletion: Deletion = "Delete"
@@ -81,6 +83,7 @@ class Policy(_Declared, frozen=True):
     adoption: Adoption = "Refuse"
     ignore_fields: tuple[str, ...] = ()
     paused: bool = False
+    owner_label: Literal["Restore", "Report"] = "Restore"
 
 
 class Declaration(msgspec.Struct, frozen=True):
@@ -131,11 +134,49 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
 
 
+class ReferenceTarget(_Declared, frozen=True):
+    """The shape that a ``ShapeRef`` refers to."""
+
+    kind: _Token
+    name: _Token
+    namespace: _Token = "default"
+
+
+class ShapeRefSpec(_Declared, frozen=True):
+    """The spec of a ``ShapeRef``: somebody relies on a shape of somebody else.
+
+    ``on_withdrawal`` is what happens when that is withdrawn all the same: ``Keep`` holds the
+    external object until the reference is withdrawn, ``Release`` lets it go without deleting it,
+    ``Ignore`` has it deleted; the reference then dangles, and says so.
+    """
+
+    target: ReferenceTarget
+    on_withdrawal: Literal["Keep", "Release", "Ignore"] = "Keep"
+
+
+def target_of(fields: Fields) -> ShapeKey:
+    """Read the target out of the checked fields of a ``ShapeRef``."""
+    target = fields["target"]
+    return ShapeKey(target.get("namespace", "default"), target["kind"], target["name"])
+
+
 class CredentialsRef(_Declared, frozen=True):
     """Where the credentials are: an environment variable or a file. The secret stays there."""
 
     env: str | None = None
     file: str | None = None
+
+
+class Tls(_Declared, frozen=True):
+    """TLS to an API: files where the worker and the observer run. Verification is always on.
+
+    ``ca_file``: certificates of the authorities to trust, in the place of the system's.
+    ``certificate_file`` and ``key_file``: who we are, where the API asks for a certificate.
+    """
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
 
 
 class Scope(_Declared, frozen=True):
@@ -147,8 +188,23 @@ class Scope(_Declared, frozen=True):
     namespace: _Token = "default"
 
 
+Ownership = Literal["Log", "Prefix", "Label", "Union"]
+"""What is believed about whose an object is (docs/ownership.md); the log is believed always."""
+
+
+class LossGuard(_Declared, frozen=True):
+    """When a listing that misses many of our objects is not believed before people are asked.
+
+    Both must be reached: so many, and more than so many percent of all that is ours there. Such a
+    listing is more likely of another API, or of an empty one, than the truth.
+    """
+
+    min_count: Annotated[int, msgspec.Meta(ge=1)] = 10
+    max_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
+
+
 class DeletionGuard(_Declared, frozen=True):
-    """How many strays of an exclusive scope one listing may remove before people are asked.
+    """How many undeclared objects one listing may remove before people are asked.
 
     ``max_percent`` counts in scopes of ten objects and more.
     """
@@ -165,11 +221,29 @@ class Retry(_Declared, frozen=True):
 
 
 class Limits(_Declared, frozen=True):
-    """What the external API may be asked at most."""
+    """What the external API may be asked at most.
+
+    ``concurrency`` counts in each process. ``requests_per_second`` and ``burst`` hold for all
+    processes together, and for all configurations of one API and account; without the first there
+    is no such limit.
+    """
 
     concurrency: _Count = 64
     request_timeout_seconds: _Seconds = 10.0
     page_size: _Count = 1000
+    requests_per_second: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] | None = None
+    burst: _Count = 1
+
+
+class Breaker(_Declared, frozen=True):
+    """When an API that fails is left alone: after so many failures in a row.
+
+    It stays open for ``initial_seconds``, doubled each time its probe fails, with jitter.
+    """
+
+    failures: _Count = 5
+    initial_seconds: _Seconds = 2.0
+    max_seconds: _Seconds = 300.0
 
 
 class ProviderConfigSpec(_Declared, frozen=True):
@@ -178,11 +252,15 @@ class ProviderConfigSpec(_Declared, frozen=True):
     provider: str
     endpoint: str
     credentials_ref: CredentialsRef | None = None
+    tls: Tls | None = None
     kinds: tuple[str, ...] = ()
     scope: Scope = Scope()
-    ownership: Literal["Log", "Label"] = "Log"
+    ownership: Ownership = "Log"
+    owner_prefix: str | None = None
     resync_seconds: _Seconds = 30.0
     limits: Limits = Limits()
     retry: Retry = Retry()
+    breaker: Breaker = Breaker()
     deletion_guard: DeletionGuard = DeletionGuard()
+    loss_guard: LossGuard = LossGuard()
     consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 0.0

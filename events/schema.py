@@ -14,7 +14,7 @@ import msgspec
 from events.dead_letter import DeadLetterRecord
 from events.intake import INTAKE_TYPES, SNAPSHOT_TYPE, Answer, SnapshotPart
 from events.log import LogEvent
-from events.manifest import Manifest, Policy, ProviderConfigRef, ProviderConfigSpec
+from events.manifest import Manifest, Policy, ProviderConfigRef, ProviderConfigSpec, ShapeRefSpec
 from events.subjects import REPLY_HEADER
 
 VERSION: Final = "1.0.0"
@@ -67,6 +67,7 @@ _PLAIN: Final[tuple[object, ...]] = (
     Policy,
     ProviderConfigRef,
     ProviderConfigSpec,
+    ShapeRefSpec,
     SnapshotPart,
     *INTAKE_TYPES.values(),
 )
@@ -171,6 +172,18 @@ def _channels() -> list[_Channel]:
             intake["desired"],
         ),
         _Channel(
+            "finalizer",
+            f"rec.finalizer.{_ONE_SHAPE}",
+            "A service holds a shape until it has finished with it, and lets it go.",
+            intake["finalizer"],
+        ),
+        _Channel(
+            "approval",
+            f"rec.approval.{_ONE_SHAPE}",
+            "A person decides about a shape that is held, or forces its release.",
+            intake["approval"],
+        ),
+        _Channel(
             "observed",
             f"rec.observed.{_ONE_SHAPE}",
             "What an observer saw of one shape, or proof that it is not there.",
@@ -215,6 +228,7 @@ def _channels() -> list[_Channel]:
     ]
 
 
+_ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
 _SENT: Final = frozenset({"answer", "outcome", "log", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that begins with _INBOX."},
@@ -242,7 +256,7 @@ def _operation(name: str, channel: Schema) -> Schema:
             {"$ref": f"#/channels/{name}/messages/{each}"} for each in channel["messages"]
         ],
     }
-    if name == "desired":
+    if name in _ANSWERED:
         operation["reply"] = {
             "address": {"location": f"$message.header#/{REPLY_HEADER}"},
             "channel": {"$ref": "#/channels/answer"},
@@ -261,7 +275,7 @@ def _message(name: str) -> Schema:
         "contentType": "application/cloudevents+json" if is_event else "application/json",
         "payload": {"$ref": f"#/components/schemas/{name}"},
     }
-    if name in {"DeclaredCloudEvent", "WithdrawnCloudEvent", "Manifest"}:
+    if any(name in channel.messages for channel in _channels() if channel.name in _ANSWERED):
         message["headers"] = _HEADERS
     return message
 

@@ -1,7 +1,8 @@
 """Subjects: where each message travels.
 
 =====================================  =========================================================
-``rec.<what>.<ns>.<kind>.<name>``      what others publish: ``desired``, ``observed``, ``result``,
+``rec.<what>.<ns>.<kind>.<name>``      what others publish: ``desired``, ``finalizer``,
+                                       ``approval``, ``reference``, ``observed``, ``result``,
                                        ``timer``; the server stores it in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by shape
 ``snapshot.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
@@ -10,7 +11,10 @@
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
-``deadletter.<stage>``                 what could not be used, with the reason
+``rate.<limit>``                       how far the calls of one API's rate limit are reserved
+``deadletter.<stage>``                 what could not be used, with the reason; with one more token
+                                       what is told once only; and under the name ``handled`` what
+                                       was done about it
 =====================================  =========================================================
 
 The number of subjects is bound to shapes, not to events: many subjects cost the server memory.
@@ -18,12 +22,12 @@ The number of subjects is bound to shapes, not to events: many subjects cost the
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from events.names import ShapeKey
 
-Intake = Literal["desired", "observed", "result", "timer"]
-INTAKE_KINDS: tuple[Intake, ...] = ("desired", "observed", "result", "timer")
+Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "result", "timer"]
+INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
 LogClass = Literal["fact", "action", "outcome"]
 LOG_CLASSES: tuple[LogClass, ...] = ("fact", "action", "outcome")
 
@@ -32,11 +36,12 @@ REPLY_HEADER = "Reconciler-Reply-To"
 the server, when the message is stored)."""
 
 _INTAKE_TOKENS = 6
+_PUBLISHED_TOKENS = 5
 _LOG_TOKENS = 5
 
 
 def intake(what: Intake, key: ShapeKey) -> str:
-    """Where to publish a desired state, an observation, a result or a timer of one shape."""
+    """Where to publish what is wanted, seen, done or due of one shape."""
     return f"rec.{what}.{key.tokens}"
 
 
@@ -75,9 +80,21 @@ def state_snapshot(key: ShapeKey) -> str:
     return f"snap.{key.tokens}"
 
 
-def deadletter(stage: str) -> str:
-    """Where a message goes that could not be used at a stage."""
-    return f"deadletter.{stage}"
+def rate(limit: str) -> str:
+    """Where it is kept how far the calls of a rate limit are reserved."""
+    return f"rate.{limit}"
+
+
+def deadletter(stage: str, told_once: str = "") -> str:
+    """Where a message goes that could not be used at a stage.
+
+    ``told_once``: a token that names what the letter is about, where the same would come for ever.
+    """
+    return f"deadletter.{stage}.{told_once}" if told_once else f"deadletter.{stage}"
+
+
+HANDLED = "deadletter.handled"
+"""What was done about dead letters."""
 
 
 def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
@@ -96,6 +113,13 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
         if what == known:
             return known, ShapeKey.checked(parts[3], parts[4], parts[5])
     raise ValueError(f"{what!r} in {subject!r} is not one of {', '.join(INTAKE_KINDS)}")
+
+
+def parse_intake(subject: str) -> tuple[Intake, ShapeKey]:
+    """Read ``rec.<what>.<ns>.<kind>.<name>``; raises as ``parse_stored_intake``."""
+    prefix, _, rest = subject.partition(".")
+    is_one = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
+    return parse_stored_intake(f"in.0.{rest}" if is_one else subject)
 
 
 def parse_log(subject: str) -> ShapeKey:

@@ -25,7 +25,7 @@ from events.names import ShapeKey
 from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
 
 STATUS = "status"
@@ -105,7 +105,7 @@ class ReadModels:
             del self.status[name]
         self._dirty[name] = None
         if type(event.data) in OWNERSHIP_EVENTS:
-            self._apply_to_ownership(name, event)
+            self._apply_to_ownership(name, position, event)
         return row
 
     def mark_damage(self, damage: LogDamage) -> None:
@@ -142,11 +142,12 @@ class ReadModels:
             self.mark_damage(LogDamage("Lost", self.position, 0, expected, found))
             self.position = last_position
 
-    def _apply_to_ownership(self, name: str, event: LogEvent) -> None:
+    def _apply_to_ownership(self, name: str, position: int, event: LogEvent) -> None:
         owned = self.ownership.get(name)
         if owned is None:
             owned = self.ownership[name] = OwnershipRow()
-        if fold_ownership(owned, event):
+        if position > owned.position and fold_ownership(owned, event):
+            owned.position = position
             self._dirty_ownership[name] = None
         if owned.is_empty:
             del self.ownership[name]

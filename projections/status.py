@@ -9,26 +9,43 @@ from typing import Any
 import msgspec
 
 from events.external import digest
+from events.intake import OnWithdrawal
 from events.integrity import LogDamage
 from events.log import (
+    AbsenceDoubted,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     DriftDetected,
     ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
     GenerationSuperseded,
+    HoldApproved,
     LogEvent,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
     RetryScheduled,
     ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TargetObserved,
 )
+from events.manifest import SHAPE_REF_KIND, ShapeRefSpec, target_of
 from events.names import ShapeKey
 
 LOG_DAMAGED = "LogDamaged"
@@ -39,10 +56,15 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """How one shape stands after the event at ``position`` of the log.
 
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
+    ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
     action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
     the object though it was there; from now on only a read of its own proves its absence.
+    ``doubted``: a guard does not believe that it is gone, and wants to be told whatever the next
+    listing shows. ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target``
+    is what it refers to, and ``target_declared`` what it knows of that.
+    ``throttled_until`` and ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
     namespace: str
@@ -54,6 +76,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
+    paused: bool = False
     owned: bool = False
     uid: str | None = None
     provider_config: str = ""
@@ -69,6 +92,14 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     retry_at: datetime | None = None
     drifts: int = 0
     listing_disproved: bool = False
+    doubted: bool = False
+    finalizers: dict[str, str] = {}
+    references: dict[str, OnWithdrawal] = {}
+    target: str = ""
+    on_withdrawal: OnWithdrawal = "Keep"
+    target_declared: bool | None = None
+    throttled_until: datetime | None = None
+    breaker_until: datetime | None = None
 
     @property
     def key(self) -> ShapeKey:
@@ -79,7 +110,12 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     def is_gone(self) -> bool:
         """Whether nothing is left of the shape but its history."""
         return not (
-            self.declared or self.owned or self.observed_digest or self.action_id or self.retry_at
+            self.declared
+            or self.owned
+            or self.observed_digest
+            or self.action_id
+            or self.retry_at
+            or self.references
         )
 
     def hold_for_damage(self, damage: LogDamage) -> None:
@@ -106,13 +142,25 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True
-    row.retry_at = None
+    row.throttled_until = row.breaker_until = None
+    row.target_declared = None
+    if row.kind == SHAPE_REF_KIND:
+        row.target = str(target_of(data.fields))
+        row.on_withdrawal = msgspec.convert(data.fields, ShapeRefSpec).on_withdrawal
+    row.paused = data.policy.paused
+    _stop_waiting(row)
 
 
 def _withdrawn(row: StatusRow, data: SpecWithdrawn) -> None:
     row.generation = data.generation
-    row.declared = False
-    row.retry_at = None
+    row.declared = row.paused = False
+    _stop_waiting(row)
+
+
+def _stop_waiting(row: StatusRow) -> None:
+    """A new generation is looked at now; but an action under way still waits for its next try."""
+    if not row.action_id:
+        row.retry_at = None
 
 
 def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:
@@ -121,9 +169,14 @@ def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:
 
 def _observed(row: StatusRow, data: ExternalObserved) -> None:
     row.observed_digest = "" if data.object is None else digest(data.object)
+    row.doubted = False
     if not row.declared:
         row.provider_config = data.provider_config
         row.external_name = data.external_name
+
+
+def _doubted(row: StatusRow, _data: AbsenceDoubted) -> None:
+    row.doubted = True
 
 
 def _drifted(row: StatusRow, _data: DriftDetected) -> None:
@@ -141,10 +194,40 @@ def _released(row: StatusRow, _data: OwnershipReleased) -> None:
     row.uid = None
 
 
-def _decided(row: StatusRow, data: ActionDecided | ActionRetried) -> None:
+def _finalizer_added(row: StatusRow, data: FinalizerAdded) -> None:
+    row.finalizers = {**row.finalizers, data.finalizer: data.holder}
+
+
+def _finalizer_removed(row: StatusRow, data: FinalizerRemoved) -> None:
+    row.finalizers = {
+        name: holder for name, holder in row.finalizers.items() if name != data.finalizer
+    }
+
+
+def _release_forced(row: StatusRow, _data: ReleaseForced) -> None:
+    row.finalizers = {}
+
+
+def _approved(_row: StatusRow, _data: HoldApproved) -> None:
+    """What follows from it is told by what follows."""
+
+
+def _reference_added(row: StatusRow, data: ReferenceAdded) -> None:
+    row.references = {**row.references, data.by: data.on_withdrawal}
+
+
+def _reference_removed(row: StatusRow, data: ReferenceRemoved) -> None:
+    row.references = {by: policy for by, policy in row.references.items() if by != data.by}
+
+
+def _target_observed(row: StatusRow, data: TargetObserved) -> None:
+    row.target_declared = data.declared
+
+
+def _decided(row: StatusRow, data: ActionDecided | ActionRetried | ActionSought) -> None:
     row.action_id = data.action.action_id
     row.operation = data.action.operation
-    row.attempt = data.attempt if isinstance(data, ActionRetried) else 1
+    row.attempt = 1 if isinstance(data, ActionDecided) else data.attempt
     row.retry_at = None
 
 
@@ -172,6 +255,14 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
         row.observed_digest = digest(data.object)
 
 
+def _not_done(_row: StatusRow, _data: ActionNotDone) -> None:
+    """The same action is called again."""
+
+
+def _held(row: StatusRow, _data: ActionHeld) -> None:
+    row.retry_at = None
+
+
 def _abandoned(row: StatusRow, _data: ActionAbandoned) -> None:
     _ended(row)
     row.retry_at = None
@@ -184,6 +275,22 @@ def _ended(row: StatusRow) -> None:
 
 def _scheduled(row: StatusRow, data: RetryScheduled) -> None:
     row.retry_at = data.at
+
+
+def _throttled(row: StatusRow, data: ApiThrottled) -> None:
+    row.throttled_until = data.until
+
+
+def _breaker_opened(row: StatusRow, data: BreakerOpened) -> None:
+    row.breaker_until = data.until
+
+
+def _breaker_probed(_row: StatusRow, _data: BreakerProbed) -> None:
+    """It is open until the probe is answered."""
+
+
+def _breaker_closed(row: StatusRow, _data: BreakerClosed) -> None:
+    row.breaker_until = None
 
 
 def _outcome(row: StatusRow, data: OutcomeRecorded) -> None:
@@ -200,14 +307,29 @@ _FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
     SpecWithdrawn: _withdrawn,
     GenerationSuperseded: _superseded,
     ExternalObserved: _observed,
+    AbsenceDoubted: _doubted,
     DriftDetected: _drifted,
     OwnershipClaimed: _claimed,
     OwnershipReleased: _released,
+    FinalizerAdded: _finalizer_added,
+    FinalizerRemoved: _finalizer_removed,
+    ReleaseForced: _release_forced,
+    HoldApproved: _approved,
+    ReferenceAdded: _reference_added,
+    ReferenceRemoved: _reference_removed,
+    TargetObserved: _target_observed,
     ActionDecided: _decided,
     ActionRetried: _decided,
+    ActionSought: _decided,
+    ActionHeld: _held,
+    ActionNotDone: _not_done,
     ActionSucceeded: _succeeded,
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: _throttled,
+    BreakerOpened: _breaker_opened,
+    BreakerProbed: _breaker_probed,
+    BreakerClosed: _breaker_closed,
     OutcomeRecorded: _outcome,
 }

@@ -18,10 +18,13 @@ import msgspec
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
     PROVIDER_CONFIG_KIND,
+    SHAPE_REF_KIND,
     Fields,
     InvalidManifestError,
     ProviderConfigSpec,
+    ShapeRefSpec,
 )
+from events.names import SYSTEM_NAMESPACE
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
@@ -44,12 +47,14 @@ class Kind:
     there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
     are equal. ``name_problem``: says what is wrong with an external name for this API, or None.
     ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
+    ``namespace``: the only one that it may live in, if there is only one.
     """
 
     name: str
     api_version: str
     schema: type[msgspec.Struct]
     provider: str = ""
+    namespace: str | None = None
     capabilities: Capabilities | None = None
     connect: ProviderFactory | None = None
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
@@ -72,8 +77,28 @@ class Kind:
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
 
 
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
+
+
 def _without_secret(fields: Fields) -> Fields:
-    """Give a ProviderConfig's fields; refuse an endpoint with a password or a query in its URL."""
+    """Give a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
+
+    What is accepted stays in the log for ever. So an endpoint has no password and no query in its
+    URL, and what should name a variable or a file looks like one: tokens have other characters.
+    The refusal does not repeat them.
+    """
+    reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
+    env, file = reference.get("env"), reference.get("file")
+    if env is not None and _VARIABLE.fullmatch(env) is None:
+        raise InvalidManifestError(
+            "spec.credentialsRef.env: the name of an environment variable is wanted, of the"
+            " characters A-Z 0-9 _; never the secret itself"
+        )
+    if file is not None and not file.startswith("/"):
+        raise InvalidManifestError(
+            "spec.credentialsRef.file: the path of a file is wanted, beginning with /; never the"
+            " secret itself"
+        )
     if _MAY_HOLD_A_SECRET.match(fields["endpoint"]):
         raise InvalidManifestError(
             "spec.endpoint: a URL must not contain credentials or a query, since it is kept in the"
@@ -86,16 +111,20 @@ PROVIDER_CONFIG = Kind(
     name=PROVIDER_CONFIG_KIND,
     api_version=PROVIDER_CONFIG_API_VERSION,
     schema=ProviderConfigSpec,
+    namespace=SYSTEM_NAMESPACE,
     normalize=_without_secret,
 )
 """How an external API is configured: itself a kind, declared like everything else."""
+
+SHAPE_REF = Kind(name=SHAPE_REF_KIND, api_version=PROVIDER_CONFIG_API_VERSION, schema=ShapeRefSpec)
+"""Somebody's reliance on a shape of somebody else."""
 
 
 class KindRegistry(Mapping[str, Kind]):
     """The kinds this process knows, by name."""
 
     def __init__(self, kinds: Iterable[Kind]) -> None:
-        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, *kinds)}
+        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, SHAPE_REF, *kinds)}
 
     def __getitem__(self, name: str) -> Kind:
         kind = self._kinds.get(name)

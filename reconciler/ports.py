@@ -57,6 +57,10 @@ class AppendLostError(Exception):
     """A compare-and-set failed: nothing of the whole append was stored."""
 
 
+class AppendRefusedError(Exception):
+    """The bus will never take an append, as with an event that is too long: nothing was stored."""
+
+
 class EventFeed(Protocol):
     """The log's events in order, in lists, followed for ever."""
 
@@ -101,12 +105,17 @@ class ShapeLog(Protocol):
     async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
         """Append for many shapes, all or nothing; gives each shape's new last position.
 
-        Raises ``AppendLostError`` when another writer was first for at least one of them.
+        Raises ``AppendLostError`` when another writer was first for at least one of them, and
+        ``AppendRefusedError`` when at least one event can never be stored.
         """
         ...
 
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states by the position they hold for; losing one costs time, never truth."""
+        ...
+
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give the position of each shape's newest event as the leader knows it, 0 for none."""
         ...
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
@@ -198,11 +207,18 @@ class Rejection(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be used, and why."""
+    """A message that could not be used, and why.
+
+    ``told_once``: what the letter is about, for what would come again and again (a listing's
+    object, an action): the newest letter about it is not repeated while its content is the same.
+    ``content`` is a digest of that.
+    """
 
     stage: str
     reason: str
     delivery: IntakeDelivery
+    told_once: str = ""
+    content: str = ""
 
 
 class TimerRequest(NamedTuple):
@@ -283,6 +299,29 @@ class SnapshotReader(Protocol):
 
     async def close(self) -> None:
         """Take no more."""
+        ...
+
+
+class RateConflictError(Exception):
+    """Another process has reserved calls since: nothing was stored."""
+
+
+class RateStore(Protocol):
+    """Keeps, for each rate limit, when its next call would come if calls came at an even pace.
+
+    Times are seconds of the bus's clock, one for all processes.
+    """
+
+    async def now(self) -> float:
+        """Give the time of the bus."""
+        ...
+
+    async def load(self, name: str) -> tuple[float, int]:
+        """Read a time and its revision; 0.0 and 0 if there is none yet."""
+        ...
+
+    async def save(self, name: str, time: float, revision: int) -> int:
+        """Write a time over a revision and give the new one; raises ``RateConflictError``."""
         ...
 
 

@@ -9,6 +9,7 @@ declares its ``Capabilities``.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextvars import ContextVar
 from typing import Protocol
 
 import msgspec
@@ -23,13 +24,21 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     ``idempotency_keys``: a repeat with the same key gives the first answer.
     ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
-    owner label. ``conditional_writes``: a write can be bound to a version.
+    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: changes can
+    be followed between listings. ``consistency_grace_seconds``: reads and listings may show an
+    effect only so long after it; a ``ProviderConfig`` can raise it.
+
+    What an action of unknown result needs (ADR 0012) follows from these: without keys and unique
+    names a creation must not be repeated before a look, and without labels besides nobody but a
+    person can tell what came of it.
     """
 
     idempotency_keys: bool
     deterministic_names: bool
     labels: bool
     conditional_writes: bool
+    watch: bool = False
+    consistency_grace_seconds: float = 0.0
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -81,6 +90,36 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Close connections."""
         ...
+
+
+class CallPermit(Protocol):
+    """Says when the external API may be called: asked before each request."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next request may be sent at once."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until the next request may be sent.
+
+        Raises ``TransientError`` when that is too long: nothing was sent.
+        """
+        ...
+
+
+CALL_PERMIT: ContextVar[CallPermit | None] = ContextVar("call_permit", default=None)
+"""Set by whoever calls a provider; without one, nothing is waited for."""
+
+
+async def may_call() -> None:
+    """Wait until the API may be called; a provider awaits it before each request that it sends.
+
+    Raises ``TransientError`` when that is too long: nothing was sent.
+    """
+    permit = CALL_PERMIT.get()
+    if permit is not None and not permit.is_free:
+        await permit.wait()
 
 
 class ProviderFactory(Protocol):

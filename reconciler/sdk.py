@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from nats.aio.client import Client as Connection
 
@@ -21,13 +20,15 @@ from events.log import OutcomeName
 from events.manifest import InvalidManifestError, Manifest, Metadata
 from events.names import InvalidNameError, ShapeKey
 from infra.bus.client_bus import JetStreamClientBus
-from infra.bus.streams import find_log_id
+from infra.bus.streams import has_log
 from infra.jetstream import connection
-from infra.jetstream.errors import BusError, NotFoundOnBusError
+from infra.jetstream.access import ANYBODY, Access
+from infra.jetstream.errors import BusError
 from projections.ownership import OwnershipRow
 from projections.read_models import FleetSummary
 from projections.status import StatusRow
 from reconciler.client.client import Client
+from reconciler.client.dead_letters import DeadLetter, LetterRefusedError, Retried
 from reconciler.client.outcome_stream import Outcome, OutcomeStream
 from reconciler.client.snapshot_writer import SnapshotWriter
 from reconciler.client.waiting import SETTLED
@@ -41,15 +42,18 @@ from reconciler.ports import StoredEvent
 
 __all__ = [
     "SETTLED",
+    "Access",
     "Answer",
     "BusError",
     "Client",
     "ConfigurationError",
+    "DeadLetter",
     "DeclarationRefusedError",
     "ExternalObject",
     "FleetSummary",
     "InvalidManifestError",
     "InvalidNameError",
+    "LetterRefusedError",
     "Manifest",
     "Metadata",
     "Observed",
@@ -58,6 +62,7 @@ __all__ = [
     "OutcomeStream",
     "OwnershipRow",
     "ReconcilerError",
+    "Retried",
     "ShapeKey",
     "SnapshotWriter",
     "StatusRow",
@@ -76,18 +81,20 @@ async def connect(
     url: str = DEFAULT_URL,
     *,
     source: str,
-    credentials: Path | None = None,
+    access: Access = ANYBODY,
     patience_seconds: float = 30.0,
 ) -> AsyncGenerator[Client]:
     """Connect to the bus of a reconciler; lost connections are repaired.
 
-    ``source`` names your service: it is the actor in the history. ``patience_seconds`` is how long
-    the first connection may take. Raises ``BusError`` when the bus cannot be used, and
+    ``source`` names your service: it is the actor in the history. ``access`` says which key to use
+    and whom to trust; what it leaves out is taken from the environment (``RECONCILER_CREDENTIALS``,
+    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds`` is how long the first
+    connection may take. Raises ``BusError`` when the bus cannot be used, and
     ``ConfigurationError`` for a source that cannot be used or a bus without a reconciler.
     """
     _check_source(source)
     nc = await connection.connect(
-        url, name=source, credentials=credentials, patience_seconds=patience_seconds
+        url, name=source, access=access, patience_seconds=patience_seconds
     )
     try:
         await connection.require_jetstream(nc)
@@ -101,12 +108,8 @@ async def connect(
 async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
     """Make a client on a connection that stays its maker's; raises as ``connect``."""
     _check_source(source)
-    try:
-        await find_log_id(nc)
-    except NotFoundOnBusError as error:
-        raise ConfigurationError(
-            f"there is no reconciler on this bus ({error}): run `reconciler init` first"
-        ) from None
+    if not await has_log(nc):
+        raise ConfigurationError("there is no reconciler on this bus: run `reconciler init` first")
     bus = JetStreamClientBus(nc, source)
     await bus.open()
     client = Client(bus)

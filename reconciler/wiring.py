@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 from nats.aio.client import Client
@@ -19,9 +18,13 @@ from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
+from infra.bus.patience import patiently
+from infra.bus.rates import JetStreamRates
+from infra.bus.removed import check_intake_positions
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
+from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from projections.read_models import (
     CHECKPOINT,
@@ -30,7 +33,9 @@ from projections.read_models import (
     decode_checkpoint,
     decode_damage,
 )
+from reconciler.failpoints import arm_from_environment
 from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
 from reconciler.services.foreign_snapshots import ForeignSnapshots
@@ -45,6 +50,9 @@ from reconciler.services.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)
+START_PATIENCE_SECONDS = 60.0
+"""How long a process waits for the streams: a node that recovers, or an election, is no reason to
+end, and to be started again by whoever watches over it."""
 
 
 def process_name() -> str:
@@ -54,18 +62,16 @@ def process_name() -> str:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, credentials: Path | None = None, patience_seconds: float = 30
+    url: str, *, access: Access = ANYBODY, patience_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream that is new enough, and close in order at the end.
 
     ``patience_seconds``: how long a server may take that is still starting. Raises
-    ``BusUnavailableError`` or ``IncompatibleServerError``.
+    ``BusAccessError``, ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
-    nc = await connect(
-        url, name=process_name(), credentials=credentials, patience_seconds=patience_seconds
-    )
+    nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
     try:
-        await require_jetstream(nc)
+        await patiently(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
         yield nc
     finally:
         await close(nc)
@@ -73,6 +79,7 @@ async def connected(
 
 async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
     """Make or upgrade every stream, consumer and bucket; doing it again changes nothing."""
+    arm_from_environment()
     return await ensure_topology(nc, replicas=replicas)
 
 
@@ -86,6 +93,7 @@ class Running:
     store: JetStreamRows
     models: ReadModels
     configurations: Configurations
+    gates: ApiGates
     feed: LogFeed
     providers: ProviderPool
     intake: JetStreamIntakeWriter
@@ -109,15 +117,19 @@ async def running(
     """Run roles until the context ends; the streams must exist (``initialise``).
 
     When entered, the process knows all that the log has. A role that fails ends the context, and
-    its error comes out in an exception group.
+    its error comes out in an exception group. Raises ``ConfigurationError`` for a failpoint in the
+    environment that cannot be read (``reconciler.failpoints``).
     """
-    parts = await _load(nc, roles, kinds if kinds is not None else installed_kinds())
+    arm_from_environment()
+    known = kinds if kinds is not None else installed_kinds()
+    parts = await patiently(nc, lambda: _load(nc, roles, known), seconds=START_PATIENCE_SECONDS)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
             await _caught_up(parts.feed, tasks[0])
             for role in roles:
                 tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
+            tasks.append(group.create_task(parts.gates.run(), name="API gates"))
             try:
                 yield parts
             finally:
@@ -130,14 +142,23 @@ async def running(
 async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
     log = await open_log(nc)
     store = JetStreamRows(nc)
+    await check_intake_positions(nc)
     needs_models = "projector" in roles or "observer" in roles
-    models = await load_models(store) if needs_models else ReadModels()
+    models = ReadModels()
+    if needs_models:
+        models = await load_models(store, clears="projector" in roles)
     lost = await _lost_events(log, store, models)
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
+    intake = JetStreamIntakeWriter(nc, process_name())
+    gates = ApiGates(
+        name=process_name(), configurations=configurations, intake=intake, rates=JetStreamRates(nc)
+    )
     await configurations.load(log)  # not before: what came in between would be seen by nobody
+    await gates.load(log)
     feed = LogFeed(log, after=after)
     feed.subscribe(lambda _position, event: configurations.apply(event))
+    feed.subscribe(lambda _position, event: gates.apply(event))
     parts = Running(
         nc=nc,
         kinds=kinds,
@@ -145,9 +166,10 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         store=store,
         models=models,
         configurations=configurations,
+        gates=gates,
         feed=feed,
         providers=ProviderPool(kinds, configurations),
-        intake=JetStreamIntakeWriter(nc, process_name()),
+        intake=intake,
         lost=lost,
     )
     if "projector" not in roles and needs_models:
@@ -211,6 +233,7 @@ def _worker(parts: Running) -> list[Coroutine[None, None, None]]:
         log=parts.log,
         configurations=parts.configurations,
         providers=parts.providers,
+        gates=parts.gates,
     )
     return [worker.run()]
 
@@ -222,8 +245,12 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         providers=parts.providers,
         kinds=parts.kinds,
         models=parts.models,
+        log_id=parts.log.log_id,
+        gates=parts.gates,
+        sink=JetStreamDecisionSink(parts.nc),
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
+    parts.feed.subscribe(sweeper.notice)
     reader = JetStreamSnapshotReader(parts.nc)
     parts.closers.push_async_callback(reader.close)
     parts.foreign_snapshots = ForeignSnapshots(

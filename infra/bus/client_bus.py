@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 from nats.aio.client import Client
 
+from events.dead_letter import DeadLetterRecord, LetterHandled
 from events.envelope import decode_log, encode_intake, encode_snapshot_part
 from events.intake import Answer, SnapshotPart
 from events.names import ShapeKey
 from events.subjects import REPLY_HEADER, log, log_filter
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
+from infra.bus.dead_letters import read_letters, store_handled
 from infra.bus.intake import store_all
-from infra.bus.outcome_feeds import DurableOutcomes, FollowedOutcomes, followed, readable
+from infra.bus.outcome_feeds import (
+    DurableOutcomes,
+    FollowedOutcomes,
+    can_be_bound,
+    followed,
+    followed_bound,
+    readable,
+)
 from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.patience import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, SHAPES
-from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
-from infra.jetstream.publish import publish_many
-from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
+from infra.jetstream.publish import publish, publish_many
+from infra.jetstream.reads import last_for_subjects, last_of_each, read_subject, stream_state
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
@@ -44,6 +54,7 @@ class JetStreamClientBus:
         self._source = source
         self._answers = AnswerBox(nc)
         self._rows = JetStreamRows(nc)
+        self._is_bound = False
 
     async def open(self) -> None:
         """Listen for answers."""
@@ -117,6 +128,38 @@ class JetStreamClientBus:
             {MESSAGE_ID: identity + suffix, **headers},
         )
 
+    # --- dead letters
+
+    @property
+    def source(self) -> str:
+        """Who publishes."""
+        return self._source
+
+    async def dead_letters(
+        self, *, most: int | None = None
+    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[LetterHandled]]:
+        """Read the dead letters, and what was done about them."""
+        stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
+        return stored.letters, stored.handled
+
+    async def letter_handled(self, handled: LetterHandled) -> None:
+        """Write down what was done about a dead letter."""
+        await store_handled(self._nc, handled)
+
+    async def publish_again(
+        self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
+    ) -> tuple[int, Answer | None]:
+        """Store a message of the intake as it is, under an id that is new to the stream."""
+        with self._answers.round(1) as question:
+            headers = {MESSAGE_ID: message_id, REPLY_HEADER: question.reply_to(0)}
+            stored = await publish(self._nc, subject, payload, headers=headers)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(answer_seconds):
+                    await question.complete.wait()
+            return stored.seq, question.answers[0]
+
+    # --- observed state
+
     async def last_intake_position(self) -> int:
         """Give the intake's last position."""
         state = await patiently(self._nc, lambda: stream_state(self._nc, INTAKE))
@@ -140,7 +183,28 @@ class JetStreamClientBus:
         self, tokens: Sequence[str], *, after: int | None
     ) -> AbstractAsyncContextManager[FollowedOutcomes]:
         """Follow outcomes from behind a position, or from now on."""
-        return followed(self._nc, tokens, after)
+        return self._followed(tokens, after)
+
+    @asynccontextmanager
+    async def _followed(
+        self, tokens: Sequence[str], after: int | None
+    ) -> AsyncGenerator[FollowedOutcomes]:
+        """Follow freely, or as a service that may use only the consumers of its namespace.
+
+        What we may is found out by trying, once: who may follow freely needs no such consumer.
+        """
+        async with AsyncExitStack() as stack:
+            feed = None
+            if not self._is_bound:
+                try:
+                    feed = await stack.enter_async_context(followed(self._nc, tokens, after))
+                except BusDeniedError:
+                    if not can_be_bound(tokens):
+                        raise
+                    self._is_bound = True
+            if feed is None:
+                feed = await stack.enter_async_context(followed_bound(self._nc, tokens, after))
+            yield feed
 
     def durable_outcomes(
         self, tokens: str, *, after: int | None, durable: str
@@ -151,7 +215,8 @@ class JetStreamClientBus:
     async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
         """Read each shape's newest outcome from the log."""
         subjects = [log(key, "outcome") for key in keys]
-        messages = await patiently(self._nc, lambda: last_for_subjects(self._nc, SHAPES, subjects))
+        read = last_of_each if self._is_bound else last_for_subjects
+        messages = await patiently(self._nc, lambda: read(self._nc, SHAPES, subjects))
         return readable(messages, SHAPES)
 
     # --- the log

@@ -9,6 +9,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_snapshot_part
 from events.intake import SnapshotPart
+from infra.bus.patience import patiently
 from infra.bus.streams import OBSERVATIONS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -30,11 +31,13 @@ class JetStreamSnapshotReader:
     async def next_batch(self) -> Sequence[SnapshotDelivery]:
         """Wait for parts."""
         if self._follower is None:
-            last = (await stream_state(self._nc, OBSERVATIONS)).last_seq
-            self._follower = await self._stack.enter_async_context(
-                follow(self._nc, OBSERVATIONS, start_seq=last + 1)
-            )
+            self._follower = await patiently(self._nc, self._from_now_on)
         return [_part(message) for message in await anext(self._follower)]
+
+    async def _from_now_on(self) -> Follower:
+        last = (await stream_state(self._nc, OBSERVATIONS)).last_seq
+        parts = follow(self._nc, OBSERVATIONS, start_seq=last + 1)
+        return await self._stack.enter_async_context(parts)
 
     async def close(self) -> None:
         """Take no more."""

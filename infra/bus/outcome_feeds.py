@@ -11,11 +11,16 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from infra.bus.patience import patiently
-from infra.bus.streams import OUTCOMES
+from infra.bus.streams import OUTCOMES, follower_names
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, ack, nak, terminate
-from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
-from infra.jetstream.follow import Follower, follow
+from infra.jetstream.errors import (
+    BusDeniedError,
+    BusRefusedError,
+    IncompatibleStreamError,
+    NotFoundOnBusError,
+)
+from infra.jetstream.follow import Follower, follow, follow_as
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, stream_state
 from infra.jetstream.topology import ensure_consumer
@@ -88,6 +93,41 @@ async def followed(
         yield FollowedOutcomes(follower)
 
 
+def can_be_bound(tokens: Sequence[str]) -> bool:
+    """Whether the patterns are of one namespace: only then has it consumers of its own."""
+    namespaces = {each.split(".")[0] for each in tokens}
+    return len(namespaces) == 1 and "*" not in namespaces
+
+
+@asynccontextmanager
+async def followed_bound(
+    nc: Client, tokens: Sequence[str], after: int | None
+) -> AsyncGenerator[FollowedOutcomes]:
+    """Follow outcomes with one of the consumers of the patterns' namespace.
+
+    Several patterns are followed as the whole namespace: a permission binds one filter. Raises
+    ``BusDeniedError``, and ``BusRefusedError`` when all the consumers are in use.
+    """
+    namespace = tokens[0].split(".")[0]
+    pattern = tokens[0] if len(tokens) == 1 else f"{namespace}.>"
+    outcomes = follow_as(
+        nc,
+        OUTCOMES,
+        names=follower_names(namespace),
+        subject_filter=f"outcome.{pattern}",
+        start_seq=None if after is None else after + 1,
+    )
+    async with AsyncExitStack() as stack:
+        try:
+            follower = await patiently(nc, lambda: stack.enter_async_context(outcomes))
+        except BusRefusedError as error:
+            raise BusRefusedError(
+                f"all {len(follower_names(namespace))} consumers of namespace {namespace} are in "
+                f"use ({error}): share one stream of outcomes, or wait for many shapes at once"
+            ) from error
+        yield FollowedOutcomes(follower)
+
+
 @asynccontextmanager
 async def durable(
     nc: Client, tokens: str, after: int | None, name: str
@@ -107,16 +147,21 @@ async def durable(
 async def _ensure_durable(nc: Client, subject_filter: str, after: int | None, name: str) -> None:
     found = await _existing(nc, name)
     if found is None:
+        start = {"deliver_policy": "new"}
+        if after is not None:
+            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
         config = {
+            **start,
             "durable_name": name,
             "filter_subject": subject_filter,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": await _first_wanted(nc, after),
             "ack_policy": "explicit",
             "ack_wait": _LEASE,
             "max_ack_pending": 1,  # in order, also what is handed out again
         }
-        await ensure_consumer(nc, OUTCOMES, config)
+        try:
+            await ensure_consumer(nc, OUTCOMES, config)
+        except BusDeniedError as error:
+            raise _hinted(error, subject_filter.split(".")[1]) from None
         return
     if found.get("filter_subject") != subject_filter:
         raise IncompatibleStreamError(
@@ -124,6 +169,14 @@ async def _ensure_durable(nc: Client, subject_filter: str, after: int | None, na
             f"{subject_filter}: use another name, or remove it with "
             f"`nats consumer rm {OUTCOMES} {name}`"
         )
+
+
+def _hinted(error: BusDeniedError, namespace: str) -> BusDeniedError:
+    return BusDeniedError(
+        f"{error}; a service's durable stream is named as its namespace, and follows only that: "
+        f"outcomes({namespace!r}, durable={namespace!r})",
+        subject=error.subject,
+    )
 
 
 async def _first_wanted(nc: Client, after: int | None) -> int:
@@ -137,7 +190,7 @@ async def _first_wanted(nc: Client, after: int | None) -> int:
 async def _existing(nc: Client, name: str) -> dict[str, Any] | None:
     try:
         return (await api_request(nc, f"CONSUMER.INFO.{OUTCOMES}.{name}", None))["config"]
-    except NotFoundOnBusError:
+    except (NotFoundOnBusError, BusDeniedError):  # denied: told with a hint when it is made
         return None
 
 

@@ -11,18 +11,21 @@ from nats.aio.client import Client
 
 from infra.jetstream.errors import BusUnavailableError
 
-PATIENCE_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 20.0  # two answers that do not come; an election takes up to 8 s
 _PAUSE_SECONDS: Final = 0.2
 
 T = TypeVar("T")
 
 
-async def patiently(nc: Client, read: Callable[[], Awaitable[T]]) -> T:
-    """Read until it works; raises ``BusUnavailableError`` after ten seconds, or when closed.
+async def patiently(
+    nc: Client, read: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_SECONDS
+) -> T:
+    """Read until it works; raises ``BusUnavailableError`` after some time, or when closed.
 
-    A server that starts does not know its streams yet, and answers so.
+    A server that starts does not know its streams yet, and answers so; a stream whose leader is
+    gone does not answer until there is another one.
     """
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + seconds
     while True:
         try:
             return await read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final, NamedTuple
 
 import structlog
@@ -25,24 +25,31 @@ from events.log import LogEvent, log_class
 from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, state_snapshot
 from infra.bus.digest_cache import DigestCache
+from infra.bus.patience import patiently
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
 from infra.jetstream.append import append
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.connection import is_clustered
+from infra.jetstream.errors import (
+    AppendConflictError,
+    BusUnavailableError,
+    MessageTooLargeError,
+)
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
 from infra.jetstream.reads import (
     StoredMessage,
-    StreamState,
     last_for_subjects,
     last_from_leader,
     message_from_leader,
     read_subject,
     stream_state,
 )
-from reconciler.errors import ReconcilerError
+from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import (
     AppendLostError,
+    AppendRefusedError,
     DamageListener,
     LoadedShape,
     ShapeAppend,
@@ -103,10 +110,13 @@ class JetStreamShapeLog:
         for index, each in enumerate(appends):
             more, digests[index] = _outgoing(each, digests[index])
             messages += more
+        half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
         try:
-            sequences = await append(self._nc, messages)
+            sequences = await append(self._nc, messages, before_commit=half_sent)
         except AppendConflictError as conflict:
             raise AppendLostError(str(conflict)) from conflict
+        except MessageTooLargeError as error:
+            raise AppendRefusedError(str(error)) from error
         last = -1
         positions: list[int] = []
         for each, digest in zip(appends, digests, strict=True):
@@ -117,14 +127,22 @@ class JetStreamShapeLog:
 
     async def _append_one_by_one(self, each: ShapeAppend, digest: str) -> int:
         position = each.expected_position
-        for event in each.events:
+        for number, event in enumerate(each.events):
+            if number:
+                reach(Failpoint.DECIDER_BETWEEN_EVENTS)
             messages, digest = _outgoing(ShapeAppend(each.key, [event], position), digest)
             try:
                 [position] = await append(self._nc, messages)
             except AppendConflictError as conflict:
                 raise AppendLostError(str(conflict)) from conflict
+            except MessageTooLargeError as error:
+                raise AppendRefusedError(str(error)) from error
         self._digests.put(each.key, position, digest)
         return position
+
+    async def _half_sent(self) -> None:
+        await self._nc.flush()  # the server has them, as after a crash at this step
+        reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def _digests_before(self, appends: Sequence[ShapeAppend]) -> list[str]:
         """Give each shape's digest at the position that its append expects."""
@@ -157,6 +175,21 @@ class JetStreamShapeLog:
                 _logger.info("a snapshot was not stored", error=str(result))
 
     # --- loading
+
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give each shape's newest position.
+
+        The only server answers for all at once. In a cluster one that lags behind could answer
+        that: there the leader is asked, shape by shape.
+        """
+        if is_clustered(self._nc):
+            newest = await asyncio.gather(*(self._newest_position(key) for key in keys))
+            return dict(zip(keys, newest, strict=True))
+        found = dict.fromkeys(keys, 0)
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            key = _key_of(message.subject)
+            found[key] = max(found[key], message.seq)
+        return found
 
     async def load(
         self,
@@ -199,7 +232,8 @@ class JetStreamShapeLog:
         return loaded, longer
 
     async def _newest_position(self, key: ShapeKey) -> int:
-        newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
+        async with self._reads:
+            newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
         return 0 if newest is None else newest.seq
 
     async def _load_long(
@@ -292,7 +326,10 @@ class JetStreamShapeLog:
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace, each up to damage."""
-        return _sound_of_some(await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>"))
+        filters = [f"log.{namespace}.{kind}.>"]
+        async with follow(self._nc, SHAPES, filters=filters) as follower:
+            messages = [each async for some in follower.replay() for each in some]
+        return _sound_of_some(messages)
 
     def follow(
         self, after: int = 0, *, damaged: DamageListener | None = None
@@ -302,29 +339,12 @@ class JetStreamShapeLog:
 
     @asynccontextmanager
     async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[CheckedFeed]:
-        state = await stream_state(self._nc, SHAPES)
-
-        def same_log(now: StreamState, position: int) -> None:
-            if now.created != state.created:
-                raise LogReplacedError("the log was made anew, as by a restoration: start again")
-            if now.last_seq < position and state.last_seq >= after:
-                raise LogReplacedError(
-                    f"the log ends at {now.last_seq}, and was read up to {position} before: its "
-                    "end is lost; start again, and see `reconciler doctor`"
-                )
-
-        async with follow(self._nc, SHAPES, start_seq=after + 1, resuming=same_log) as follower:
+        async with AsyncExitStack() as stack:
+            log_from = follow(self._nc, SHAPES, start_seq=after + 1)
+            follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
             feed = CheckedFeed(follower, LogChains(damaged, after=after))
             feed.check_end()
             yield feed
-
-    async def newest_positions(self, keys: Iterable[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Give the position of each shape's newest event, without those that have none."""
-        newest: dict[ShapeKey, int] = {}
-        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
-            key = _key_of(message.subject)
-            newest[key] = max(message.seq, newest.get(key, 0))
-        return newest
 
     async def missing_events(self) -> int:
         """Count the positions that hold no event: a log never removes anything."""
@@ -333,11 +353,7 @@ class JetStreamShapeLog:
 
     async def last_position(self) -> int:
         """Give the position of the newest event."""
-        return (await stream_state(self._nc, SHAPES)).last_seq
-
-
-class LogReplacedError(ReconcilerError):
-    """The log is not the one that this process knows: what it remembers is of no use any more."""
+        return (await patiently(self._nc, lambda: stream_state(self._nc, SHAPES))).last_seq
 
 
 class CheckedFeed:
@@ -359,7 +375,9 @@ class CheckedFeed:
 
     async def next_events(self) -> Sequence[StoredEvent]:
         """Wait for the next events; an empty list says that the end was reached."""
-        events = _sound(await anext(self._follower), self.chains)
+        with telling_what_to_do():
+            messages = await anext(self._follower)
+        events = _sound(messages, self.chains)
         self.check_end()
         return events
 

@@ -10,6 +10,7 @@ OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES,
 SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
 OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
+RATES           ``rate.>``                          how far each rate limit's calls are reserved
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -34,6 +35,7 @@ from infra.jetstream.topology import (
     ensure_consumer,
     ensure_stream,
 )
+from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
@@ -42,10 +44,14 @@ OUTCOMES: Final = "OUTCOMES"
 SNAPSHOTS: Final = "SNAPSHOTS"
 OBSERVATIONS: Final = "OBSERVATIONS"
 DEADLETTERS: Final = "DEADLETTERS"
+RATES: Final = "RATES"
 ROWS: Final = "KV_reconciler"
 ROWS_PREFIX: Final = "$KV.reconciler."
 
 PARTITIONS: Final = 8
+FOLLOWERS: Final = 8
+"""How many streams of outcomes a service may follow at once, all its processes together."""
+
 DECIDER_GROUP: Final = "deciders"
 WORKERS: Final = "workers"
 LOG_ID_METADATA: Final = "reconciler-log-id"
@@ -87,6 +93,14 @@ class Topology(msgspec.Struct, frozen=True):
     changes: Mapping[str, str]
 
 
+def follower_names(namespace: str) -> list[str]:
+    """Names of the consumers of OUTCOMES that a service of one namespace may use.
+
+    Permissions match whole tokens, so names are fixed. No namespace and no durable name has an =.
+    """
+    return [f"{namespace}={number}" for number in range(FOLLOWERS)]
+
+
 def decider_consumers() -> list[str]:
     """Names of the intake's consumers: one a partition, and one for what fits no partition."""
     return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
@@ -106,10 +120,13 @@ async def ensure_topology(
         identity, first_position = restored.identity, restored.first_intake_position
     changes: dict[str, str] = {}
     for config in await _streams(nc, identity, first_position):
-        changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
+        fitting = await _fitting(nc, config)
+        changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
+        reach(Failpoint.INIT_STEP)
     for stream, consumer in _consumers():
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
+        reach(Failpoint.INIT_STEP)
     return Topology(identity.log_id, changes)
 
 
@@ -135,12 +152,30 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     for config in await _streams(nc, *await _existing_log(nc)):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
-        wrong[config["name"]] = differences(config, found)
+        wrong[config["name"]] = differences(await _fitting(nc, config), found)
     for stream, config in _consumers():
         name = f"{stream}/{config['durable_name']}"
         found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         wrong[name] = differences(config, found)
     return wrong
+
+
+async def _fitting(nc: Client, config: Config) -> Config:
+    """Leave out what streams in a cluster cannot have, with one replica neither.
+
+    The server refuses it for several replicas, and to change it when replicas are added.
+    """
+    if "persist_mode" not in config or not await _is_clustered(nc):
+        return config
+    return {field: value for field, value in config.items() if field != "persist_mode"}
+
+
+async def _is_clustered(nc: Client) -> bool:
+    try:
+        info = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+    except NotFoundOnBusError:
+        return False
+    return "cluster" in info
 
 
 async def _found(nc: Client, question: str) -> Config:
@@ -159,6 +194,12 @@ async def find_log(nc: Client) -> LogIdentity:
             f"stream {SHAPES} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
         )
     return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
+
+
+async def has_log(nc: Client) -> bool:
+    """Tell whether there is an event log, as far as everybody may ask."""
+    answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
+    return SHAPES in (answer.get("streams") or ())
 
 
 async def find_log_id(nc: Client) -> str:
@@ -231,6 +272,7 @@ async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> li
         _snapshots(),
         _observations(),
         _dead_letters(),
+        _rates(),
         _rows(),
     ]
 
@@ -332,8 +374,17 @@ def _observations() -> Config:
 
 def _dead_letters() -> Config:
     return _file_stream(
-        DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
+        DEADLETTERS,
+        ["deadletter.>"],
+        discard="new",  # with a limit of bytes: what is dead must not go unseen
+        max_age=90 * _DAY,
+        max_bytes=1024**3,
+        duplicate_window=_DUPLICATE_WINDOW,
     )
+
+
+def _rates() -> Config:
+    return _file_stream(RATES, ["rate.>"], max_msgs_per_subject=1)
 
 
 def _rows() -> Config:

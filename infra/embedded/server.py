@@ -117,11 +117,20 @@ class EmbeddedServer:
             raise
         return self.url
 
+    def pause(self) -> None:
+        """Have the server do nothing (SIGSTOP), as a machine that hangs does."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Have a paused server go on (SIGCONT), with all that it knew."""
+        os.kill(self.pid, signal.SIGCONT)
+
     async def stop(self) -> None:
         """End the server cleanly (SIGTERM); kill it when that takes longer than 30 seconds."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGCONT)  # a paused one would not hear of it
         try:
             await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -10,6 +10,7 @@ from nats.aio.client import Client
 
 from infra.eventstore.errors import library_errors
 from infra.eventstore.loop_thread import LoopThread
+from infra.jetstream.access import Access
 from infra.jetstream.connection import connect
 
 T = TypeVar("T")
@@ -34,7 +35,12 @@ class Bus:
         self._thread = LoopThread(f"eventstore {name}")
         try:
             self._nc = self.call(
-                connect(url, name=name, patience_seconds=timeout, credentials=credentials)
+                connect(
+                    url,
+                    name=name,
+                    patience_seconds=timeout,
+                    access=Access(credentials=credentials),
+                )
             )
         except BaseException:
             self._thread.close()

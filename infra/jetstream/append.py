@@ -1,7 +1,7 @@
 """Appends: one message, or one atomic batch with compare-and-set."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from nats.aio.client import Client
@@ -11,7 +11,7 @@ from nats.nuid import NUID
 from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, checked
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.outgoing import OutgoingMessage, check_expectation, headers_of, subjects_of
-from infra.jetstream.wire import check_size, encode, request, write
+from infra.jetstream.wire import check_size, encode, ended_by_denial, request, write
 
 MAX_BATCH: Final = 1_000  # the server's limit of messages in one atomic batch (10199)
 
@@ -21,17 +21,24 @@ _INCOMPLETE_ATTEMPTS: Final = 5
 _INCOMPLETE_WAIT_SECONDS: Final = 0.05
 _batch_ids = NUID()
 
+Step = Callable[[], Awaitable[None]]
+
 
 async def append(
     nc: Client,
     messages: Sequence[OutgoingMessage],
     *,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+    before_commit: Step | None = None,
 ) -> list[int]:
     """Store all the messages or none, and return their stream sequences.
 
     One message is a plain publish; several (at most 1,000, of one stream that allows atomic
     batches) are one atomic batch.
+
+    Args:
+        timeout: seconds until the answer.
+        before_commit: done when all messages of a batch but the last are sent.
 
     Raises:
         AppendConflictError: an expectation does not hold; nothing was stored.
@@ -43,18 +50,21 @@ async def append(
         raise ValueError(f"{len(messages)} messages in one append: at most {MAX_BATCH}")
     if not messages:
         return []
-    _, sequences = await append_acknowledged(nc, messages, timeout)
+    _, sequences = await append_acknowledged(nc, messages, timeout, before_commit)
     return sequences
 
 
 async def append_acknowledged(
-    nc: Client, messages: Sequence[OutgoingMessage], patience_seconds: float
+    nc: Client,
+    messages: Sequence[OutgoingMessage],
+    patience_seconds: float,
+    before_commit: Step | None = None,
 ) -> tuple[str, list[int]]:
     """Do what `append` does, and return the stream too that took the messages."""
     for message in messages:
         check_expectation(message)
     if len(messages) > 1:
-        return await _append_batch(nc, messages, patience_seconds)
+        return await _append_batch(nc, messages, patience_seconds, before_commit)
     only = messages[0]
     answer = await request(
         nc, only.subject, only.payload, headers=headers_of(only), timeout=patience_seconds
@@ -64,12 +74,16 @@ async def append_acknowledged(
 
 
 async def _append_batch(
-    nc: Client, messages: Sequence[OutgoingMessage], patience_seconds: float
+    nc: Client,
+    messages: Sequence[OutgoingMessage],
+    patience_seconds: float,
+    before_commit: Step | None,
 ) -> tuple[str, list[int]]:
     """Send the batch; again when the server says that it did not get all of it."""
     for attempt in range(1, _INCOMPLETE_ATTEMPTS + 1):
         try:
-            ack = checked(await _send_batch(nc, messages, patience_seconds), messages)
+            answer = await _send_batch(nc, messages, patience_seconds, before_commit)
+            ack = checked(answer, messages)
         except BusRefusedError as error:
             if error.err_code != _INCOMPLETE or attempt == _INCOMPLETE_ATTEMPTS:
                 raise
@@ -80,7 +94,10 @@ async def _append_batch(
 
 
 async def _send_batch(
-    nc: Client, messages: Sequence[OutgoingMessage], patience_seconds: float
+    nc: Client,
+    messages: Sequence[OutgoingMessage],
+    patience_seconds: float,
+    before_commit: Step | None,
 ) -> Msg:
     """Send every message, and return the answer to the last, which commits the batch."""
     batch_id = _batch_ids.next().decode()
@@ -92,5 +109,10 @@ async def _send_batch(
     commit = headers_of(last, batch_id, len(messages))
     commit["Nats-Batch-Commit"] = "1"
     check_size(nc, last.subject, last.payload, commit)  # before anything is sent
-    await write(nc, commands, f"append to {subjects_of(messages)}")
-    return await request(nc, last.subject, last.payload, headers=commit, timeout=patience_seconds)
+    async with ended_by_denial(nc, [one.subject for one in messages]):
+        await write(nc, commands, f"append to {subjects_of(messages)}")
+        if before_commit is not None:
+            await before_commit()
+        return await request(
+            nc, last.subject, last.payload, headers=commit, timeout=patience_seconds
+        )

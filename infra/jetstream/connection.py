@@ -4,22 +4,35 @@ import asyncio
 import contextlib
 import logging
 import re
-from pathlib import Path
+import ssl
 from typing import Any, Final
 
 import msgspec
 import nats.errors
 from nats.aio.client import Client, ServerVersion
 
-from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
-from infra.jetstream.wire import PENDING_BYTES, ApiError, FastClient, request, to_bus_error
+from infra.jetstream.access import ANYBODY, Access
+from infra.jetstream.errors import BusAccessError, BusUnavailableError, IncompatibleServerError
+from infra.jetstream.identity import Identity
+from infra.jetstream.transport_security import TransportSecurity
+from infra.jetstream.wire import (
+    PENDING_BYTES,
+    AccessFailedError,
+    ApiError,
+    FastClient,
+    is_refusal,
+    request,
+    to_bus_error,
+)
 
 OLDEST_SERVER: Final = (2, 12)  # atomic batches, message schedules
 API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
-_USER: Final = re.compile(r"//[^/@,]*@")
-_PING_SECONDS: Final = 10  # two unanswered: the connection is dead
+_REFUSED_WAIT_SECONDS: Final = 1.0
+_NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
+_USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
+_PING_SECONDS: Final = 5  # two unanswered: the connection is dead
 _log = logging.getLogger(__name__)
 
 
@@ -33,8 +46,9 @@ _answer = msgspec.json.Decoder(_Answer)
 class _Events:
     """The client's callbacks: one line of log each, and the last error for the first connection."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, identity: Identity) -> None:
         self._name = name
+        self._identity = identity
         self._shown = ""
         self.last = ""
         self.connected = False
@@ -44,18 +58,36 @@ class _Events:
     async def error(self, error: Exception) -> None:
         if self.refused.is_set():
             return  # what follows is only the end of that connection
-        self.last = str(error) or type(error).__name__
-        if "authorization" in self.last.lower() and not self.connected:
+        self.last = self._words(error)
+        is_refused = is_refusal(str(error))
+        if not self.connected and (is_refused or isinstance(error, _NOT_BY_WAITING)):
             self.refused.set()
         level = logging.DEBUG if self.last == self._shown else logging.WARNING
         self._shown = self.last  # a server that is away repeats itself four times a second
         _log.log(level, "bus connection %s: %s", self._name, self.last)
+        if self.connected and is_refused:
+            await asyncio.sleep(_REFUSED_WAIT_SECONDS)
+
+    def _words(self, error: Exception) -> str:
+        text = without_secrets(str(error) or type(error).__name__)
+        if is_refusal(text):
+            return (
+                f"the server refuses user {self._identity} ({text}): give other credentials; a "
+                "file that is replaced is read again at the next try"
+            )
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the server's certificate is not trusted ({error.verify_message}): --tls-ca names "
+                "the authorities to trust, and the URL must have a name of the certificate"
+            )
+        return f"TLS: {text}" if isinstance(error, ssl.SSLError) else text
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:
             return  # as we wanted
         if self.client is not None:
             self.client.end_pending()
+            self.client.denials.forget()
         _log.info("bus connection %s: lost, reconnecting", self._name)
 
     async def reconnected(self) -> None:
@@ -64,30 +96,36 @@ class _Events:
 
 
 async def connect(
-    url: str,
-    *,
-    name: str,
-    patience_seconds: float = 30,
-    credentials: Path | None = None,
-    inbox_prefix: str = "_INBOX",
+    url: str, *, name: str, patience_seconds: float = 30, access: Access = ANYBODY
 ) -> Client:
     """Connect, and stay connected: later losses are repaired for ever, quietly.
 
+    So are refusals: when the user's time is over or its key is revoked, the key's file is read
+    again at each try.
+
     Args:
-        url: one server or several, separated by commas.
+        url: one server or several of a cluster, separated by commas: any that answers is taken,
+            and another one when it is lost. `tls://` insists on TLS.
         name: shown by the server's monitoring.
         patience_seconds: how long the first connection may take, the server still starting.
-        credentials: a `.creds` file.
-        inbox_prefix: first token of reply subjects, where permissions ask for one.
+        access: who we are and whom we trust; what it leaves out is taken from the environment.
 
     Raises:
-        BusUnavailableError: no connection in time, or the server refused the credentials.
+        BusAccessError: a key or certificate of ours cannot be used, or the server refuses us, or
+            cannot be trusted.
+        BusUnavailableError: no connection in time.
     """
-    events = _Events(name)
-    client = events.client = FastClient()
+    access = access.completed()
+    urls = server_urls(url)
+    identity = Identity(urls, access)
+    security = TransportSecurity(urls, access)
+    if security.demanded:
+        security.context()  # what cannot be used is told now
+    events = _Events(name, identity)
+    client = events.client = FastClient(identity, security)
     connecting = asyncio.ensure_future(
         client.connect(
-            url.split(","),
+            urls,
             name=name,
             error_cb=events.error,
             disconnected_cb=events.disconnected,
@@ -97,8 +135,7 @@ async def connect(
             connect_timeout=_CONNECT_SECONDS,
             ping_interval=_PING_SECONDS,
             pending_size=PENDING_BYTES,
-            inbox_prefix=inbox_prefix,
-            user_credentials=str(credentials) if credentials else None,
+            inbox_prefix=identity.inbox_prefix,
         )
     )
     refused = asyncio.ensure_future(events.refused.wait())
@@ -121,8 +158,22 @@ async def connect(
             await asyncio.gather(connecting, return_exceptions=True)
             with contextlib.suppress(Exception):  # half a connection: whatever it lacks
                 await client.close()
+    if events.refused.is_set():
+        raise BusAccessError(f"cannot use {without_secrets(url)}: {events.last}")
     why = events.last or f"no answer in {patience_seconds:g} s"
     raise BusUnavailableError(f"cannot reach {without_secrets(url)}: {why}; is it running?")
+
+
+def server_urls(url: str) -> list[str]:
+    """Take several servers apart, as NATS people write them: `host-a,nats://host-b:4222`.
+
+    Raises:
+        BusUnavailableError: there is none.
+    """
+    found = [each.strip() for each in url.split(",") if each.strip()]
+    if not found:
+        raise BusUnavailableError(f"{url!r} names no server: give nats://host:4222")
+    return [each if "://" in each else f"nats://{each}" for each in found]
 
 
 async def close(client: Client) -> None:
@@ -138,7 +189,7 @@ async def require_jetstream(nc: Client) -> ServerVersion:
 
     Raises:
         IncompatibleServerError: older than 2.12, or JetStream is off.
-        BusUnavailableError: no answer.
+        BusUnavailableError: no answer, or a server that starts, or nodes without a leader.
     """
     version = nc.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
@@ -150,13 +201,19 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     try:
         await api_request(nc, "INFO", None)
     except BusUnavailableError as error:
-        if isinstance(error.__cause__, nats.errors.NoRespondersError):
+        starts = isinstance(nc, FastClient) and nc.server_has_jetstream
+        if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
             raise IncompatibleServerError(
                 f"the server at {_where(nc)} has JetStream off: start it with -js, "
                 'or with "jetstream {}" in its configuration'
             ) from error
         raise
     return version
+
+
+def is_clustered(nc: Client) -> bool:
+    """Whether the server is one of several, of which another may know more."""
+    return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
 async def api_request(
@@ -181,7 +238,7 @@ async def api_request(
 
 def without_secrets(url: str) -> str:
     """Give one URL or several as they may be shown: without user, password and token."""
-    return _USER.sub("//", url)
+    return _USER.sub(r"\1", url)
 
 
 def _where(nc: Client) -> str:

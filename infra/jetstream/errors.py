@@ -7,8 +7,24 @@ class BusError(Exception):
     """Any failure of the bus, or of the way it is used."""
 
 
+class BusAccessError(BusError):
+    """We are not let in: a key, a certificate or an option about them cannot be used."""
+
+
+class BusDeniedError(BusError):
+    """The server denies us a subject: nothing was stored, read or changed.
+
+    Attributes:
+        subject: what we may not publish or subscribe to, in small letters as the client tells it.
+    """
+
+    def __init__(self, message: str, *, subject: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
+
+
 class BusUnavailableError(BusError):
-    """No answer: the server is away, too slow, or denies permission.
+    """No answer: the server is away, or too slow.
 
     The result of what was asked is *unknown*, not failed: a publish may have been stored. Read
     before repeating it (or repeat it, when it is idempotent).
@@ -52,6 +68,10 @@ class IncompatibleStreamError(BusError):
 
 class NotFoundOnBusError(BusError):
     """The stream, consumer or message does not exist."""
+
+
+class StreamReplacedError(BusError):
+    """A stream was deleted while it was read, and perhaps made anew: positions mean nothing now."""
 
 
 class BusRefusedError(BusError):

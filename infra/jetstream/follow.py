@@ -6,8 +6,9 @@ ordered consumer with a callback 38,000 to 45,000 in the same run (two busy core
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,41 +16,59 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from infra.jetstream.connection import api_request
-from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
-from infra.jetstream.reads import StoredMessage, StreamState, stream_state
+from infra.jetstream.connection import api_request, is_clustered
+from infra.jetstream.errors import (
+    BusError,
+    BusRefusedError,
+    BusUnavailableError,
+    NotFoundOnBusError,
+    StreamReplacedError,
+)
+from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
 from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
 
 HEARTBEAT_SECONDS: Final = 2.0
 _MISSED_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
+_CREATE_SECONDS: Final = 3.0  # without a leader no answer comes; there may be one the next time
 _LOOK_SECONDS: Final = 0.25  # between two looks at a connection from which nothing comes
 _RETRY_SECONDS: Final = 0.25
-_INACTIVE_SECONDS: Final = 30  # after which the server forgets a follower that is gone
+_INACTIVE_SECONDS: Final = 10  # after which the server forgets a follower that is gone
+_NAMED_INACTIVE: Final = 5_000_000_000  # the same in ns: others wait for the name
+_NAME_IN_USE: Final = 10148
 _EVERYTHING: Final = (">",)
 _log = logging.getLogger(__name__)
 
 
-ResumeCheck = Callable[[StreamState, int], object]
-"""Called with the stream's state and the position reached, before a follower goes on; may raise."""
-
-
 def follow(
-    nc: Client,
-    stream: str,
-    *,
-    filters: Sequence[str] = _EVERYTHING,
-    start_seq: int = 1,
-    resuming: ResumeCheck | None = None,
+    nc: Client, stream: str, *, filters: Sequence[str] = _EVERYTHING, start_seq: int = 1
 ) -> "Follower":
     """Return a follower of a stream: `async with` it, then `async for batch in` it.
 
     Args:
         filters: subject filters that don't overlap.
         start_seq: the first stream sequence wanted.
-        resuming: looks at the stream before the follower goes on after it was interrupted; what it
-            raises, the follower raises.
     """
-    return Follower(nc, stream, filters=filters, start_seq=start_seq, resuming=resuming)
+    return Follower(nc, stream, filters=filters, start_seq=start_seq)
+
+
+def follow_as(
+    nc: Client,
+    stream: str,
+    *,
+    names: Sequence[str],
+    subject_filter: str,
+    start_seq: int | None = None,
+) -> "Follower":
+    """Return a follower for a user who may use only these consumers, under this one filter.
+
+    Permissions can bind a consumer's name and its filter, not more; so nothing else is asked of the
+    server, and the first name is taken that nobody uses now. When all are in use, `async with` it
+    raises `BusRefusedError` (10148).
+
+    Args:
+        start_seq: the first stream sequence wanted; None for what comes from now on.
+    """
+    return Follower(nc, stream, filters=[subject_filter], start_seq=start_seq, names=names)
 
 
 class Follower:
@@ -70,22 +89,23 @@ class Follower:
         stream: str,
         *,
         filters: Sequence[str] = _EVERYTHING,
-        start_seq: int = 1,
-        resuming: ResumeCheck | None = None,
+        start_seq: int | None = 1,
+        names: Sequence[str] = (),
     ) -> None:
         self.caught_up = asyncio.Event()
         self._nc = nc
         self._stream = stream
         self._filters = list(filters)
-        self._position = max(0, start_seq - 1)
-        self._target = 0
-        self._resuming = resuming
+        self._names = names
+        self._position = None if start_seq is None else max(0, start_seq - 1)
+        self._target: int | None = None
+        self._created = ""
         self._feed = _Feed(nc)
 
     @property
     def position(self) -> int:
         """The stream sequence up to which everything that matches has been handed out."""
-        return self._position
+        return self._position or 0
 
     async def __aenter__(self) -> Self:
         """Start following.
@@ -94,8 +114,11 @@ class Follower:
             NotFoundOnBusError: the stream doesn't exist.
             BusUnavailableError: no answer.
         """
-        self._target = (await stream_state(self._nc, self._stream)).last_seq
-        if await self._restart() == 0:
+        if not self._names:
+            state = await stream_state(self._nc, self._stream)
+            self._target, self._created = state.last_seq, state.created
+        await self._restart()
+        if await self._is_caught_up():
             self._reached_target()
         return self
 
@@ -114,22 +137,22 @@ class Follower:
         """Return the next messages: at least one, except for an empty list that says caught up.
 
         Raises:
-            NotFoundOnBusError: the stream was deleted.
+            StreamReplacedError: the stream was deleted, and perhaps made anew.
             BusUnavailableError: the connection was closed.
         """
         while True:
             batch = await self._feed.take()
+            if batch and batch[0].seq <= self.position:  # of a copy that lags behind: known
+                batch = [message for message in batch if message.seq > self.position]
             if batch:
                 self._position = batch[-1].seq
-                if not self.caught_up.is_set() and (
-                    self._position >= self._target or self._feed.nothing_pending
-                ):
+                if not self.caught_up.is_set() and await self._is_caught_up():
                     self._reached_target()
                 return batch
             if self._feed.broken:
                 await self._repair()
-            if self._feed.nothing_pending and not self.caught_up.is_set():
-                self._reached_target()  # what was left has been deleted in the meantime
+            if not self.caught_up.is_set() and await self._is_caught_up():
+                self._reached_target()
                 return []
             await self._feed.wait()
 
@@ -138,18 +161,35 @@ class Follower:
         while not self.caught_up.is_set():
             yield await anext(self)
 
+    async def _is_caught_up(self) -> bool:
+        """Whether all that was there at the start has been handed out.
+
+        Only the leader knows: the copy of the stream that feeds us may lag behind, and believe that
+        there is no more. Where the answer does not come, it is asked again.
+        """
+        if self._target is not None and self.position >= self._target:
+            return True
+        if not self._feed.is_exhausted:
+            return False
+        if self._names or not is_clustered(self._nc):
+            return True
+        try:
+            last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
+        except BusUnavailableError:
+            return False
+        return max((one.seq for one in last if one is not None), default=0) <= self.position
+
     def _reached_target(self) -> None:
-        self._position = max(self._position, self._target)
+        self._position = max(self.position, self._target or 0)
         self.caught_up.set()
 
     async def _repair(self) -> None:
         while True:
-            _log.info("following %s anew after %d", self._stream, self._position)
+            _log.info("following %s anew after %d", self._stream, self.position)
             try:
-                if self._resuming is not None:
-                    self._resuming(await stream_state(self._nc, self._stream), self._position)
+                await self._check_identity()
                 await self._restart()
-            except NotFoundOnBusError:
+            except StreamReplacedError:
                 raise
             except BusError as error:
                 _log.info("following %s: %s", self._stream, error)
@@ -157,11 +197,30 @@ class Follower:
             else:
                 return
 
-    async def _restart(self) -> int:
-        """Replace the feed by one from the position on; return the number of messages to come."""
+    async def _check_identity(self) -> None:
+        """Make sure that this is still the stream that was opened, where we may ask."""
+        if self._names:
+            return
+        try:
+            created = (await stream_state(self._nc, self._stream)).created
+        except NotFoundOnBusError as error:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted while it was followed"
+            ) from error
+        if created != self._created:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted and made anew while it was followed "
+                f"(created {created}, before {self._created}): positions of the old one mean "
+                "nothing in it"
+            )
+
+    async def _restart(self) -> None:
+        """Replace the feed by one from the position on."""
         await self._feed.close()
         self._feed = _Feed(self._nc)
-        return await self._feed.open(self._stream, self._filters, self._position + 1)
+        await self._feed.open(self._stream, self._filters, self._position, self._names)
+        if self._position is None:  # a loss before the first message must not skip any
+            self._position = self._feed.began_after
 
 
 class _Feed:
@@ -169,9 +228,10 @@ class _Feed:
 
     def __init__(self, nc: Client) -> None:
         self.nothing_pending = False
+        self.began_after = 0
         self._nc = nc
         self._subscription: Subscription | None = None
-        self._consumer = ""
+        self._named = ""
         self._waiting: list[StoredMessage] = []
         self._arrived = asyncio.Event()
         self._flow_reply = ""
@@ -182,33 +242,63 @@ class _Feed:
         self._reconnects = nc.stats["reconnects"]
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether all that the server says there is has been taken."""
+        return self.nothing_pending and not self._waiting
+
+    @property
     def broken(self) -> bool:
         """Whether nothing more can be expected from it."""
         return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
 
-    async def open(self, stream: str, filters: Sequence[str], start_seq: int) -> int:
-        """Make the consumer; return how many messages it will send."""
+    async def open(
+        self, stream: str, filters: Sequence[str], after: int | None, names: Sequence[str]
+    ) -> None:
+        """Make the consumer."""
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
-        config = _consumer_config(inbox, filters, start_seq)
-        body = {"stream_name": stream, "config": config, "action": "create"}
-        answer = await api_request(self._nc, f"CONSUMER.CREATE.{stream}", body)
-        self._consumer = f"{stream}.{answer['name']}"
-        pending = int(answer.get("num_pending", 0))
-        if pending == 0:  # else the messages say it, and may have come before this answer
+        config = _consumer_config(inbox, filters, after)
+        if names:
+            answer = await self._create_named(stream, config, names)
+        else:
+            body = {"stream_name": stream, "config": config, "action": "create"}
+            subject = f"CONSUMER.CREATE.{stream}"
+            answer = await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS)
+        self.began_after = int(answer["delivered"]["stream_seq"])
+        if not answer.get("num_pending", 0):  # else the messages say it, perhaps before this answer
             self.nothing_pending = True
-        return pending
+
+    async def _create_named(
+        self, stream: str, config: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, Any]:
+        """Make the consumer under the first of the names that is free, beginning anywhere."""
+        begin = random.randrange(len(names))  # noqa: S311 - no secret: it spreads the names
+        for number in range(len(names)):
+            name = names[(begin + number) % len(names)]
+            body = {
+                "stream_name": stream,
+                "config": {**config, "name": name, "inactive_threshold": _NAMED_INACTIVE},
+                "action": "create",
+            }
+            subject = f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}"
+            try:
+                answer = await api_request(self._nc, subject, body)
+            except BusRefusedError as error:
+                if error.err_code != _NAME_IN_USE or number == len(names) - 1:
+                    raise
+            else:
+                self._named = f"{stream}.{name}"
+                return answer
+        raise AssertionError("unreachable: the last name returns or raises")
 
     async def close(self) -> None:
-        """End the subscription and, where the connection allows it, the consumer."""
+        """End the subscription, and give a name back; other consumers the server forgets soon."""
         if self._subscription is None:
             return
         await unsubscribe(self._subscription)
         self._subscription = None
-        if self._consumer and self._nc.is_connected:
-            await _ignoring_absence(
-                send(self._nc, f"$JS.API.CONSUMER.DELETE.{self._consumer}", b"")
-            )
+        if self._named and self._nc.is_connected:
+            await _ignoring_absence(send(self._nc, f"$JS.API.CONSUMER.DELETE.{self._named}", b""))
 
     async def take(self) -> list[StoredMessage]:
         """Return what has arrived, and let the server send more."""
@@ -265,12 +355,14 @@ class _Feed:
             self._arrived.set()
 
 
-def _consumer_config(inbox: str, filters: Sequence[str], start_seq: int) -> dict[str, Any]:
+def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> dict[str, Any]:
     second = 1_000_000_000
+    start: dict[str, Any] = {"deliver_policy": "new"}
+    if after is not None:
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
     config: dict[str, Any] = {
+        **start,
         "deliver_subject": inbox,
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": start_seq,
         "ack_policy": "none",
         "max_deliver": 1,
         "flow_control": True,

@@ -8,6 +8,7 @@ from nats.aio.msg import Msg
 
 from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, PublishAck, checked
 from infra.jetstream.append import MAX_BATCH, append_acknowledged
+from infra.jetstream.denials import Denial
 from infra.jetstream.errors import (
     BusError,
     BusRefusedError,
@@ -15,7 +16,16 @@ from infra.jetstream.errors import (
     MessageTooLargeError,
 )
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage, check_expectation, headers_of
-from infra.jetstream.wire import encode, loss_noticed, request, subscribe, unsubscribe, write
+from infra.jetstream.wire import (
+    FastClient,
+    denial_noticed,
+    encode,
+    loss_noticed,
+    request,
+    subscribe,
+    unsubscribe,
+    write,
+)
 
 
 async def publish(
@@ -103,6 +113,7 @@ class _Pipeline:
         self._patience = patience
         self._answers: list[Msg | BusError | None] = [None] * len(messages)
         self._in_flight = 0
+        self._sent = 0
         self._lost = False
         self._room = asyncio.Event()
         self._wanted = 0  # the waiter sleeps until no more than these are in flight
@@ -111,7 +122,10 @@ class _Pipeline:
         inbox = self._nc.new_inbox()
         subscription = await subscribe(self._nc, f"{inbox}.*", self._answered)
         try:
-            with loss_noticed(self._nc, self._connection_lost):
+            with (
+                loss_noticed(self._nc, self._connection_lost),
+                denial_noticed(self._nc, self._denied),
+            ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
             pass  # what has no answer is reported as unknown, in its place
@@ -126,6 +140,7 @@ class _Pipeline:
             numbers = range(start, min(start + step, len(self._messages)))
             commands = [self._command(inbox, index) for index in numbers]
             self._in_flight += sum(1 for one in commands if one)
+            self._sent = numbers.stop
             await write(self._nc, commands, "publish")
         await self._until(0)
 
@@ -148,6 +163,24 @@ class _Pipeline:
             self._in_flight -= 1
             if self._in_flight <= self._wanted:
                 self._room.set()
+
+    def _denied(self, denial: Denial) -> bool:
+        """Take a denial as the answer to what was sent to its subject, or to all if we are deaf."""
+        if not isinstance(self._nc, FastClient):
+            return False
+        is_deaf = self._nc.denials.of_inbox is denial
+        mine = [
+            index
+            for index in range(self._sent)
+            if self._answers[index] is None
+            and (is_deaf or self._messages[index].subject.lower() == denial.subject)
+        ]
+        for index in mine:
+            self._answers[index] = self._nc.denied(denial)
+        self._in_flight -= len(mine)
+        if self._in_flight <= self._wanted:
+            self._room.set()
+        return bool(mine)
 
     def _connection_lost(self) -> None:
         self._lost = True

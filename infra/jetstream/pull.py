@@ -9,6 +9,7 @@ With `sync_interval: always`, an acknowledgement on a work-queue stream is a del
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,10 +21,13 @@ from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, nak
+from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
 from infra.jetstream.wire import (
     DESCRIPTION,
+    FastClient,
     bus_errors,
+    denial_noticed,
     send,
     split_reply,
     status_of,
@@ -40,6 +44,7 @@ _PIN_ID: Final = "Nats-Pin-Id"
 _HEARTBEAT: Final = "100"
 _NO_RESPONDERS: Final = "503"
 _PIN_LOST: Final = "423"
+_log = logging.getLogger(__name__)
 
 
 class PullGroup:
@@ -70,6 +75,7 @@ class PullGroup:
         self._arrived = asyncio.Event()
         self._reconnects = 0
         self._failure: BusError | None = None
+        self._denials = contextlib.ExitStack()
         self._sources = {
             name: _Source(index, name, max_batch) for index, name in enumerate(consumers)
         }
@@ -80,7 +86,8 @@ class PullGroup:
 
         Raises:
             NotFoundOnBusError: a consumer doesn't exist, or was deleted.
-            BusUnavailableError: the connection was closed.
+            BusDeniedError: we may not ask this consumer.
+        BusUnavailableError: the connection was closed.
         """
         if self._subscription is None:
             await self._open()
@@ -102,6 +109,7 @@ class PullGroup:
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
+        self._denials.close()
         try:
             if self._nc.is_connected:
                 with contextlib.suppress(BusError), bus_errors("close"):
@@ -118,13 +126,25 @@ class PullGroup:
     async def _open(self) -> None:
         expires = self._expires_seconds
         for name in self._sources:
-            info = await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{name}", None)
+            info = await self._info(name)
             pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
             if pinned_for:  # only a request keeps the pin: ask twice in that time
                 expires = min(expires, pinned_for / 2)
         self._expires_seconds = expires
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
+        self._denials.enter_context(denial_noticed(self._nc, self._denied))
+
+    async def _info(self, name: str) -> dict[str, Any]:
+        """Read how a consumer is configured, however long it has no leader."""
+        while True:
+            try:
+                return await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{name}", None)
+            except BusUnavailableError as error:
+                if self._nc.is_closed:
+                    raise
+                _log.info("consumer %s of %s does not answer: %s", name, self._stream, error)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def _take(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]
@@ -183,10 +203,22 @@ class PullGroup:
                 body["id"] = source.pin_id
         await send(
             self._nc,
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{source.name}",
+            self._next_subject(source),
             msgspec.json.encode(body),
             reply=f"{self._inbox}.{source.index}-{number}",
         )
+
+    def _denied(self, denial: Denial) -> bool:
+        """Take note that a consumer may not be asked: nothing would ever come."""
+        asked = {self._next_subject(source).lower() for source in self._by_index}
+        if denial.subject not in asked or not isinstance(self._nc, FastClient):
+            return False
+        self._failure = self._nc.denied(denial)
+        self._arrived.set()
+        return True
+
+    def _next_subject(self, source: "_Source") -> str:
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{source.name}"
 
     async def _receive(self, message: Msg) -> None:
         if message.reply.startswith("$JS.ACK."):

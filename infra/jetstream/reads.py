@@ -19,7 +19,9 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.wire import (
     DESCRIPTION,
+    ended_by_denial,
     loss_noticed,
+    request,
     send,
     status_of,
     subscribe,
@@ -28,6 +30,7 @@ from infra.jetstream.wire import (
 
 FILTERS_PER_REQUEST: Final = 512  # the server answers 413 above 1,024 subjects
 MESSAGES_PER_REQUEST: Final = 1_000
+_READS_AT_ONCE: Final = 32
 _MAX_SUBJECTS: Final = 1_024
 
 _SEQUENCE: Final = "Nats-Sequence"
@@ -122,6 +125,38 @@ async def _last_of(
         first = await _last_of(nc, stream, filters[:half], up_to)
         return first + await _last_of(nc, stream, filters[half:], up_to)
     return messages
+
+
+async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
+    """Return the last message of each subject, where it has one; each is a request of its own.
+
+    The subject is in the request's own, so that permissions can bind it; slower than
+    `last_for_subjects` by a round trip each, 32 of them at a time.
+
+    Raises:
+        BusDeniedError: we may not read one of them.
+        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+    """
+    at_once = asyncio.Semaphore(_READS_AT_ONCE)
+
+    async def read(subject: str) -> StoredMessage | None:
+        async with at_once:
+            return await _last_of_one(nc, stream, subject)
+
+    found = await asyncio.gather(*(read(subject) for subject in subjects))
+    return [message for message in found if message is not None]
+
+
+async def _last_of_one(nc: Client, stream: str, subject: str) -> StoredMessage | None:
+    question = f"$JS.API.DIRECT.GET.{stream}.{subject}"
+    answer = await request(nc, question, b"", timeout=API_TIMEOUT_SECONDS)
+    status = status_of(answer)
+    if status == "404":
+        return None
+    headers = answer.headers or {}
+    if status:
+        raise _refused(question, status, headers.get(DESCRIPTION, ""))
+    return _from_direct(answer.data, headers)
 
 
 async def read_subject(
@@ -257,9 +292,10 @@ async def _direct_get(
     subject = f"$JS.API.DIRECT.GET.{stream}"
     subscription = await subscribe(nc, inbox, answers.take)
     try:
-        with loss_noticed(nc, answers.connection_lost):
-            await send(nc, subject, msgspec.json.encode(body), reply=inbox)
-            end = await answers.end(API_TIMEOUT_SECONDS)
+        async with ended_by_denial(nc, (subject,)):
+            with loss_noticed(nc, answers.connection_lost):
+                await send(nc, subject, msgspec.json.encode(body), reply=inbox)
+                end = await answers.end(API_TIMEOUT_SECONDS)
     except TimeoutError as error:
         raise BusUnavailableError(f"{subject}: no answer in time") from error
     finally:

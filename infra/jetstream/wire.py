@@ -6,7 +6,16 @@ The only module that knows nats-py's exceptions; the others raise and catch the 
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+import ssl
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from typing import Final, cast
 
 import msgspec
@@ -15,7 +24,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from infra.jetstream.denials import Denial, Denials, Listener, parse_denial
 from infra.jetstream.errors import (
+    BusAccessError,
+    BusDeniedError,
     BusError,
     BusRefusedError,
     BusUnavailableError,
@@ -24,6 +36,9 @@ from infra.jetstream.errors import (
     NotFoundOnBusError,
     StreamFullError,
 )
+from infra.jetstream.foreign_bytes import read_any_subject, readable
+from infra.jetstream.identity import Identity
+from infra.jetstream.transport_security import TransportSecurity
 
 STATUS: Final = "Status"  # nats-py's names for the parts of an inline status line
 DESCRIPTION: Final = "Description"
@@ -118,13 +133,59 @@ async def request(
 
     Raises:
         BusUnavailableError: no answer within `timeout` seconds, or nobody listens.
+        BusDeniedError: we may not publish to the subject, or not listen to our own inbox.
         MessageTooLargeError: longer than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
-    with bus_errors(f"request to {subject}"):
-        return await nc.request(
-            subject, payload, timeout=timeout, headers=dict(headers) if headers else None
-        )
+    async with ended_by_denial(nc, (subject,)):
+        with bus_errors(f"request to {subject}"):
+            return await nc.request(
+                subject, payload, timeout=timeout, headers=dict(headers) if headers else None
+            )
+
+
+@contextlib.asynccontextmanager
+async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
+    """End a wait for an answer as soon as the server denies one of the subjects.
+
+    Raises:
+        BusDeniedError: naming the subject and the user.
+    """
+    found: list[Denial] = []
+    if isinstance(nc, FastClient) and nc.denials.of_inbox is not None:
+        raise nc.denied(nc.denials.of_inbox)
+    wanted = {subject.lower() for subject in subjects}
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def listen(denial: Denial) -> bool:
+                if denial.subject not in wanted and not _is_of_inbox(nc, denial):
+                    return False
+                if not found:
+                    limit.reschedule(0)
+                found.append(denial)
+                return True
+
+            with denial_noticed(nc, listen):
+                yield
+    except TimeoutError:
+        if found and isinstance(nc, FastClient):
+            raise nc.denied(found[0]) from None
+        raise
+
+
+@contextlib.contextmanager
+def denial_noticed(nc: Client, listener: Listener) -> Generator[None]:
+    """Have `listener` told of what the server denies meanwhile."""
+    if not isinstance(nc, FastClient):
+        yield
+        return
+    with nc.denials.noticed(listener):
+        yield
+
+
+def _is_of_inbox(nc: Client, denial: Denial) -> bool:
+    return isinstance(nc, FastClient) and nc.denials.of_inbox is denial
 
 
 async def send(
@@ -193,16 +254,83 @@ async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
         await nc._flush_pending()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
+class AccessFailedError(nats.errors.Error):
+    """A `BusAccessError` as nats-py knows it: one more reason why a server cannot be used now."""
+
+
 class FastClient(Client):
     """The client with a quicker header parser, and with answers that end with their connection.
 
+    It reads whatever others have put into subjects and headers (``foreign_bytes``).
+
     The parser takes 1.8 µs for four headers, its own one 7.3 µs: 40 % of a follower's time. Where
     another version of nats-py has no such method, its own parser is used again.
+
+    It reconnects where nats-py gives up for ever: when its user's time is over or its key was
+    revoked, for the key's file may hold a fresh one by then. And it insists on TLS that was asked
+    for, where nats-py goes on without it if the server offers none.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, identity: Identity | None = None, security: TransportSecurity | None = None
+    ) -> None:
+        read_any_subject()
         super().__init__()
         self.when_lost: set[Callable[[], None]] = set()
+        self.identity = identity
+        self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
+        self._security = security
+
+    def denied(self, denial: Denial) -> BusDeniedError:
+        """Give the error that a denial means, with our user's name."""
+        return denial.error(str(self.identity or "(unknown)"))
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """The TLS settings, with the files as they are now."""
+        if self._security is None:
+            return super().ssl_context
+        with _access_failures():
+            return self._security.context()
+
+    def _connect_command(self) -> bytes:
+        """Say who we are, with the key's file as it is now."""
+        if self._security is not None and self._security.demanded:
+            self._require_tls()
+        key_file = self.identity.key_file if self.identity is not None else None
+        if key_file is not None:
+            with _access_failures():
+                key = key_file.read()
+            self._signature_cb = key.sign
+            self._user_jwt_cb = (lambda: bytearray(key.jwt.encode())) if key.jwt else None
+            self._public_nkey = key.public
+        return super()._connect_command()
+
+    def _require_tls(self) -> None:
+        if not self._server_info.get("tls_required"):
+            raise AccessFailedError(
+                "the server does not use TLS, which was asked for: nothing was sent to it"
+            )
+
+    async def _process_err(self, err_msg: str) -> None:
+        denial = parse_denial(err_msg)
+        if denial is not None and self.denials.tell(denial):
+            return
+        if is_refusal(err_msg):
+            await self._error_cb(nats.errors.Error(err_msg))
+            await self._process_op_err(nats.errors.AuthorizationError())
+            return
+        await super()._process_err(err_msg)
+
+    @property
+    def server_has_jetstream(self) -> bool:
+        """Whether the server says that it has JetStream on, be it ready or not."""
+        return bool(self._server_info.get("jetstream"))
+
+    @property
+    def server_is_clustered(self) -> bool:
+        """Whether the server says that it is part of a cluster."""
+        return bool(self._server_info.get("cluster"))
 
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.
@@ -217,6 +345,25 @@ class FastClient(Client):
         for listener in list(self.when_lost):
             listener()
 
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return self.msg_class(
+            subject=readable(subject),
+            reply=readable(reply),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """Parse headers; of a block that nobody can read, none."""
+        try:
+            return await super()._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
+        except (UnicodeDecodeError, IndexError):
+            return None
+
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         parsed: dict[str, str] = {}
@@ -225,6 +372,21 @@ class FastClient(Client):
             if colon and " " not in name:
                 parsed[name] = value.strip()
         return parsed
+
+
+@contextlib.contextmanager
+def _access_failures() -> Generator[None]:
+    """Raise `BusAccessError` as an error that makes nats-py try again, not end for good."""
+    try:
+        yield
+    except BusAccessError as error:
+        raise AccessFailedError(str(error)) from error
+
+
+def is_refusal(text: str) -> bool:
+    """Whether the server's words mean that it does not let us in, or no longer."""
+    lowered = text.lower()
+    return "authorization violation" in lowered or "authentication" in lowered
 
 
 @contextlib.contextmanager

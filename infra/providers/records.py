@@ -65,10 +65,15 @@ class _Record(msgspec.Struct, frozen=True):
 
     def as_object(self) -> ExternalObject:
         labels = _labels(self.tags)
-        labels.pop(KEY_TAG, None)
+        key = labels.pop(KEY_TAG, None)
         fields: Fields = {"type": self.type, "ttl": self.ttl, "values": self.values}
         return ExternalObject(
-            name=self.name, fields=normalize(fields), uid=self.id, version=self.etag, labels=labels
+            name=self.name,
+            fields=normalize(fields),
+            uid=self.id,
+            version=self.etag,
+            labels=labels,
+            written_by=key,
         )
 
     def is_written_by(self, action: Action) -> bool:
@@ -139,7 +144,10 @@ class RecordsProvider:
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.etag}"'}
         )
-        if response.status_code in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}:
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            await self._confirm_zone()
+            return Effect(object=None)
+        if response.status_code == HTTPStatus.NO_CONTENT:
             return Effect(object=None)
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise TransientError(f"{action.external_name!r} changed while it was to be deleted")
@@ -174,8 +182,12 @@ class RecordsProvider:
         )
 
     async def _found(self, external_name: str) -> _Record | None:
-        response = await self._api.find(_path(external_name))
+        response = await self._api.find(_path(external_name), confirm=self._confirm_zone)
         return None if response is None else _shown(response, external_name)
+
+    async def _confirm_zone(self) -> None:
+        """Have the zone answer before a 404 counts as absence: any gateway can answer 404."""
+        await self._page([("per_page", "1")], "")
 
     async def _page(self, query: list[tuple[str, str]], cursor: str) -> Page:
         full = [*query, ("cursor", cursor)] if cursor else query

@@ -27,7 +27,7 @@ async def client_of(connection: Connection) -> AsyncGenerator[Client]:
     async with connect(
         find_url(connection.nats_url),
         source=who(),
-        credentials=connection.credentials,
+        access=connection.access,
         patience_seconds=PATIENCE_SECONDS,
     ) as client:
         yield client

@@ -17,14 +17,22 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("get", USE, "List shapes and how they stand."),
     ("describe", USE, "Tell everything about one shape."),
     ("delete", USE, "Withdraw declarations."),
+    ("approve", USE, "Decide about shapes that are held."),
+    ("finalizer", USE, "Hold a shape until a service has finished with it."),
+    ("release", USE, "Take off by force what keeps withdrawn shapes."),
     ("watch", USE, "Show outcomes as they come."),
     ("history", LOOK, "Tell what happened to one shape, and why."),
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
+    ("deadletters", LOOK, "Look at what could not be used, and try it again."),
     ("doctor", LOOK, "Check everything, and say what to do."),
     ("backup", KEEP, "Save the whole log to one file, while everything runs."),
     ("restore", KEEP, "Make a log again from a backup."),
+    ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
 )
+
+WITH_COMMANDS: Final = frozenset({"deadletters"})
+"""Commands that have commands of their own."""
 
 HELP: Final = """\
 Keeps what was declared and what exists the same, with the truth in one event log.

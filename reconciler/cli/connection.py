@@ -16,6 +16,7 @@ import msgspec
 from cyclopts import Group, Parameter
 from nats.aio.client import Client
 
+from infra.jetstream.access import Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from reconciler.cli.logs import LogLevel, configure_logs
 
@@ -63,14 +64,47 @@ class Logs:
 
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
-class Connection:
-    """Options of every command that talks to the bus."""
+class BusOptions:
+    """Where the bus is, who we are there, and whom we trust."""
 
     nats_url: str | None = None
     """Where the bus is; found as `reconciler --help` says when not given."""
 
     credentials: Path | None = None
     """File with NATS credentials (.creds)."""
+
+    nkey: Path | None = None
+    """File with an nkey seed."""
+
+    inbox_prefix: str | None = None
+    """First tokens of reply subjects; by default of the user's name."""
+
+    tls_ca: Path | None = None
+    """Certificates of the authorities to trust, in the place of the system's."""
+
+    tls_cert: Path | None = None
+    """Our certificate, where the server asks for one."""
+
+    tls_key: Path | None = None
+    """Its private key."""
+
+    @property
+    def access(self) -> Access:
+        """Give these options as the bus wants them."""
+        return Access(
+            credentials=self.credentials,
+            nkey=self.nkey,
+            inbox_prefix=self.inbox_prefix,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+        )
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True, kw_only=True)
+class Connection(BusOptions):
+    """Options of every command that talks to the bus."""
 
     log_level: LogLevel = "error"
     """Least severe log line that is shown, on standard error."""
@@ -79,6 +113,7 @@ class Connection:
     """Show the traceback of an error."""
 
 
+ANY_BUS: Final = BusOptions()
 HERE: Final = Connection()
 LOGS: Final = Logs()
 
@@ -107,7 +142,7 @@ async def bus(connection: Connection) -> AsyncGenerator[Client]:
     nc = await connect(
         url,
         name="reconciler-cli",
-        credentials=connection.credentials,
+        access=connection.access,
         patience_seconds=PATIENCE_SECONDS,
     )
     try:

@@ -9,16 +9,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from events.intake import Answer
-from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import ShapeKey
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import read_all
+from reconciler.cli.naming import named
 from reconciler.cli.options import Files, Output
-from reconciler.cli.reading import same_kind
 from reconciler.cli.results import (
     Result,
     exit_status,
@@ -27,7 +26,6 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import DeclarationRefusedError
-from reconciler.kinds import installed_kinds
 
 GOOD = ("Deleted", "Released")
 
@@ -71,7 +69,7 @@ def delete(
     output
         How to print the results.
     """
-    keys = _named(kind, names, namespace)
+    keys = named(kind, names, namespace, what="delete")
     problems: list[str] = []
     if file:
         documents = read_all(file, namespace or "default")
@@ -84,24 +82,6 @@ def delete(
         sys.stderr.write(f"error: {problem}\n")
     print_results(results, output, good=GOOD)
     return Exit.FAILED if problems else exit_status(results, GOOD if wait else None)
-
-
-def _named(kind: str | None, names: Sequence[str], namespace: str | None) -> list[ShapeKey]:
-    if kind is None:
-        return []
-    if "/" in kind:
-        return [ShapeKey.parse(text) for text in (kind, *names)]
-    if not names:
-        raise UsageError(f"delete what of kind {kind}? Give at least one name")
-    full = [ShapeKey.parse(name) for name in names if "/" in name]
-    registered = _registered(kind)
-    place = namespace or (SYSTEM_NAMESPACE if registered == PROVIDER_CONFIG_KIND else "default")
-    return [ShapeKey.checked(place, registered, name) for name in names if "/" not in name] + full
-
-
-def _registered(text: str) -> str:
-    """Give the kind that is meant, or the text as it is: its kind may not be installed here."""
-    return next((kind for kind in installed_kinds() if same_kind(text, kind)), text)
 
 
 async def _withdraw(

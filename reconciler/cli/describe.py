@@ -171,8 +171,20 @@ def _status_pairs(row: StatusRow) -> list[tuple[str, str | Text]]:
         ("drifts", str(row.drifts)),
         ("version", f"{row.version}, log position {row.position}"),
     ]
+    if row.finalizers:
+        held = ", ".join(f"{name} (of {holder})" for name, holder in row.finalizers.items())
+        pairs.append(("finalizers", held))
+    if row.references:
+        held = ", ".join(f"{by} ({policy})" for by, policy in row.references.items())
+        pairs.append(("referred to by", held))
+    if row.target:
+        pairs.append(("refers to", row.target))
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
+    if row.throttled_until is not None:
+        pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
+    if row.breaker_until is not None:
+        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then a probe"))
     if row.retry_at is not None:
         pairs.append(("next try", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
     return [(name, value) for name, value in pairs if value]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import structlog
 
 from infra.jetstream.connection import without_secrets
-from reconciler.cli.connection import LOGS, Logs, find_url, run_async
+from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, find_url, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.logs import configure_logs
 from reconciler.cli.stopping import until_stopped
@@ -19,8 +18,7 @@ def run(
     role: Role,
     /,
     *,
-    nats_url: str | None = None,
-    credentials: Path | None = None,
+    bus: BusOptions = ANY_BUS,
     logs: Logs = LOGS,
 ) -> int:
     """Run one role until Ctrl-C or SIGTERM; start as many of each as you like.
@@ -32,22 +30,18 @@ def run(
     For example:
 
         reconciler run decider
-        reconciler run worker --nats-url nats://nats.example.com:4222
+        reconciler run worker --nats-url tls://nats.example.com:4222 --credentials worker.creds
 
     Parameters
     ----------
     role
         What this process does.
-    nats_url
-        Where the bus is; found as `reconciler --help` says when not given.
-    credentials
-        File with NATS credentials (.creds).
     """
     configure_logs(logs.log_level)
-    url = find_url(nats_url)
+    url = find_url(bus.nats_url)
 
     async def work() -> None:
-        async with connected(url, credentials=credentials) as nc, running(nc, (role,)):
+        async with connected(url, access=bus.access) as nc, running(nc, (role,)):
             structlog.get_logger().info("role is running", role=role, bus=without_secrets(url))
             await asyncio.Event().wait()
 

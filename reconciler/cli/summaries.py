@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from events.external import ExternalObject
 from events.log import (
+    AbsenceDoubted,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
     GenerationSuperseded,
+    HoldApproved,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
     RetryScheduled,
     ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TargetObserved,
 )
 from reconciler.ports import StoredEvent
 
@@ -137,6 +153,13 @@ def _object(thing: ExternalObject) -> str:
     return f"{thing.name} {{{fields}}}" if fields else thing.name
 
 
+def _doubted(data: AbsenceDoubted) -> str:
+    return (
+        f"{data.external_name} is missing, with {data.missing} of our {data.owned} objects: "
+        "not believed"
+    )
+
+
 def _drifted(data: DriftDetected) -> str:
     if data.missing:
         return "the object is gone"
@@ -168,9 +191,59 @@ def _retried(data: ActionRetried) -> str:
     return f"{data.action.operation} {data.action.external_name}, attempt {data.attempt}, same key"
 
 
+def _sought(data: ActionSought) -> str:
+    return f"what came of {data.action.operation} {data.action.external_name}? A look, no call"
+
+
+def _held(data: ActionHeld) -> str:
+    return data.reason
+
+
+def _not_done(data: ActionNotDone) -> str:
+    return f"{data.operation}: a look shows that it was not done"
+
+
 def _succeeded(data: ActionSucceeded) -> str:
-    replayed = ", the kept answer to an earlier call" if data.replayed else ""
-    return f"{data.operation}, attempt {data.attempt}{replayed}"
+    known = ", the kept answer to an earlier call" if data.replayed else ""
+    if data.found_by is not None:
+        known = f", found by its {data.found_by.lower()}"
+    late = ", told late" if data.late else ""
+    return f"{data.operation}, attempt {data.attempt}{known}{late}"
+
+
+def _finalizer_added(data: FinalizerAdded) -> str:
+    return f"{data.finalizer}, of {data.holder}"
+
+
+def _finalizer_removed(data: FinalizerRemoved) -> str:
+    force = ", by force" if data.forced else ""
+    return f"{data.finalizer}{force}{_why(data.reason)}"
+
+
+def _release_forced(data: ReleaseForced) -> str:
+    taken = ", ".join((*data.finalizers, *data.references)) or "nothing kept it"
+    orphan = "; its object stays" if data.orphan else ""
+    return f"{taken}{orphan}{_why(data.reason)}"
+
+
+def _approved(data: HoldApproved) -> str:
+    return f"{data.hold}: {data.decision.lower()}{_why(data.reason)}"
+
+
+def _why(reason: str) -> str:
+    return f": {' '.join(reason.split())}" if reason else ""
+
+
+def _reference_added(data: ReferenceAdded) -> str:
+    return f"{data.by} refers to it; when it is withdrawn: {data.on_withdrawal.lower()}"
+
+
+def _reference_removed(data: ReferenceRemoved) -> str:
+    return f"{data.by} does not refer to it any more"
+
+
+def _target(data: TargetObserved) -> str:
+    return f"{data.target} is {'' if data.declared else 'not '}declared"
 
 
 def _failed(data: ActionFailed) -> str:
@@ -187,8 +260,28 @@ def _abandoned(data: ActionAbandoned) -> str:
 
 
 def _scheduled(data: RetryScheduled) -> str:
-    at = data.at.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"in {data.delay_seconds:.1f} s, at {at}: {data.reason}"
+    return f"in {data.delay_seconds:.1f} s, at {_moment(data.at)}: {data.reason}"
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _throttled(data: ApiThrottled) -> str:
+    return f"no call before {_moment(data.until)}: {' '.join(data.message.split())}"
+
+
+def _breaker_opened(data: BreakerOpened) -> str:
+    why = " ".join(data.message.split())
+    return f"until {_moment(data.until)}, after {data.failures} failures in a row: {why}"
+
+
+def _breaker_probed(data: BreakerProbed) -> str:
+    return f"one call by {data.by}"
+
+
+def _breaker_closed(_data: BreakerClosed) -> str:
+    return "the API answers again"
 
 
 def _outcome(data: OutcomeRecorded) -> str:
@@ -201,14 +294,29 @@ _TELL: dict[type[ShapeEvent], Callable[[Any], str]] = {
     SpecWithdrawn: _withdrawn,
     GenerationSuperseded: _superseded,
     ExternalObserved: _observed,
+    AbsenceDoubted: _doubted,
     DriftDetected: _drifted,
     OwnershipClaimed: _claimed,
     OwnershipReleased: _released,
+    FinalizerAdded: _finalizer_added,
+    FinalizerRemoved: _finalizer_removed,
+    ReleaseForced: _release_forced,
+    HoldApproved: _approved,
+    ReferenceAdded: _reference_added,
+    ReferenceRemoved: _reference_removed,
+    TargetObserved: _target,
     ActionDecided: _decided,
     ActionRetried: _retried,
+    ActionSought: _sought,
+    ActionHeld: _held,
+    ActionNotDone: _not_done,
     ActionSucceeded: _succeeded,
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: _throttled,
+    BreakerOpened: _breaker_opened,
+    BreakerProbed: _breaker_probed,
+    BreakerClosed: _breaker_closed,
     OutcomeRecorded: _outcome,
 }

@@ -11,8 +11,17 @@ import msgspec
 from nats.aio.client import Client
 
 from events.manifest import LEAST_SECONDS, MOST_SECONDS
+from infra.jetstream.access import Access
 from reconciler.cli.banner import print_banner
-from reconciler.cli.connection import DATA_FOLDER, LOGS, UP_FILE, Logs, run_async
+from reconciler.cli.connection import (
+    ANY_BUS,
+    DATA_FOLDER,
+    LOGS,
+    UP_FILE,
+    BusOptions,
+    Logs,
+    run_async,
+)
 from reconciler.cli.errors import UsageError
 from reconciler.cli.example_config import Change, change_of_config, declare_config
 from reconciler.cli.exits import Exit
@@ -33,7 +42,7 @@ class Plan:
     stack: StackOptions
     roles: tuple[Role, ...]
     replicas: int
-    credentials: Path | None
+    access: Access
     resync: float | None
     output: Literal["table", "json"]
 
@@ -55,8 +64,7 @@ def up(
     port: int | None = None,
     api_port: int | None = None,
     latency_ms: float = 0,
-    nats_url: str | None = None,
-    credentials: Path | None = None,
+    bus: BusOptions = ANY_BUS,
     replicas: int = 1,
     roles: str = ",".join(ROLES),
     no_api: bool = False,
@@ -66,6 +74,7 @@ def up(
 ) -> int:
     """Start everything here: NATS server, example API, streams, all roles.
 
+    With --nats-url no server is started: that one is used (2.12 or newer, with JetStream).
     Ctrl-C stops it in order; the data folder can be used again. Other commands
     that run in the same folder find the bus by themselves.
 
@@ -87,10 +96,6 @@ def up(
         Port of the example API: 8080, or a free one if that is taken. 0: any free one.
     latency_ms
         How long every request to the example API takes at least.
-    nats_url
-        Use this NATS server (2.12 or newer, with JetStream) and start none.
-    credentials
-        File with NATS credentials (.creds), for --nats-url.
     replicas
         Copies of each stream, in a cluster.
     roles
@@ -108,10 +113,10 @@ def up(
             f"--resync: {resync:g} is not allowed: give {LEAST_SECONDS} or more seconds"
         )
     plan = Plan(
-        StackOptions(data, port, api_port, latency_ms, nats_url, not no_api),
+        StackOptions(data, port, api_port, latency_ms, bus.nats_url, not no_api),
         parse_roles(roles),
         replicas,
-        credentials,
+        bus.access,
         resync,
         output,
     )
@@ -145,7 +150,7 @@ async def _start_and_serve(plan: Plan) -> None:
 
 async def _serve(plan: Plan, stack: Stack) -> None:
     async with connected(
-        stack.nats_url, credentials=plan.credentials, patience_seconds=_PATIENCE_SECONDS
+        stack.nats_url, access=plan.access, patience_seconds=_PATIENCE_SECONDS
     ) as nc:
         await initialise(nc, replicas=plan.replicas)
         change = await _prepare(plan, stack, nc)

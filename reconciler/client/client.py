@@ -9,11 +9,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
-from events.intake import Answer, Observed
+from events.dead_letter import LetterHandled
+from events.intake import Answer, ApprovalDecision, Observed
 from events.log import OutcomeName
 from events.manifest import Manifest
 from events.names import ShapeKey, check_token
@@ -30,7 +32,22 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
+from reconciler.client.dead_letters import (
+    ANSWERED,
+    DeadLetter,
+    Retried,
+    check_not_overtaken,
+    collect,
+    matching,
+    prepare_retry,
+)
 from reconciler.client.declaring import as_key, checked_answers, declaration, withdrawal
+from reconciler.client.holding import (
+    approval,
+    finalizer_release,
+    finalizer_request,
+    forced_release,
+)
 from reconciler.client.outcome_stream import Outcome, OutcomeStream
 from reconciler.client.port import ClientBus
 from reconciler.client.snapshot_writer import SnapshotWriter
@@ -104,6 +121,62 @@ class Client:
         Refusals are on the outcome stream. Raises as ``declare``, but no refusals.
         """
         await self._store([declaration(manifest) for manifest in manifests], timeout_seconds)
+
+    # --- what holds a shape
+
+    async def request_finalizer(
+        self, shape: ShapeName, finalizer: str, *, timeout_seconds: float = 10.0
+    ) -> Answer:
+        """Hold a declared shape: it is neither deleted nor released until you let it go.
+
+        ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
+        ``declare``.
+        """
+        return await self._ask_one(finalizer_request(shape, finalizer), timeout_seconds)
+
+    async def release_finalizer(
+        self,
+        shape: ShapeName,
+        finalizer: str,
+        *,
+        force: bool = False,
+        reason: str = "",
+        timeout_seconds: float = 10.0,
+    ) -> Answer:
+        """Take a finalizer off; another service's only with ``force``. Raises as ``declare``."""
+        message = finalizer_release(shape, finalizer, force=force, reason=reason)
+        return await self._ask_one(message, timeout_seconds)
+
+    async def approve_many(
+        self,
+        shapes: Iterable[ShapeName],
+        *,
+        hold: str,
+        decision: ApprovalDecision = "Proceed",
+        reason: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Decide about shapes that are held by ``hold``, the reason of their outcome.
+
+        Gives and raises as ``declare_many``.
+        """
+        messages = [approval(shape, hold, decision, reason) for shape in shapes]
+        return await self._ask(messages, timeout_seconds)
+
+    async def force_release_many(
+        self,
+        shapes: Iterable[ShapeName],
+        *,
+        reason: str,
+        orphan: bool = False,
+        timeout_seconds: float = 30.0,
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Take off all that keeps withdrawn shapes; with ``orphan`` their objects stay.
+
+        Gives and raises as ``declare_many``.
+        """
+        messages = [forced_release(shape, reason, orphan=orphan) for shape in shapes]
+        return await self._ask(messages, timeout_seconds)
 
     async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Answer:
         told = (await self._ask([message], timeout_seconds))[0]
@@ -249,6 +322,78 @@ class Client:
         """Read how many shapes stand how."""
         row = await self._bus.row(FLEET)
         return FleetSummary() if row is None else decode_fleet(row)
+
+    # --- dead letters
+
+    async def dead_letters(
+        self,
+        *,
+        stage: str | None = None,
+        shape: ShapeName | None = None,
+        since: datetime | None = None,
+        only_open: bool = True,
+        most: int | None = None,
+    ) -> list[DeadLetter]:
+        """Read what could not be used, newest last.
+
+        ``only_open``: without those that were retried or dismissed; ``most``: look through no more
+        than about so many of the newest. Raises ``InvalidNameError``.
+        """
+        key = None if shape is None else as_key(shape)
+        letters = collect(*await self._bus.dead_letters(most=most))
+        return matching(letters, stage=stage, shape=key, since=since, only_open=only_open)
+
+    async def retry_dead_letter(
+        self,
+        letter: DeadLetter,
+        *,
+        payload: bytes | None = None,
+        force: bool = False,
+        answer_seconds: float = 5.0,
+    ) -> Retried:
+        """Publish a dead letter's message again on its subject, or a corrected payload for it.
+
+        The letter is then marked as retried; if the message cannot be used this time either, there
+        will be another letter. Done twice by chance, it is recognised at its shape. Raises
+        ``LetterRefusedError`` for what cannot be retried.
+        """
+        message = prepare_retry(letter, payload, force=force)
+        if message.what == "desired" and not force:
+            check_not_overtaken(letter, await self.history(message.key))
+        position, answer = await self._bus.publish_again(
+            message.subject,
+            message.payload,
+            message.message_id,
+            answer_seconds=answer_seconds if message.what in ANSWERED else 0,
+        )
+        await self._bus.letter_handled(
+            self._handling(letter, "Retried", position=position, corrected=payload is not None)
+        )
+        return Retried(letter.number, position, answer)
+
+    async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
+        """Mark a dead letter as dealt with: it stays, and is no longer counted as open."""
+        await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
+
+    def _handling(
+        self,
+        letter: DeadLetter,
+        what: Literal["Retried", "Dismissed"],
+        *,
+        position: int = 0,
+        corrected: bool = False,
+        note: str = "",
+    ) -> LetterHandled:
+        return LetterHandled(
+            letter=letter.number,
+            stage=letter.record.stage,
+            what=what,
+            by=self._bus.source,
+            at=datetime.now(UTC),
+            position=position,
+            corrected=corrected,
+            note=note,
+        )
 
     # --- observed state
 

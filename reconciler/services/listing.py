@@ -7,14 +7,16 @@ proves that what it does not show is absent (invariant 6).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from events.external import ExternalObject, digest
-from events.intake import Observed, SnapshotBegan, StrayCount
+from events.intake import LossCount, Observed, SnapshotBegan, StrayCount
 from events.manifest import ProviderConfigSpec
 from events.names import ShapeKey, name_for_external
 from projections.status import StatusRow
+from reconciler.shape.owner_label import OWNER_LABEL, is_of_log
 
 
 class SnapshotRefusedError(ValueError):
@@ -64,21 +66,32 @@ def check_scope(began: SnapshotBegan, config: ProviderConfigSpec) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a complete listing shows that the log does not know.
+
+    ``observed`` is to be published. ``doubtful`` are the rows whose object was not listed but may
+    be there: a filter by labels shows only what still carries them, so each needs a read of its
+    own. The counts are for the guards.
+    """
+
+    observed: list[tuple[ShapeKey, Observed]]
+    doubtful: list[StatusRow]
+    losses: LossCount
+
+
 def observations(
     snapshot: SnapshotAssembler,
     objects: Mapping[str, ExternalObject],
     rows: Iterable[StatusRow],
     config: ProviderConfigSpec,
-) -> tuple[list[tuple[ShapeKey, Observed]], list[StatusRow]]:
-    """Compare a complete listing with what the log knows.
-
-    ``rows`` are those of the listing's kind. Gives the observations to publish, and the rows whose
-    object was not listed but may be there: a filter by labels shows only what still carries them,
-    so each of these needs a read of its own.
-    """
+    log_id: str,
+) -> Findings:
+    """Compare a complete listing with what the log knows; ``rows`` are of the listing's kind."""
     began = snapshot.began
     known = _by_external_name(rows, began.provider_config)
-    strays = _stray_count(objects, known, config)
+    strays = _stray_count(objects, known, config, log_id)
+    losses = _loss_count(objects, known)
     found: list[tuple[ShapeKey, Observed]] = []
     for name, each in objects.items():
         for key in _interested(name, each, known.get(name), config, began.kind):
@@ -93,8 +106,8 @@ def observations(
             if began.labels or row.listing_disproved:
                 doubtful.append(row)
             else:
-                found.append((row.key, _observed(snapshot, name, None, strays)))
-    return found, doubtful
+                found.append((row.key, _observed(snapshot, name, None, strays, losses)))
+    return Findings(found, doubtful, losses)
 
 
 def _by_external_name(
@@ -122,7 +135,7 @@ def _interested(
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this
-        if row.observed_digest != shown or _is_held_stray(row):
+        if row.observed_digest != shown or row.doubted or _is_held_stray(row):
             yield row.key
 
 
@@ -135,15 +148,40 @@ def _stray_count(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
     config: ProviderConfigSpec,
+    log_id: str,
 ) -> StrayCount | None:
-    if config.scope.mode != "Exclusive":
+    """Count what would be removed because nobody declared it; None where nothing ever is."""
+    is_ours = _claimed_by(config, log_id)
+    if is_ours is None:
         return None
+    ours = [name for name, each in objects.items() if is_ours(each)]
     strays = sum(
         1
-        for name in objects
+        for name in ours
         if not any(row.declared or row.owned or row.action_id for row in known.get(name, ()))
     )
-    return StrayCount(strays, len(objects))
+    return StrayCount(strays, len(ours))
+
+
+def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
+    """Give the test by which an object that nobody declared counts as ours."""
+    if config.ownership == "Union":
+        return None
+    if config.scope.mode == "Exclusive":
+        return lambda _each: True
+    if config.ownership == "Label":
+        return lambda each: is_of_log(each.labels.get(OWNER_LABEL, ""), log_id)
+    if config.ownership == "Prefix" and config.owner_prefix is not None:
+        prefix = config.owner_prefix
+        return lambda each: each.name.startswith(prefix)
+    return None
+
+
+def _loss_count(
+    objects: Mapping[str, ExternalObject], known: Mapping[str, Sequence[StatusRow]]
+) -> LossCount:
+    owned = [name for name, rows in known.items() if any(row.owned for row in rows)]
+    return LossCount(sum(1 for name in owned if name not in objects), len(owned))
 
 
 def _observed(
@@ -151,6 +189,7 @@ def _observed(
     external_name: str,
     seen: ExternalObject | None,
     strays: StrayCount | None,
+    losses: LossCount | None = None,
 ) -> Observed:
     return Observed(
         provider_config=snapshot.began.provider_config,
@@ -160,4 +199,5 @@ def _observed(
         as_of=snapshot.began.as_of,
         began_at=snapshot.began_at,
         exclusive=strays,
+        losses=losses,
     )

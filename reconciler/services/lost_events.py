@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from events.names import ShapeKey
@@ -12,8 +12,8 @@ from projections.read_models import ReadModels
 class LogEnds(Protocol):
     """What the log tells of its end, and of each shape's."""
 
-    async def newest_positions(self, keys: Iterable[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Give the position of each shape's newest event, without those that have none."""
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give the position of each shape's newest event, 0 for none."""
         ...
 
     async def last_position(self) -> int:

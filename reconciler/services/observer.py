@@ -14,17 +14,21 @@ from datetime import UTC, datetime
 import structlog
 
 from events.external import ExternalObject
-from events.intake import Observed, SnapshotBegan
+from events.intake import LossCount, Observed, SnapshotBegan
 from events.manifest import ProviderConfigSpec
 from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
-from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
+from reconciler.services.api_gate import TurnedAwayError
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, observations
+from reconciler.services.oversize import is_too_long, tell_too_long, too_long
 from reconciler.services.providers import ProviderPool
 
 JITTER = 0.1
@@ -45,14 +49,24 @@ class Observer:
         providers: ProviderPool,
         kinds: KindRegistry,
         models: ReadModels,
+        log_id: str,
+        gates: ApiGates,
+        sink: DecisionSink | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
         self._providers = providers
         self._kinds = kinds
         self._models = models
+        self._log_id = log_id
+        self._sink = sink
+        self._now = now
+        self._gates = gates
         self._jitter = jitter
+        self._new_id = new_id
         self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._wake: dict[tuple[str, str], asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -111,6 +125,10 @@ class Observer:
             return _MOST_RETRY_SECONDS  # just withdrawn: this watch is about to end
         try:
             await self.list_once(config_name, kind)
+        except TurnedAwayError as error:
+            _logger.info("not listed", config=config_name, kind=kind, why=error.message)
+            wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
+            return max(wait, min(config.resync_seconds, _MOST_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
         except Exception as error:
@@ -130,11 +148,14 @@ class Observer:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
-        snapshot = SnapshotAssembler(began, datetime.now(UTC))
+        snapshot = SnapshotAssembler(began, self._now())
         count = 0
-        async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-            snapshot.add(page)
-            count += len(page)
+        gate = self._gates.of(config_name)
+        is_probe = False if gate.is_open else await gate.enter(config_name)
+        with gate.calls(config_name, is_probe=is_probe):
+            async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                snapshot.add(page)
+                count += len(page)
         self.listings += 1
         return await self.publish_changes(snapshot, snapshot.complete(count), provider)
 
@@ -148,27 +169,42 @@ class Observer:
         began = snapshot.began
         config = self._configurations.by_name[began.provider_config]
         rows = [row for row in self._models.status.values() if row.kind == began.kind]
-        found, doubtful = observations(snapshot, objects, rows, config)
-        held = self._models.damage
-        for row in doubtful:
-            found += await _read_one(provider, row, began.as_of, snapshot.began_at)
+        findings = observations(snapshot, objects, rows, config, self._log_id)
+        seen = findings.observed
+        for row in findings.doubtful:
+            with self._gates.of(began.provider_config).calls(began.provider_config):
+                seen += await _read_one(provider, row, snapshot, findings.losses)
+        found = [(key, observed) for key, observed in seen if not is_too_long(observed.object)]
+        if len(found) < len(seen):
+            letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
+            await tell_too_long(self._sink, letters)
+        reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
-            [_message(key, observed) for key, observed in found if str(key) not in held]
+            [
+                IntakeMessageOut("observed", key, observed, self._new_id())
+                for key, observed in found
+                if str(key) not in self._models.damage  # held: nobody would decide it
+            ]
         )
+        reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
 
 
 async def _read_one(
-    provider: Provider, row: StatusRow, as_of: int, began_at: datetime | None
+    provider: Provider, row: StatusRow, snapshot: SnapshotAssembler, losses: LossCount
 ) -> list[tuple[ShapeKey, Observed]]:
     try:
         seen = await provider.read(row.external_name)
     except ProviderError as error:
         _logger.warning("read failed", shape=str(row.key), error=str(error))
         return []
-    observed = Observed(row.provider_config, row.external_name, seen, "Read", as_of, began_at)
+    observed = Observed(
+        row.provider_config,
+        row.external_name,
+        seen,
+        "Read",
+        snapshot.began.as_of,
+        snapshot.began_at,
+        losses=losses,
+    )
     return [(row.key, observed)]
-
-
-def _message(key: ShapeKey, observed: Observed) -> IntakeMessageOut:
-    return IntakeMessageOut("observed", key, observed, uuid.uuid4().hex)

@@ -15,6 +15,7 @@ from projections.read_models import (
     decode_checkpoint,
     restore,
 )
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import RowsConflictError, RowStore
 
 GATHER_SECONDS = 0.1
@@ -24,18 +25,22 @@ _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
 
-async def load_models(store: RowStore) -> ReadModels:
-    """Take the read models up where they were left; empty if the rows cannot be used."""
+async def load_models(store: RowStore, *, clears: bool = True) -> ReadModels:
+    """Take the read models up where they were left; empty if the rows cannot be used.
+
+    ``clears``: rows that cannot be used are removed, which is the projector's business alone.
+    """
     rows = await store.load()
     if CHECKPOINT not in rows:
-        if rows:
+        if rows and clears:
             await store.clear()
         return ReadModels()
     try:
         return restore(rows)
     except OutdatedRowsError as error:
         _logger.warning("read models are rebuilt from the log", reason=str(error))
-        await store.clear()
+        if clears:
+            await store.clear()
         return ReadModels()
 
 
@@ -74,6 +79,7 @@ class Projector:
         self._unwritten |= self._models.take_changes()
         if not self._unwritten:
             return
+        reach(Failpoint.PROJECTOR_FOLDED)
         # The checkpoint must come last: what is behind it is folded in again after a crash.
         checkpoint = self._unwritten.pop(CHECKPOINT)
         try:
@@ -89,6 +95,7 @@ class Projector:
             raise
         else:
             self._unwritten.clear()
+            reach(Failpoint.PROJECTOR_SAVED)
 
     async def _is_ahead(self) -> bool:
         """After another projector has written: whether there is still something to write."""

@@ -39,12 +39,16 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A turn to be stored: the shape as it was decided from, the state after, the events."""
+    """A turn to be stored: the shape as it was decided from, the state after, the events.
+
+    ``counts``: whether it matters that a turn without events was decided from what the log has.
+    """
 
     key: ShapeKey
     base: KeptShape
     after: ShapeState
     events: Sequence[LogEvent]
+    counts: bool = True
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,8 +99,11 @@ class ShapeRepository:
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
         """Append the turns, all at once; give back those that another writer was faster than.
 
-        Of those nothing is stored, and the newest state is kept instead.
+        Of those nothing is stored, and the newest state is kept instead. A turn without events is
+        checked too: what says nothing new to a stale state may be news to the newest.
         """
+        quiet = [commit for commit in commits if commit.counts and not commit.events]
+        outdated = await self._outdated(quiet)
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_SHAPES:
             lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
@@ -104,7 +111,19 @@ class ShapeRepository:
         else:
             lost = await self._commit(remaining)
         self._trim()
-        return lost
+        return lost + outdated
+
+    async def _outdated(self, commits: Sequence[Commit]) -> list[Commit]:
+        """Find turns that were decided from less than the log has, and keep what it has now."""
+        if not commits:
+            return []
+        newest = await self._log.newest_positions([commit.key for commit in commits])
+        outdated = [each for each in commits if newest[each.key] != each.base.position]
+        if outdated:
+            keys = [commit.key for commit in outdated]
+            self.forget(keys)
+            await self._load(keys, from_leader=True)
+        return outdated
 
     async def _commit(self, remaining: Sequence[Commit]) -> list[Commit]:
         lost: list[Commit] = []

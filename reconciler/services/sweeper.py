@@ -1,4 +1,4 @@
-"""The sweeper: wakes shapes whose timer was lost, and those that waited for a configuration.
+"""The sweeper: wakes what waits for something that is there, and tells references their targets.
 
 Timers are hints. This is what makes losing one cost time and never truth.
 """
@@ -9,15 +9,20 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import structlog
 
 from events.intake import TimerFired
+from events.log import LogEvent, SpecDeclared, SpecWithdrawn
+from events.manifest import SHAPE_REF_KIND
 from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.services.configurations import Configurations
+from reconciler.services.references import reference_messages
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -36,12 +41,15 @@ class Sweeper:
         configurations: Configurations,
         models: ReadModels,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
         self._models = models
         self._now = now
+        self._new_id = new_id
         self._soon = asyncio.Event()
+        self._targets: set[str] = set()
 
     async def run(self) -> None:
         """Sweep for ever: at intervals, and when a configuration changes."""
@@ -63,17 +71,30 @@ class Sweeper:
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
         held = self._models.damage
         rows = [row for name, row in self._models.status.items() if name not in held]
+        self._targets = {row.target for row in rows if row.target}
         waking = [
-            _wake(row.key, "ConfigChanged") for row in rows if self._has_its_configuration_now(row)
+            self._wake(row.key, "ConfigChanged")
+            for row in rows
+            if self._has_its_configuration_now(row)
         ]
         waking += [
-            _wake(row.key, "Sweep")
+            self._wake(row.key, "Sweep")
             for row in rows
-            if row.retry_at is not None and row.retry_at < overdue
+            if row.retry_at is not None and row.retry_at < overdue and not row.paused
         ]
-        if waking:
-            await self._intake.publish(waking)
+        telling = reference_messages(rows)
+        if waking or telling:
+            reach(Failpoint.SWEEPER_FOUND)
+            await self._intake.publish([*waking, *telling])
+            reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
+
+    def notice(self, _position: int, event: LogEvent) -> None:
+        """Sweep soon after an event that references may depend on; a subscriber of the log."""
+        if type(event.data) not in (SpecDeclared, SpecWithdrawn):
+            return
+        if event.subject.split("/")[1] == SHAPE_REF_KIND or event.subject in self._targets:
+            self._soon.set()
 
     def _has_its_configuration_now(self, row: StatusRow) -> bool:
         return (
@@ -82,7 +103,5 @@ class Sweeper:
             and row.provider_config in self._configurations.by_name
         )
 
-
-def _wake(key: ShapeKey, purpose: str) -> IntakeMessageOut:
-    data = TimerFired("ConfigChanged" if purpose == "ConfigChanged" else "Sweep")
-    return IntakeMessageOut("timer", key, data, uuid.uuid4().hex)
+    def _wake(self, key: ShapeKey, purpose: Literal["ConfigChanged", "Sweep"]) -> IntakeMessageOut:
+        return IntakeMessageOut("timer", key, TimerFired(purpose), self._new_id())

@@ -8,13 +8,11 @@ a crash anywhere leads to a redelivery and the same key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-import msgspec
 import structlog
 
-from events.envelope import MOST_MESSAGE_BYTES
 from events.external import ExternalObject
 from events.intake import ActionError, Reported
 from events.log import (
@@ -22,12 +20,15 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
     ShapeEvent,
 )
-from events.names import ShapeKey
-from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.errors import ConfigurationError, ProviderError, UnknownResultError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     ActionDelivery,
     ActionReader,
@@ -36,20 +37,22 @@ from reconciler.ports import (
     ShapeLog,
 )
 from reconciler.provider import Effect, Provider
+from reconciler.services.api_gate import ApiGate, TurnedAwayError
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
+from reconciler.services.oversize import is_too_long
 from reconciler.services.providers import ProviderPool
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
 
-MOST_OBJECT_BYTES = MOST_MESSAGE_BYTES // 2
-"""A result with a longer object would be refused by the decider, and its action never end."""
+MOST_ERROR_CHARACTERS = 4_000
+"""A longer explanation of a failure is cut: the result of the action must get through."""
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
 _DEFAULT_CONCURRENCY = 64
 
-_encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
@@ -65,6 +68,8 @@ class Worker:
         log: ShapeLog,
         configurations: Configurations,
         providers: ProviderPool,
+        gates: ApiGates,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._name = name
         self._reader = reader
@@ -72,6 +77,8 @@ class Worker:
         self._log = log
         self._configurations = configurations
         self._providers = providers
+        self._now = now
+        self._gates = gates
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
@@ -93,38 +100,69 @@ class Worker:
 
     async def _work(self, delivery: ActionDelivery) -> None:
         event = delivery.event.data
-        assert isinstance(event, (ActionDecided, ActionRetried))
+        assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
         action = event.action
-        attempt = event.attempt if isinstance(event, ActionRetried) else 1
-        async with self._slot(action.provider_config):
-            if self._may_be_old(delivery) and await self._is_settled(delivery, action, attempt):
-                self._leased.pop(delivery.position, None)
-                await self._reader.ack([delivery])
-                return
-            started = datetime.now(UTC)
-            error, effect = await self._call(delivery.event.key, action)
+        attempt = 1 if isinstance(event, ActionDecided) else event.attempt
+        sought = isinstance(event, ActionSought)
+        reach(Failpoint.WORKER_CLAIMED, action.operation)
+        gate = self._gates.of(action.provider_config)
+        gate.inside += 1
+        started = self._now()
+        try:
+            effect, error = None, self._turned_away(gate, delivery, action)
+            if error is None:
+                async with self._slot(action.provider_config):
+                    old = self._may_be_old(delivery)
+                    if old and await self._is_settled(delivery, action, attempt):
+                        self._leased.pop(delivery.position, None)
+                        await self._reader.ack([delivery])
+                        return
+                    started = self._now()
+                    error, effect = await self._call_through(gate, delivery, action, look=sought)
+        finally:
+            gate.inside -= 1
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
             started_at=started,
-            finished_at=datetime.now(UTC),
+            finished_at=self._now(),
             worker=self._name,
             error=None if error is None else _as_action_error(error),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=effect is not None and effect.replayed,
+            sought=sought,
         )
-        message_id = f"{action.action_id}:{attempt}"
         self._results.append(
-            (delivery, IntakeMessageOut("result", delivery.event.key, reported, message_id))
+            (
+                delivery,
+                IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported)),
+            )
         )
         self._result_came.set()
 
-    async def _call(
-        self, key: ShapeKey, action: Action
+    def _turned_away(
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action
+    ) -> ProviderError | None:
+        """Tell at once if the action would wait here for long: it must not hold up other APIs."""
+        if gate.is_open:
+            return None
+        error = gate.turn_away(action.provider_config)
+        return None if error is None else _not_made(error, delivery)
+
+    async def _call_through(
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action, *, look: bool
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
+        config = action.provider_config
         try:
-            provider = self._providers.get(action.provider_config, key.kind)
-            return None, await _execute(provider, action)
+            is_probe = False if gate.is_open else await gate.enter(config)
+            with gate.calls(config, is_probe=is_probe):
+                provider = self._providers.get(config, delivery.event.key.kind)
+                reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
+                effect = await _execute(provider, action, look=look)
+                reach(Failpoint.WORKER_CALLED, action.operation)
+                return None, effect
+        except TurnedAwayError as error:
+            return _not_made(error, delivery), None
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except Exception as error:
@@ -174,6 +212,7 @@ class Worker:
             results, self._results = self._results, []
             try:
                 await self._intake.publish([message for _delivery, message in results])
+                reach(Failpoint.WORKER_REPORTED)
                 await self._let_go([delivery for delivery, _message in results])
             except Exception as error:  # noqa: BLE001 - results must not be lost: try again
                 _logger.warning("results are stored again", error=str(error), results=len(results))
@@ -183,6 +222,7 @@ class Worker:
 
     async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
         await self._reader.ack(deliveries)
+        reach(Failpoint.WORKER_ACKED)
         for delivery in deliveries:
             self._leased.pop(delivery.position, None)
 
@@ -199,9 +239,16 @@ class Worker:
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
     """Tell whether an event ends an attempt at an action, or the action itself."""
     match event:
-        case ActionSucceeded(action_id=ended) | ActionAbandoned(action_id=ended):
+        case (
+            ActionSucceeded(action_id=ended)
+            | ActionAbandoned(action_id=ended)
+            | ActionHeld(action_id=ended)
+        ):
             return ended == action.action_id
-        case ActionFailed(action_id=ended, attempt=failed):
+        case (
+            ActionFailed(action_id=ended, attempt=failed)
+            | ActionNotDone(action_id=ended, attempt=failed)
+        ):
             return ended == action.action_id and failed >= attempt
         case _:
             return False
@@ -209,13 +256,17 @@ def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
 
 def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     """Leave out an object that is too long to be reported: the result must get through."""
-    if seen is None or len(_encoder.encode(seen)) <= MOST_OBJECT_BYTES:
+    if not is_too_long(seen):
         return seen
+    assert seen is not None
     _logger.warning("an object is too long to be reported", name=seen.name)
     return None
 
 
-async def _execute(provider: Provider, action: Action) -> Effect:
+async def _execute(provider: Provider, action: Action, *, look: bool) -> Effect:
+    """Make the call, or look what came of it: the second rung of the ladder (ADR 0012)."""
+    if look:
+        return Effect(await provider.read(action.external_name))
     match action.operation:
         case "Create":
             return await provider.create(action)
@@ -225,10 +276,36 @@ async def _execute(provider: Provider, action: Action) -> Effect:
             return await provider.delete(action)
 
 
+def _not_made(error: TurnedAwayError, delivery: ActionDelivery) -> ProviderError:
+    """Tell of an attempt that was not made; of an earlier delivery of it nothing is known."""
+    if delivery.delivered == 1:
+        return error
+    return UnknownResultError(
+        f"a worker that had it is gone; {error.message}",
+        retry_after_seconds=error.retry_after_seconds,
+    )
+
+
+def _result_id(reported: Reported) -> str:
+    """Name a result, so that the bus stores a repeated one once.
+
+    Two calls of one attempt may end differently, where a lease ended before its call: the refusal
+    of the second ("still running") must not stand for the success of the first.
+    """
+    ending = "Done" if reported.error is None else reported.error.error_class
+    return f"{reported.action_id}:{reported.attempt}:{ending}"
+
+
 def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
     if isinstance(error, ConfigurationError):
-        return ActionError("Transient", str(error))
-    return ActionError(error.error_class, error.message, error.status, error.retry_after_seconds)
+        return ActionError("Transient", str(error)[:MOST_ERROR_CHARACTERS])
+    return ActionError(
+        error.error_class,
+        error.message[:MOST_ERROR_CHARACTERS],
+        error.status,
+        error.retry_after_seconds,
+        attempted=not isinstance(error, TurnedAwayError),
+    )
 
 
 def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:

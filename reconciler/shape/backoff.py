@@ -10,6 +10,9 @@ from datetime import timedelta
 
 from events.manifest import Retry
 
+SPREAD = 0.1
+"""Share of the API's own wish by which shapes come later, so that they do not all come at once."""
+
 LONGEST_SECONDS = 86_400.0
 """No wait is longer: an absurd ``Retry-After`` must not put a shape to sleep for ever."""
 
@@ -20,9 +23,12 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
     """Give the wait after the ``failures``-th failure in a row (from 1).
 
     ``at_least`` is the API's own wish in seconds, which is honoured even beyond the maximum, but
-    not beyond ``LONGEST_SECONDS``.
+    not beyond ``LONGEST_SECONDS``, and is spread by what is longer: a first wait, or a share of it.
     """
     doublings = min(max(failures - 1, 0), _MOST_DOUBLINGS)
     ceiling = min(retry.max_seconds, retry.initial_seconds * 2.0**doublings, LONGEST_SECONDS)
     seconds = ceiling / 2 + ceiling / 2 * jitter
-    return timedelta(seconds=min(max(seconds, at_least or 0.0), LONGEST_SECONDS))
+    if at_least:
+        spread = max(min(retry.initial_seconds, retry.max_seconds), at_least * SPREAD)
+        seconds = max(seconds, at_least + spread * jitter)
+    return timedelta(seconds=min(seconds, LONGEST_SECONDS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.external import ExternalObject
 from events.log import FieldDifference
-from events.manifest import ProviderConfigSpec
+from events.manifest import Policy, ProviderConfigSpec
 from reconciler.shape.differences import LABELS, Wanted, differences, without_ignored
 from reconciler.shape.inputs import Context
 from reconciler.shape.owner_label import OWNER_LABEL
@@ -34,8 +34,15 @@ def wanted(state: ShapeState, context: Context) -> Wanted:
         labels_of(state, context),
         applied_fields=None if applied is None else applied.fields,
         applied_labels=None if applied is None else applied.labels,
-        ignored=state.spec.policy.ignore_fields,
+        ignored=ignored_paths(state.spec.policy),
     )
+
+
+def ignored_paths(policy: Policy) -> tuple[str, ...]:
+    """Give the paths that are left to others: our own label too, if it shall not be put back."""
+    if policy.owner_label == "Report":
+        return (*policy.ignore_fields, f"{LABELS}.{OWNER_LABEL}")
+    return policy.ignore_fields
 
 
 def labels_of(state: ShapeState, context: Context) -> dict[str, str]:
@@ -75,10 +82,20 @@ def is_applied(state: ShapeState, context: Context) -> bool:
     applied, spec = state.applied, state.spec
     if applied is None or spec is None:
         return False
-    ignored = spec.policy.ignore_fields
+    ignored = ignored_paths(spec.policy)
     labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
     return (applied.fields, applied.labels) == (without_ignored(spec.fields, ignored), labels)
 
 
 def _same(left: ExternalObject, right: ExternalObject) -> bool:
     return left.fields == right.fields and left.labels == right.labels and left.uid == right.uid
+
+
+def grace_seconds(context: Context, config_name: str) -> float:
+    """Give how long the API may take to show an effect: as declared, or as its provider says."""
+    config = context.configs.get(config_name)
+    capabilities = None if context.kind is None else context.kind.capabilities
+    return max(
+        0.0 if config is None else config.consistency_grace_seconds,
+        0.0 if capabilities is None else capabilities.consistency_grace_seconds,
+    )

@@ -8,32 +8,51 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.external import ExternalObject
+from events.intake import ActionError, LossCount
 from events.log import (
+    AbsenceDoubted,
     Action,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
     GenerationSuperseded,
+    HoldApproved,
     LogEvent,
     OutcomeName,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
     RetryScheduled,
     ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TargetObserved,
 )
+from reconciler.shape.api_health import closed, opened, probed, renewed, throttled
+from reconciler.shape.desired import ignored_paths
 from reconciler.shape.differences import LABELS, united, without_ignored
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import (
     NEW,
     REMEMBERED_DECLARATIONS,
     Applied,
+    Finalizer,
     InFlight,
     Owned,
     ShapeState,
@@ -47,6 +66,7 @@ SETTLED: frozenset[OutcomeName] = frozenset(
 """Outcomes after which a generation is not superseded by the next, but followed by it."""
 
 _MAY_HAVE_HAPPENED = ("Transient", "Throttled", "Unknown")
+NOT_DONE = ActionError("Transient", "the action had no effect: it is called again")
 
 
 class HistoryGapError(ValueError):
@@ -102,7 +122,11 @@ def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeSt
         conflicts=0,
         failure=None,
         hold_until=None,
+        release_forced=False,
+        orphan_forced=False,
+        target_declared=None,
         because=event.id,
+        api=renewed(state.api, event),
     )
 
 
@@ -143,7 +167,14 @@ def _observed(state: ShapeState, data: ExternalObserved, event: LogEvent) -> Sha
         strays=data.strays,
         total=data.total,
         conflicts=0,
+        doubted=None,
+        approved=state.approved if _is_same_object(state.observed, data.object) else "",
     )
+
+
+def _doubted(state: ShapeState, data: AbsenceDoubted, event: LogEvent) -> ShapeState:
+    doubted = LossCount(data.missing, data.owned)
+    return replace(state, version=event.shapeversion, doubted=doubted)
 
 
 def _is_same_object(known: ExternalObject | None, found: ExternalObject | None) -> bool:
@@ -162,6 +193,7 @@ def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> Shap
         applied=None,
         orphaned=False,
         lost_uid=None,
+        uncertain_create=False,
         listing_disproved=data.reason == "Returned",
         because=event.id,
     )
@@ -179,12 +211,84 @@ def _released(state: ShapeState, data: OwnershipReleased, event: LogEvent) -> Sh
     )
 
 
+def _finalizer_added(state: ShapeState, data: FinalizerAdded, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        finalizers=(*state.finalizers, Finalizer(data.finalizer, data.holder)),
+        declaration_ids=_remembered(state, event),
+    )
+
+
+def _finalizer_removed(state: ShapeState, data: FinalizerRemoved, event: LogEvent) -> ShapeState:
+    return replace(
+        state,
+        version=event.shapeversion,
+        finalizers=tuple(each for each in state.finalizers if each.name != data.finalizer),
+        declaration_ids=_remembered(state, event),
+        because=event.id,
+    )
+
+
+def _release_forced(state: ShapeState, data: ReleaseForced, event: LogEvent) -> ShapeState:
+    flight = state.in_flight
+    if flight is not None and data.orphan:
+        flight = replace(flight, abandoned=True)
+    return replace(
+        state,
+        version=event.shapeversion,
+        finalizers=(),
+        release_forced=True,
+        orphan_forced=data.orphan,
+        in_flight=flight,
+        declaration_ids=_remembered(state, event),
+        because=event.id,
+    )
+
+
+def _approved(state: ShapeState, data: HoldApproved, event: LogEvent) -> ShapeState:
+    flight = state.in_flight
+    if flight is not None and flight.held:
+        flight = replace(
+            flight,
+            held="",
+            abandoned=data.decision == "Abandon",
+            failed=NOT_DONE,
+            retry_at=event.time,
+            unknown=0,
+            seeking=False,
+        )
+    return replace(
+        state,
+        version=event.shapeversion,
+        in_flight=flight,
+        approved=data.hold,
+        declaration_ids=_remembered(state, event),
+        because=event.id,
+    )
+
+
+def _reference_added(state: ShapeState, data: ReferenceAdded, event: LogEvent) -> ShapeState:
+    references = {**state.references, data.by: data.on_withdrawal}
+    return replace(state, version=event.shapeversion, references=references)
+
+
+def _reference_removed(state: ShapeState, data: ReferenceRemoved, event: LogEvent) -> ShapeState:
+    references = {by: policy for by, policy in state.references.items() if by != data.by}
+    return replace(state, version=event.shapeversion, references=references, because=event.id)
+
+
+def _target_observed(state: ShapeState, data: TargetObserved, event: LogEvent) -> ShapeState:
+    return replace(state, version=event.shapeversion, target_declared=data.declared)
+
+
 def _decided(state: ShapeState, data: ActionDecided, event: LogEvent) -> ShapeState:
     return replace(
         state,
         version=event.shapeversion,
         in_flight=InFlight(data.action, base=_base(state, data.action)),
         hold_until=None,  # it has waited; the next wait is another
+        approved="",
         outcome=None if _is_news(state, data.action) else state.outcome,
     )
 
@@ -199,7 +303,7 @@ def _base(state: ShapeState, action: Action) -> Applied | None:
     """Keep what of the action's content is ours: the base of the next three-way comparison."""
     if state.spec is None or action.operation == "Delete":
         return None
-    ignored = state.spec.policy.ignore_fields
+    ignored = ignored_paths(state.spec.policy)
     ours = state.spec.labels.keys() | {OWNER_LABEL}
     labels = {name: value for name, value in action.labels.items() if name in ours}
     return Applied(
@@ -222,20 +326,42 @@ def _perhaps_applied(state: ShapeState) -> Applied | None:
     )
 
 
-def _retried(state: ShapeState, data: ActionRetried, event: LogEvent) -> ShapeState:
-    base = None if state.in_flight is None else state.in_flight.base
+def _retried(state: ShapeState, data: ActionRetried | ActionSought, event: LogEvent) -> ShapeState:
+    flight = state.in_flight or InFlight(data.action)
     return replace(
         state,
         version=event.shapeversion,
-        in_flight=InFlight(data.action, data.attempt, base=base),
+        in_flight=replace(
+            flight,
+            attempt=data.attempt,
+            failed=None,
+            retry_at=None,
+            seeking=isinstance(data, ActionSought),
+        ),
     )
 
 
-def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:
+def _not_done(state: ShapeState, _data: ActionNotDone, event: LogEvent) -> ShapeState:
     flight = state.in_flight
+    if flight is not None:
+        flight = replace(flight, unknown=0, seeking=False, failed=NOT_DONE, retry_at=event.time)
+    return replace(state, version=event.shapeversion, in_flight=flight)
+
+
+def _held(state: ShapeState, data: ActionHeld, event: LogEvent) -> ShapeState:
+    flight = state.in_flight
+    if flight is not None:
+        flight = replace(flight, held=data.reason)
+    return replace(state, version=event.shapeversion, in_flight=flight)
+
+
+def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:
+    flight = state.ended_create if data.late else state.in_flight
     after: dict[str, Any] = {
         "version": event.shapeversion,
         "in_flight": None,
+        "ended_create": None,
+        "uncertain_create": False,
         "failures": 0,
         "conflicts": 0,
         "failure": None,
@@ -252,7 +378,8 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
         base = flight.base or Applied(action.fields, action.labels, None)
         after |= {
             "owned": Owned(action.provider_config, action.external_name, shown.uid),
-            "applied": replace(base, result=shown),
+            # Found by its label, it may be what an earlier action of ours made, with other content.
+            "applied": replace(base, result=None if data.found_by == "Label" else shown),
             "observed": shown,
             "observed_in": action.provider_config,
             "created_before": True,
@@ -275,13 +402,24 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
         "failure": data.error,
         "because": event.id,
     }
-    if error_class in _MAY_HAVE_HAPPENED:
-        after["failures"] = state.failures + 1
-        if state.in_flight is not None:
-            after["in_flight"] = replace(state.in_flight, failed=data.error, retry_at=None)
-        return replace(state, **after)
     flight = state.in_flight
+    if error_class in _MAY_HAVE_HAPPENED:
+        after["failures"] = state.failures + data.error.attempted
+        if flight is not None:
+            is_unknown = error_class == "Unknown" and not flight.seeking
+            called = data.error.attempted and error_class != "Throttled"
+            after["in_flight"] = replace(
+                flight,
+                failed=data.error,
+                retry_at=None,
+                unknown=flight.unknown + is_unknown,
+                uncertain=flight.uncertain or called,
+            )
+        return replace(state, **after)
     after |= {"in_flight": None, "effect_position": event.causeposition, "effect_at": event.time}
+    if flight is not None and data.operation == "Create":
+        after["ended_create"] = flight
+        after["uncertain_create"] = state.uncertain_create or flight.uncertain
     if flight is not None and flight.attempt > 1:
         after["applied"] = _perhaps_applied(state)
     if error_class == "Permanent":
@@ -298,11 +436,14 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
     return replace(state, **after)
 
 
-def _abandoned(state: ShapeState, _data: ActionAbandoned, event: LogEvent) -> ShapeState:
+def _abandoned(state: ShapeState, data: ActionAbandoned, event: LogEvent) -> ShapeState:
+    is_create = data.operation == "Create"
     return replace(
         state,
         version=event.shapeversion,
         in_flight=None,
+        ended_create=state.in_flight if is_create else state.ended_create,
+        uncertain_create=state.uncertain_create or is_create,
         applied=_perhaps_applied(state),
         failures=0,
         failure=None,
@@ -330,14 +471,29 @@ _FOLDS: dict[type[ShapeEvent], Callable[[ShapeState, Any, LogEvent], ShapeState]
     SpecWithdrawn: _withdrawn,
     GenerationSuperseded: _superseded,
     ExternalObserved: _observed,
+    AbsenceDoubted: _doubted,
     DriftDetected: _drifted,
     OwnershipClaimed: _claimed,
     OwnershipReleased: _released,
+    FinalizerAdded: _finalizer_added,
+    FinalizerRemoved: _finalizer_removed,
+    ReleaseForced: _release_forced,
+    HoldApproved: _approved,
+    ReferenceAdded: _reference_added,
+    ReferenceRemoved: _reference_removed,
+    TargetObserved: _target_observed,
     ActionDecided: _decided,
     ActionRetried: _retried,
+    ActionSought: _retried,
+    ActionHeld: _held,
+    ActionNotDone: _not_done,
     ActionSucceeded: _succeeded,
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
     RetryScheduled: _scheduled,
+    ApiThrottled: throttled,
+    BreakerOpened: opened,
+    BreakerProbed: probed,
+    BreakerClosed: closed,
     OutcomeRecorded: _outcome,
 }

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
 
 from events.intake import IntakeData
+from events.log import ShapeEvent
 from events.manifest import ProviderConfigSpec
 from events.names import ShapeKey
 from reconciler.kinds import Kind
 from reconciler.shape.owner_label import owner
+from reconciler.shape.state import ShapeState
+
+Record = Callable[[ShapeEvent], ShapeState]
+"""Records an event in the turn and gives the state after it."""
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from events.external import ExternalObject
 from events.log import FieldDifference, OwnershipClaimed
 from events.manifest import Policy, ProviderConfigSpec
@@ -9,13 +11,9 @@ from reconciler.shape.actions import new_action
 from reconciler.shape.desired import api_keeps_its_own, labels_of, open_differences, wanted
 from reconciler.shape.differences import merged
 from reconciler.shape.inputs import Context
-from reconciler.shape.letting_go import (
-    has_no_other_owner,
-    has_returned,
-    owned_by_another,
-    remove,
-)
+from reconciler.shape.letting_go import claimed, disputed, remove
 from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.ownership import evidence, verdict
 from reconciler.shape.standing import Standing, Step
 from reconciler.shape.state import ShapeState
 from reconciler.shape.waiting import wait_after_conflicts
@@ -30,11 +28,13 @@ def keep_present(state: ShapeState, context: Context, config: ProviderConfigSpec
     found = open_differences(state, context)
     if state.owned is None and policy.mode != "ObserveOnly":
         return _take_over(state, state.observed, context, config)
-    if state.owned is not None and not has_no_other_owner(state.observed, context):
-        # Writing our label over it would be a fight, if its owner does the same.
-        return owned_by_another(state.observed.labels[OWNER_LABEL])
+    if state.owned is not None:
+        judged = verdict(evidence(state, state.observed, context, config), config.ownership)
+        if judged.owner == "disputed":
+            # Writing our label over another's would be a fight, if its owner does the same.
+            return disputed(judged, state.observed)
     if not found:
-        return Standing("Converged", "AsDeclared")
+        return _as_declared(state, state.observed, context)
     if policy.mode != "Present":
         return Standing("Drifted", policy.mode, "would change " + _described(found))
     if state.failed_generation == state.generation:
@@ -59,22 +59,33 @@ def _make(state: ShapeState, context: Context, config: ProviderConfigSpec, polic
     )
 
 
+def _as_declared(state: ShapeState, found: ExternalObject, context: Context) -> Standing:
+    """Nothing differs; a label that shall not be put back may still be missing."""
+    assert state.spec is not None
+    expected = OWNER_LABEL in labels_of(state, context)
+    if state.owned is not None and expected and OWNER_LABEL not in found.labels:
+        return Standing(
+            "Disputed", "LabelMissing", "the log says that it is ours, its label is gone"
+        )
+    return Standing("Converged", "AsDeclared")
+
+
 def _take_over(
     state: ShapeState, found: ExternalObject, context: Context, config: ProviderConfigSpec
 ) -> Step:
     """An object of that name is there, and the log does not say that it is ours."""
     assert state.spec is not None
     policy = state.spec.policy
-    if has_returned(state, found):
-        return OwnershipClaimed(found.name, found.uid, "Returned", state.observed_in)
-    if config.ownership == "Label" and found.labels.get(OWNER_LABEL) == context.owner:
-        return OwnershipClaimed(found.name, found.uid, "Label", state.observed_in)
-    if policy.adoption == "Adopt" and has_no_other_owner(found, context):
-        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
-    if policy.adoption == "Adopt":
+    said = replace(evidence(state, found, context, config), referenced=False)
+    judged = verdict(said, config.ownership)
+    if judged.claim is not None:
+        return claimed(state, found, judged.claim)
+    if said.label == "another's" and policy.adoption == "Adopt":
         return Standing(
             "Conflict", "OwnedByAnother", f"its owner label is {found.labels[OWNER_LABEL]!r}"
         )
+    if policy.adoption == "Adopt":
+        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
     return Standing(
         "Conflict",
         "AlreadyExists",

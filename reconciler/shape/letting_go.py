@@ -8,9 +8,13 @@ from events.manifest import DeletionGuard, Policy, ProviderConfigSpec
 from reconciler.shape.actions import new_action
 from reconciler.shape.inputs import Context
 from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.ownership import ClaimReason, Verdict, evidence, keepers, verdict
 from reconciler.shape.standing import Standing, Step
 from reconciler.shape.state import ShapeState
 from reconciler.shape.waiting import hold_deletion, wait_after_conflicts
+
+DELETION_GUARD = "DeletionGuard"
+"""Reason of the outcome of what the guard holds, and what an approval names."""
 
 _GUARD_PERCENT_FROM = 10
 """In smaller scopes a percentage means little: there the count alone guards."""
@@ -20,12 +24,31 @@ def let_go(state: ShapeState, context: Context, config: ProviderConfigSpec) -> S
     """Nobody declares it (any more)."""
     if state.owned is None:
         return _not_ours(state, context, config)
-    policy = Policy() if state.spec is None else state.spec.policy
-    stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
-    if stays and state.generation:
+    kept = keepers(state.references, "Keep")
+    if kept and not state.release_forced:
+        return Standing("Held", "Referenced", f"kept for {', '.join(kept)}")
+    waiting = _waiting_for_finalizers(state)
+    if waiting is not None:
+        return waiting
+    if stays_in_the_api(state):
         owned = state.owned
         return OwnershipReleased(owned.external_name, owned.uid, "Orphaned", owned.provider_config)
     return remove(state, context, config)
+
+
+def stays_in_the_api(state: ShapeState) -> bool:
+    """Tell whether the object of a withdrawn shape is let go and not deleted."""
+    policy = Policy() if state.spec is None else state.spec.policy
+    stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
+    asked = state.orphan_forced or keepers(state.references, "Release")
+    return bool(state.generation and stays) or bool(asked)
+
+
+def _waiting_for_finalizers(state: ShapeState) -> Standing | None:
+    if not state.finalizers:
+        return None
+    holders = ", ".join(f"{each.name} (of {each.holder})" for each in state.finalizers)
+    return Standing("Held", "Finalizers", f"waits until these are taken off: {holders}")
 
 
 def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -34,63 +57,61 @@ def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -
         return Standing("Deleted", "Gone")
     if state.orphaned:
         return Standing("Released", "Orphaned", "the object stays in the API, and is not ours")
-    if has_returned(state, found):
-        return OwnershipClaimed(found.name, found.uid, "Returned", state.observed_in)
-    label = found.labels.get(OWNER_LABEL)
-    if label == context.owner:
-        if config.ownership == "Label":
-            return OwnershipClaimed(found.name, found.uid, "Label", state.observed_in)
-        return Standing(
-            "Disputed", "LabelSaysOurs", "its label says that it is ours, the log never"
-        )
-    if label is not None and config.scope.mode == "Exclusive":
-        return owned_by_another(label)
-    if config.scope.mode == "Exclusive":
-        return _stray(state, found, config.deletion_guard)
+    judged = verdict(evidence(state, found, context, config), config.ownership)
+    if judged.claim in ("Returned", "Found"):
+        return claimed(state, found, judged.claim)
+    if judged.claim is not None:
+        guarded = _guard(state, config.deletion_guard)
+        return guarded or claimed(state, found, judged.claim)
+    if judged.owner == "disputed":
+        return disputed(judged, found)
     told_so = state.outcome is not None and state.outcome.reason == "NotOurs"
     if state.generation and (state.settled_generation != state.generation or told_so):
         return Standing("Deleted", "NotOurs", "an object of that name is not ours: left alone")
-    return Standing("Unowned", "NotDeclared", "nobody declared it here: left alone")
+    return Standing("Unowned", judged.reason, "nobody declared it here: left alone")
 
 
-def owned_by_another(label: str) -> Standing:
-    """Tell that somebody else's label is on the object."""
-    return Standing("Disputed", "OwnedByAnother", f"its owner label is {label!r}: it is left alone")
+def claimed(state: ShapeState, found: ExternalObject, reason: ClaimReason) -> OwnershipClaimed:
+    """Make an object that is there ours."""
+    return OwnershipClaimed(found.name, found.uid, reason, state.observed_in)
 
 
-def _stray(state: ShapeState, found: ExternalObject, guard: DeletionGuard) -> Step:
+def disputed(judged: Verdict, found: ExternalObject) -> Standing:
+    """Tell that the witnesses disagree, and that the object is left alone."""
+    message = judged.message
+    if judged.reason == "OwnedByAnother":
+        message = f"its owner label is {found.labels[OWNER_LABEL]!r}: it is left alone"
+    return Standing("Disputed", judged.reason, message)
+
+
+def _guard(state: ShapeState, guard: DeletionGuard) -> Standing | None:
+    """Hold the object if too many would go with it, and nobody has approved that."""
     strays, total = state.strays or 0, state.total or 0
     too_many = strays > guard.max_count
     too_much = total >= _GUARD_PERCENT_FROM and strays * 100 > total * guard.max_percent
-    if strays == 0 or too_many or too_much:
-        return Standing(
-            "Held",
-            "DeletionGuard",
-            f"{strays} of {total} objects of the exclusive scope are undeclared; the guard lets "
-            f"{guard.max_count} or {guard.max_percent} % go at a time",
-        )
-    return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", state.observed_in)
+    if strays > 0 and not too_many and not too_much:
+        return None
+    if state.approved == DELETION_GUARD:
+        return None
+    return Standing(
+        "Held",
+        DELETION_GUARD,
+        f"{strays} of {total} objects of the scope are undeclared, and would be deleted; the guard "
+        f"lets {guard.max_count} or {guard.max_percent} % go at a time: approve it, or declare it",
+    )
 
 
 def remove(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
-    """Delete what is ours, unless another owner took it."""
-    if state.observed is not None and not has_no_other_owner(state.observed, context):
-        return owned_by_another(state.observed.labels[OWNER_LABEL])
+    """Delete what is ours, unless that is disputed, or a service is not finished with it."""
+    if state.observed is not None:
+        judged = verdict(evidence(state, state.observed, context, config), config.ownership)
+        if judged.owner == "disputed":
+            return disputed(judged, state.observed)
+    waiting = _waiting_for_finalizers(state)
+    if waiting is not None:
+        return waiting
     if state.failure is not None and state.failure.error_class == "Permanent":
         return hold_deletion(state, context, config.retry, state.failure.message)
     return wait_after_conflicts(state, context, config) or new_action(
         state, context, "Delete", {}, {}, state.observed
     )
-
-
-def has_no_other_owner(found: ExternalObject, context: Context) -> bool:
-    """Tell whether the object carries no label, or ours."""
-    return found.labels.get(OWNER_LABEL, context.owner) == context.owner
-
-
-def has_returned(state: ShapeState, found: ExternalObject) -> bool:
-    """Tell whether the object is the one that we held for gone: the listing was wrong, or late.
-
-    Nobody else can have made an object with that uid, so it is ours as it was before.
-    """
-    return found.uid is not None and found.uid == state.lost_uid

@@ -10,3 +10,8 @@ OWNER_LABEL = "reconciler/owner"
 def owner(log_id: str, key: ShapeKey) -> str:
     """Give the label's value: ``<log id>.<namespace>.<kind>.<name>``; two logs never agree."""
     return f"{log_id}.{key.tokens}"
+
+
+def is_of_log(value: str, log_id: str) -> bool:
+    """Tell whether a label's value was written by this log, for whatever shape."""
+    return value.startswith(f"{log_id}.")

@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+from events.intake import LossCount
+from events.manifest import SHAPE_REF_KIND, target_of
+from reconciler.shape.api_health import standing_of_api
 from reconciler.shape.desired import config_name, config_of
 from reconciler.shape.inputs import Context
 from reconciler.shape.keeping import keep_away, keep_present
 from reconciler.shape.letting_go import let_go
+from reconciler.shape.observing import LOSS_GUARD
 from reconciler.shape.pursuing import is_paused, pursue
 from reconciler.shape.standing import NOTHING_TO_SAY, PAUSED, Standing, Step
 from reconciler.shape.state import ShapeState
@@ -18,7 +22,7 @@ from reconciler.shape.state import ShapeState
 def next_step(state: ShapeState, context: Context) -> Step:
     """Give the next event to record, or how the shape stands if there is nothing to do now."""
     if context.kind is not None and not context.kind.is_external:
-        return _internal(state)
+        return _internal(state, context)
     config = config_of(state, context)
     if state.in_flight is not None:
         return pursue(state, state.in_flight, context, config)
@@ -30,6 +34,8 @@ def next_step(state: ShapeState, context: Context) -> Step:
         return _no_config(state)
     if is_paused(state):
         return PAUSED
+    if state.doubted is not None and state.owned is not None:
+        return _doubted(state, state.doubted)
     if state.hold_until is not None and state.hold_until > context.now:
         return _waiting(state)
     if state.declared and state.spec is not None:
@@ -48,11 +54,36 @@ def _nothing_left(state: ShapeState) -> Standing:
     return Standing("Deleted", "GoneByOthers")
 
 
-def _internal(state: ShapeState) -> Step:
+def _doubted(state: ShapeState, losses: LossCount) -> Standing:
+    """Too many of our objects are missing at once: nothing is done before people are asked."""
+    what = f"{losses.missing} of our {losses.owned} objects in {config_name(state)!r} are missing"
+    if state.approved == LOSS_GUARD:
+        return Standing("Held", LOSS_GUARD, f"{what}: approved, the next listing is believed")
+    return Standing(
+        "Held",
+        LOSS_GUARD,
+        f"{what} from one listing: is it another API, or an empty one? Approve it to have them "
+        "made again",
+    )
+
+
+def _internal(state: ShapeState, context: Context) -> Step:
     """Shapes that live in the log alone, such as a ProviderConfig, are what they are declared."""
+    if state.declared and context.key.kind == SHAPE_REF_KIND:
+        return _reference(state)
     if state.declared:
-        return Standing("Converged", "Declared")
+        return standing_of_api(state.api) or Standing("Converged", "Declared")
     return Standing("Deleted", "Withdrawn") if state.generation else NOTHING_TO_SAY
+
+
+def _reference(state: ShapeState) -> Step:
+    if state.target_declared is None:
+        return NOTHING_TO_SAY  # the next sweep tells
+    if state.target_declared:
+        return Standing("Converged", "Resolved")
+    assert state.spec is not None
+    target = target_of(state.spec.fields)
+    return Standing("Held", "Dangling", f"{target} is not declared")
 
 
 def _no_config(state: ShapeState) -> Standing:

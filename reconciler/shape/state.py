@@ -7,11 +7,11 @@ from datetime import datetime
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError
+from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 4
+STATE_SCHEMA = 5
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64
@@ -55,7 +55,9 @@ class InFlight(msgspec.Struct, frozen=True):
 
     ``failed`` is the error of the last attempt, while no newer attempt has begun; ``retry_at`` is
     when the next attempt is due. ``base`` is what becomes the base of the three-way comparison at
-    success.
+    success. ``unknown`` counts attempts since the last certain knowledge whose result is unknown,
+    ``uncertain`` says that there ever was one. ``seeking``: what is under way is a look, not a
+    call. ``held`` is why a person has to decide.
     """
 
     action: Action
@@ -63,6 +65,35 @@ class InFlight(msgspec.Struct, frozen=True):
     failed: ActionError | None = None
     retry_at: datetime | None = None
     base: Applied | None = None
+    unknown: int = 0
+    uncertain: bool = False
+    seeking: bool = False
+    held: str = ""
+    abandoned: bool = False
+
+
+class Finalizer(msgspec.Struct, frozen=True):
+    """A service's hold on the shape."""
+
+    name: str
+    holder: str
+
+
+class ApiHealth(msgspec.Struct, frozen=True):
+    """How the API of a ``ProviderConfig`` answers.
+
+    ``version`` is that of the event that last moved the breaker. ``open_until`` is set while the
+    breaker is open, also when that time is over: then it waits for its probe, which somebody makes
+    until ``probe_until``. ``openings`` counts without a success in between.
+    """
+
+    version: int = 0
+    throttled_until: datetime | None = None
+    open_until: datetime | None = None
+    probe_until: datetime | None = None
+    openings: int = 0
+    failures: int = 0
+    message: str = ""
 
 
 class ShapeState(msgspec.Struct, frozen=True):
@@ -73,10 +104,14 @@ class ShapeState(msgspec.Struct, frozen=True):
     of the newest result of an action: an observation that began before it is stale.
     ``observed_message`` is the intake position of the newest observation, which decides between two
     that began at the same ``observed_position``. ``because`` is
-    the event that the next action would rest on. ``orphaned``: the object that is there was ours,
-    and was let go on purpose. ``lost_uid``: the object that was ours when
-    it was said to be gone or replaced. ``listing_disproved``: it was there all the same, so that
-    only a read proves its absence.
+    the event that the next action would rest on. ``api`` is a ``ProviderConfig``'s.
+    ``orphaned``: the object that is there was ours, and was let go on purpose.
+    ``lost_uid``: the object that was ours when it was said to be gone or replaced.
+    ``listing_disproved``: it was there all the same, so that only a read proves its absence.
+    ``ended_create`` is the last creation that was taken for failed: its success may be told late.
+    ``uncertain_create``: in this life of the shape some creation may have been done that we do not
+    know of. ``doubted`` is the listing that the guard did not believe. ``approved`` is the hold
+    that a person has lifted. ``target_declared`` is what a ``ShapeRef`` knows of its target.
     """
 
     version: int = 0
@@ -108,6 +143,16 @@ class ShapeState(msgspec.Struct, frozen=True):
     hold_until: datetime | None = None
     outcome: OutcomeRecorded | None = None
     because: str = ""
+    ended_create: InFlight | None = None
+    uncertain_create: bool = False
+    doubted: LossCount | None = None
+    approved: str = ""
+    finalizers: tuple[Finalizer, ...] = ()
+    references: dict[str, OnWithdrawal] = {}
+    release_forced: bool = False
+    orphan_forced: bool = False
+    target_declared: bool | None = None
+    api: ApiHealth = ApiHealth()
 
 
 def declaration_id(source: str, message_id: str) -> str:

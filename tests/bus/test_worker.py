@@ -23,9 +23,11 @@ from infra.bus.shape_log import JetStreamShapeLog
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
 from reconciler.provider import Effect, Provider
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
+from reconciler.services.oversize import MOST_OBJECT_BYTES
 from reconciler.services.providers import ProviderPool
-from reconciler.services.worker import MOST_OBJECT_BYTES, Worker
+from reconciler.services.worker import Worker
 from tests.bus.histories import event, new_key
 
 
@@ -89,6 +91,19 @@ class Bus:
         return 0
 
 
+class NoRates:
+    """A rate store of which nothing is asked, since no limit is set."""
+
+    async def now(self) -> float:
+        raise AssertionError("no limit is set")
+
+    async def load(self, name: str) -> tuple[float, int]:
+        raise AssertionError(name)
+
+    async def save(self, name: str, time: float, revision: int) -> int:
+        raise AssertionError((name, time, revision))
+
+
 def decided(key: ShapeKey) -> LogEvent:
     action = Action(f"{key}@1", "key", "Update", 1, "default", key.name, ())
     return event(key, 1, ActionDecided(action))
@@ -110,6 +125,7 @@ async def work(log: JetStreamShapeLog, api: Api, history: Sequence[LogEvent]) ->
         log=log,
         configurations=configurations,
         providers=ProviderPool(KindRegistry([kind]), configurations),
+        gates=ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates()),
     )
     running = asyncio.create_task(worker.run())
     try:

@@ -13,24 +13,39 @@ import pytest
 from events.external import ExternalObject
 from events.intake import ActionError
 from events.log import (
+    AbsenceDoubted,
     Action,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     ExternalObserved,
     FieldDifference,
+    FinalizerAdded,
+    FinalizerRemoved,
     GenerationSuperseded,
+    HoldApproved,
     LogEvent,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
     RetryScheduled,
     ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TargetObserved,
 )
 from events.manifest import Policy
 from infra.jetstream.errors import BusUnavailableError
@@ -63,6 +78,31 @@ TOLD: list[tuple[ShapeEvent, str]] = [
         ExternalObserved("default", "foo", ExternalObject("foo", {"color": "Red"}), "Read", 7),
         "foo {color: Red} (a read)",
     ),
+    (
+        AbsenceDoubted("default", "foo", 12, 14),
+        "foo is missing, with 12 of our 14 objects: not believed",
+    ),
+    (FinalizerAdded("billing/invoice", "billing"), "billing/invoice, of billing"),
+    (FinalizerRemoved("billing/invoice"), "billing/invoice"),
+    (FinalizerRemoved("billing/invoice", True, "gone"), "billing/invoice, by force: gone"),
+    (
+        ReleaseForced("shut\ndown", True, ("billing/invoice",), ("shop/ShapeRef/a",)),
+        "billing/invoice, shop/ShapeRef/a; its object stays: shut down",
+    ),
+    (HoldApproved("LossGuard", reason="really"), "LossGuard: proceed: really"),
+    (
+        ReferenceAdded("shop/ShapeRef/a", "Keep"),
+        "shop/ShapeRef/a refers to it; when it is withdrawn: keep",
+    ),
+    (ReferenceRemoved("shop/ShapeRef/a"), "shop/ShapeRef/a does not refer to it any more"),
+    (TargetObserved("default/Shape/foo", False), "default/Shape/foo is not declared"),
+    (ActionSought(ACTION, 3), "what came of Create foo? A look, no call"),
+    (ActionHeld("a@2", "nobody can tell"), "nobody can tell"),
+    (ActionNotDone("a@2", "Create", 3), "Create: a look shows that it was not done"),
+    (
+        ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
+        "Create, attempt 3, found by its label, told late",
+    ),
     (DriftDetected(1, missing=True), "the object is gone"),
     (
         DriftDetected(
@@ -91,6 +131,13 @@ TOLD: list[tuple[ShapeEvent, str]] = [
         RetryScheduled(AT, 2.5, "Transient"),
         "in 2.5 s, at 2026-01-02T03:04:05Z: Transient",
     ),
+    (ApiThrottled(AT, 7.0, "slow\ndown"), "no call before 2026-01-02T03:04:05Z: slow down"),
+    (
+        BreakerOpened(AT, 2.0, 5, "refused"),
+        "until 2026-01-02T03:04:05Z, after 5 failures in a row: refused",
+    ),
+    (BreakerProbed(AT, 20.0, "w1"), "one call by w1"),
+    (BreakerClosed(), "the API answers again"),
     (OutcomeRecorded("Converged", 2, "AsDeclared"), "Converged (AsDeclared), generation 2"),
     (OutcomeRecorded("Failed", 2, "Failed", "no"), "Failed, generation 2: no"),
 ]

@@ -15,18 +15,30 @@ from events.intake import (
     INTAKE_TYPES,
     ActionError,
     Answer,
+    ApiReported,
+    Approved,
     Declared,
+    FinalizerReleased,
+    FinalizerRequested,
+    ForcedRelease,
     IntakeData,
     Observed,
+    Referenced,
     Reported,
     SnapshotBegan,
     SnapshotCompleted,
     SnapshotItem,
     SnapshotPart,
+    TargetSeen,
     TimerFired,
+    Unreferenced,
     Withdrawn,
 )
 from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     DriftDetected,
     FieldDifference,
     LogEvent,
@@ -46,8 +58,16 @@ THING = ExternalObject("foo", {"color": "Red"}, uid="1", labels={"a": "b"})
 INTAKE: list[IntakeData] = [
     Declared(MANIFEST, expected_generation=0),
     Withdrawn(),
+    FinalizerRequested("billing/invoice"),
+    FinalizerReleased("billing/invoice", force=True, reason="gone"),
+    ForcedRelease("the API is gone for good", orphan=True),
+    Approved("DeletionGuard", reason="they are strays"),
+    Referenced("default/ShapeRef/mine", "Keep"),
+    Unreferenced("default/ShapeRef/mine"),
+    TargetSeen("default/Shape/foo", declared=True),
     Observed("default", "foo", THING, began_at=NOW),
     Reported("a", 1, NOW, NOW, "w", ActionError("Transient", "no")),
+    ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
     TimerFired("Retry"),
 ]
 PARTS: list[SnapshotPart] = [
@@ -59,6 +79,10 @@ LOGGED: list[ShapeEvent] = [
     SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"}),
     DriftDetected(1, differences=(FieldDifference("color", "Red", None),)),
     OutcomeRecorded("Converged", 1, "AsDeclared"),
+    ApiThrottled(NOW, 7.0, "no"),
+    BreakerOpened(NOW, 2.0, 5, "no"),
+    BreakerProbed(NOW, 20.0, "w"),
+    BreakerClosed(),
 ]
 
 
@@ -145,6 +169,8 @@ def test_asyncapi_shows_every_subject_of_the_code() -> None:
     key = ShapeKey("{namespace}", "{kind}", "{name}")
     assert {name: channel["address"] for name, channel in channels.items()} == {
         "desired": subjects.intake("desired", key),
+        "finalizer": subjects.intake("finalizer", key),
+        "approval": subjects.intake("approval", key),
         "observed": subjects.intake("observed", key),
         "result": subjects.intake("result", key),
         "snapshot": subjects.snapshot("{providerConfig}", "{kind}", "{snapshotId}"),

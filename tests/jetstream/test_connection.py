@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, connect, require_jetstream
 from infra.jetstream.errors import (
+    BusAccessError,
     BusUnavailableError,
     IncompatibleServerError,
     NotFoundOnBusError,
@@ -39,7 +40,7 @@ async def test_wrong_credentials_fail_at_once(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config="authorization { user: u, password: p }")
     try:
-        with pytest.raises(BusUnavailableError, match="Authorization"):
+        with pytest.raises(BusAccessError, match="Authorization"):
             await connect(server.url, name="test", patience_seconds=20)
         nc = await connect(server.url.replace("//", "//u:p@"), name="test")
         await nc.close()

@@ -88,7 +88,10 @@ async def test_it_replaces_a_consumer_that_vanished(
         assert [one.seq for one in await collect(follower, 2)] == [3, 4]
 
 
-async def test_it_leaves_nothing_behind(nc: Client, stream: str) -> None:
+async def test_it_leaves_nothing_behind_for_long(
+    nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_module, "_INACTIVE_SECONDS", 1)
     await append(nc, [message(f"{stream}.a")])
     async with follow(nc, stream) as follower:
         await collect(follower, 1)

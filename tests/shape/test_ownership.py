@@ -110,7 +110,7 @@ def test_our_label_on_something_never_declared_is_disputed(config: object):
 
 def test_where_labels_decide_our_label_on_something_never_declared_is_removed():
     story = Story(configs={CONFIG: BY_LABEL})
-    story.see(thing(uid="h1", labels=owned_labels()))
+    story.see(thing(uid="h1", labels=owned_labels()), strays=(1, 5))
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
 
 
@@ -238,12 +238,12 @@ def test_a_stray_that_was_not_counted_is_held():
     assert story.outcome == "Held"
 
 
-def test_a_declared_object_of_an_exclusive_scope_is_no_stray():
+def test_a_declared_object_of_an_exclusive_scope_is_no_stray_but_ours():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.declare()
-    story.fail("Conflict", shown=thing())
-    assert story.idle
-    assert story.outcome == "Conflict"
+    claimed = only(OwnershipClaimed, story.fail("Conflict", shown=thing()))
+    assert claimed.reason == "ExclusiveScope"
+    assert story.action.operation == "Update"
 
 
 def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.intake import ErrorClass
-from events.log import ActionAbandoned, ActionDecided, ActionRetried, RetryScheduled
+from events.intake import ActionError, ErrorClass
+from events.log import ActionAbandoned, ActionDecided, ActionRetried, ActionSought, RetryScheduled
 from events.manifest import Retry
 from reconciler.shape.backoff import LONGEST_SECONDS, delay
 from reconciler.shape.waiting import CONFLICTS_BEFORE_WAITING
@@ -38,7 +38,8 @@ def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
         assert story.flight.attempt == attempt
         story.fail(error_class)
         events = story.wake(3600)
-        assert only(ActionRetried, events).action == action
+        again = [each for each in events if isinstance(each, (ActionRetried, ActionSought))]
+        assert [each.action for each in again] == [action]
         assert story.action == action
     story.succeed()
     assert story.outcome == "Converged"
@@ -80,7 +81,24 @@ def test_the_api_s_own_wish_is_honoured_beyond_the_most():
     story = Story()
     story.declare()
     events = story.fail("Throttled", retry_after=1000.0)
-    assert only(RetryScheduled, events).delay_seconds == 1000.0
+    assert only(RetryScheduled, events).delay_seconds == 1050.0
+
+
+def test_shapes_that_the_api_told_to_wait_do_not_come_back_at_the_same_moment():
+    waits = {delay(Retry(), 1, jitter / 10, 30.0).total_seconds() for jitter in range(10)}
+    assert len(waits) == 10
+    assert min(waits) == 30.0
+
+
+def test_an_attempt_that_was_not_made_is_no_failure():
+    story = Story()
+    story.declare()
+    for _ in range(10):
+        closed = ActionError("Throttled", "the gate is closed", None, 4.0, attempted=False)
+        assert only(RetryScheduled, story.report(closed)).delay_seconds == 4.5
+        story.wake(3600)
+    assert story.state.failures == 0
+    assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
 
 
 def test_an_absurd_wish_of_the_api_is_bounded():

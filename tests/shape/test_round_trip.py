@@ -13,36 +13,61 @@ from hypothesis import strategies as st
 
 from events.envelope import InvalidMessageError, decode_log, encode_log
 from events.external import ExternalObject
-from events.intake import ActionError, ErrorClass
+from events.intake import ActionError, ApprovalDecision, ErrorClass, LossCount, OnWithdrawal
 from events.log import (
+    AbsenceDoubted,
     Action,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
     Condition,
     ConditionType,
     DriftDetected,
     ExternalObserved,
     FieldDifference,
+    FinalizerAdded,
+    FinalizerRemoved,
+    FoundBy,
     GenerationSuperseded,
+    HoldApproved,
     LogEvent,
     Operation,
     OutcomeName,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
     RetryScheduled,
     ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TargetObserved,
     event_id,
     event_type,
 )
 from events.manifest import Adoption, Deletion, Mode, Policy
 from reconciler.shape.evolve import HistoryGapError, fold
-from reconciler.shape.state import NEW, Applied, InFlight, Owned, ShapeState, Spec
+from reconciler.shape.state import (
+    NEW,
+    ApiHealth,
+    Applied,
+    Finalizer,
+    InFlight,
+    Owned,
+    ShapeState,
+    Spec,
+)
 from tests.shape.building import FOO, converged, repainted
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,7 +91,13 @@ def literal(alias: Any) -> st.SearchStrategy[Any]:
 
 
 objects = st.builds(
-    ExternalObject, texts, fields, st.none() | texts, st.none() | texts, labels=labels
+    ExternalObject,
+    texts,
+    fields,
+    st.none() | texts,
+    st.none() | texts,
+    labels=labels,
+    written_by=st.none() | texts,
 )
 policies = st.builds(
     Policy,
@@ -75,6 +106,7 @@ policies = st.builds(
     literal(Adoption),
     st.lists(texts, max_size=2).map(tuple),
     st.booleans(),
+    st.sampled_from(["Restore", "Report"]),
 )
 errors = st.builds(
     ActionError, literal(ErrorClass), texts, st.none() | numbers, st.none() | seconds
@@ -109,6 +141,20 @@ evidence = st.sampled_from(["CompleteListing", "Read"])
 maybe_objects = st.none() | objects
 maybe_numbers = st.none() | numbers
 maybe_texts = st.none() | texts
+names = st.lists(texts, max_size=2).map(tuple)
+flights = st.builds(
+    InFlight,
+    actions,
+    numbers,
+    st.none() | errors,
+    st.none() | moments,
+    st.none(),
+    numbers,
+    st.booleans(),
+    st.booleans(),
+    texts,
+    st.booleans(),
+)
 
 BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
@@ -126,12 +172,13 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
         maybe_numbers,
         maybe_numbers,
     ),
+    AbsenceDoubted: st.builds(AbsenceDoubted, texts, texts, numbers, numbers),
     DriftDetected: st.builds(DriftDetected, numbers, st.booleans(), differences),
     OwnershipClaimed: st.builds(
         OwnershipClaimed,
         texts,
         maybe_texts,
-        st.sampled_from(["Adopted", "Label", "ExclusiveScope"]),
+        st.sampled_from(["Adopted", "Label", "Prefix", "ExclusiveScope", "Found"]),
         texts,
     ),
     OwnershipReleased: st.builds(
@@ -141,16 +188,37 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
         st.sampled_from(["Orphaned", "Gone", "Replaced"]),
         texts,
     ),
+    FinalizerAdded: st.builds(FinalizerAdded, texts, texts),
+    FinalizerRemoved: st.builds(FinalizerRemoved, texts, st.booleans(), texts),
+    ReleaseForced: st.builds(ReleaseForced, texts, st.booleans(), names, names),
+    HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts),
+    ReferenceAdded: st.builds(ReferenceAdded, texts, literal(OnWithdrawal)),
+    ReferenceRemoved: st.builds(ReferenceRemoved, texts),
+    TargetObserved: st.builds(TargetObserved, texts, st.booleans()),
     ActionDecided: st.builds(ActionDecided, actions),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
+    ActionSought: st.builds(ActionSought, actions, numbers),
+    ActionHeld: st.builds(ActionHeld, texts, texts),
+    ActionNotDone: st.builds(ActionNotDone, texts, literal(Operation), numbers),
     ActionSucceeded: st.builds(
-        ActionSucceeded, texts, literal(Operation), numbers, maybe_objects, st.booleans()
+        ActionSucceeded,
+        texts,
+        literal(Operation),
+        numbers,
+        maybe_objects,
+        st.booleans(),
+        st.none() | literal(FoundBy),
+        st.booleans(),
     ),
     ActionFailed: st.builds(
         ActionFailed, texts, literal(Operation), numbers, errors, maybe_objects
     ),
     ActionAbandoned: st.builds(ActionAbandoned, texts, literal(Operation), texts),
     RetryScheduled: st.builds(RetryScheduled, moments, seconds, texts, maybe_texts),
+    ApiThrottled: st.builds(ApiThrottled, moments, seconds, texts),
+    BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
+    BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
+    BreakerClosed: st.just(BreakerClosed()),
     OutcomeRecorded: st.builds(
         OutcomeRecorded, literal(OutcomeName), numbers, texts, texts, conditions, maybe_texts
     ),
@@ -168,12 +236,17 @@ states = st.builds(
     observed=maybe_objects,
     effect_at=st.none() | moments,
     strays=maybe_numbers,
-    in_flight=st.none()
-    | st.builds(InFlight, actions, numbers, st.none() | errors, st.none() | moments, st.none()),
+    in_flight=st.none() | flights,
+    ended_create=st.none() | flights,
+    doubted=st.none() | st.builds(LossCount, numbers, numbers),
+    finalizers=st.lists(st.builds(Finalizer, texts, texts), max_size=2).map(tuple),
+    references=st.dictionaries(texts, literal(OnWithdrawal), max_size=2),
+    target_declared=st.none() | st.booleans(),
     failure=st.none() | errors,
     hold_until=st.none() | moments,
     outcome=st.none() | BUILDERS[OutcomeRecorded],
     because=texts,
+    api=st.builds(ApiHealth, numbers, *[st.none() | moments] * 3, numbers, numbers, texts),
 )
 
 

@@ -27,6 +27,7 @@ from events.log import (
     Action,
     ActionDecided,
     ActionRetried,
+    ActionSought,
     LogEvent,
     OwnershipClaimed,
     OwnershipReleased,
@@ -34,7 +35,7 @@ from events.log import (
 from events.manifest import Fields
 from reconciler.shape.evolve import fold
 from reconciler.shape.inputs import Command, Context
-from reconciler.shape.state import ShapeState
+from reconciler.shape.state import InFlight, ShapeState
 from reconciler.shape.turn import take_turn
 from tests.shape.building import CONFIG, LOG_ID, Story, manifest
 
@@ -156,7 +157,7 @@ class World:
                 case ActionDecided(action):
                     assert state.in_flight is None
                     assert action.action_id == event.id
-                case ActionRetried(action):
+                case ActionRetried(action) | ActionSought(action):
                     assert state.in_flight is not None
                     assert state.in_flight.action == action
                 case OwnershipClaimed(uid=str(uid)):
@@ -218,6 +219,9 @@ class World:
             return
         shown: ExternalObject | None = None
         error: ActionError | None = None
+        if flight.seeking:
+            self._look_for(flight, fault)
+            return
         if fault in ("none", "unknown-after", "lost"):
             shown, error = self.api.call(flight.action, shows_obstacle=shows_obstacle)
         if fault == "lost":
@@ -235,6 +239,16 @@ class World:
             shown = self.api.kept[flight.action.idempotency_key]
         now = self.story.now
         self.publish(Reported(flight.action.action_id, flight.attempt, now, now, "w", error, shown))
+
+    def _look_for(self, flight: InFlight, fault: Fault) -> None:
+        """Look what came of an action: reads fail, and are lost, as calls are."""
+        if fault == "lost":
+            return
+        self._reported.add((flight.action.action_id, flight.attempt))
+        failed = None if fault == "none" else ActionError("Unknown", "no answer")
+        now, shown = self.story.now, self.api.object if failed is None else None
+        action_id, attempt = flight.action.action_id, flight.attempt
+        self.publish(Reported(action_id, attempt, now, now, "w", failed, shown, sought=True))
 
     def wait(self, seconds: float) -> None:
         self.story.now += timedelta(seconds=seconds)

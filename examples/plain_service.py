@@ -1,0 +1,77 @@
+"""A service with an nkey of its own and the permissions of one namespace, with nats-py alone.
+
+    python examples/plain_service.py [name]
+
+RECONCILER_NKEY names the file with the seed; the service's user is called as its namespace, which
+is that of NAMESPACE, "default" by default. See docs/security.md for what it may do, and why its
+inbox and its consumer have these names.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+
+import nats
+
+NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NAMESPACE = os.environ.get("NAMESPACE", "default")
+
+
+async def main(name: str) -> None:
+    nc = await nats.connect(
+        NATS_URL, nkeys_seed=os.environ["RECONCILER_NKEY"], inbox_prefix=f"_INBOX.{NAMESPACE}"
+    )
+    # The namespace's own consumer remembers what was dealt with; making it again changes nothing.
+    config = {
+        "durable_name": NAMESPACE,
+        "filter_subject": f"outcome.{NAMESPACE}.>",
+        "deliver_policy": "new",
+        "ack_policy": "explicit",
+    }
+    made = await nc.request(
+        f"$JS.API.CONSUMER.CREATE.OUTCOMES.{NAMESPACE}.outcome.{NAMESPACE}.>",
+        json.dumps({"stream_name": "OUTCOMES", "config": config}).encode(),
+    )
+    assert "error" not in json.loads(made.data), made.data
+
+    manifest = {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"namespace": NAMESPACE, "name": name},
+        "spec": {"type": "Circle", "color": "Blue"},
+    }
+    inbox = nc.new_inbox()
+    answers = await nc.subscribe(inbox)
+    await nc.request(
+        f"rec.desired.{NAMESPACE}.Shape.{name}",
+        json.dumps(manifest).encode(),
+        headers={"Nats-Msg-Id": uuid.uuid4().hex, "Reconciler-Reply-To": inbox},
+    )
+    answer = json.loads((await answers.next_msg(timeout=10)).data)
+    print(f"answer: {answer['reason']}, generation {answer['generation']}")
+
+    outcome: dict[str, object] = {"outcome": answer["reason"]}
+    came = nc.new_inbox()  # not a request: what comes has the outcome's subject, not the inbox's
+    outcomes = await nc.subscribe(came)
+    while outcome["outcome"] not in ("Converged", "Unchanged", "Invalid"):
+        await nc.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.OUTCOMES.{NAMESPACE}",
+            json.dumps({"batch": 1, "expires": 30_000_000_000}).encode(),
+            reply=came,
+        )
+        message = await outcomes.next_msg(timeout=35)
+        if message.reply:  # where it is acknowledged; an end of the request has none
+            await nc.publish(message.reply, b"+ACK")
+            event = json.loads(message.data)
+            if event["subject"] == f"{NAMESPACE}/Shape/{name}":
+                outcome = event["data"]
+    print(f"{NAMESPACE}/Shape/{name}: {outcome['outcome']}, generation {outcome['generation']}")
+    await nc.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))

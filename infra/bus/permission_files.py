@@ -1,0 +1,182 @@
+"""Permissions as the server and its tools read them: a configuration block, or claims of JWTs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from events.names import check_token
+from infra.bus.permissions import (
+    PURPOSES,
+    Exchange,
+    Permissions,
+    Role,
+    role_permissions,
+    service_exchanges,
+    service_permissions,
+)
+
+ACCOUNT: Final = "RECONCILER"
+PLACEHOLDER: Final = "PUT-THE-PUBLIC-KEY-HERE-OF"
+"""No server starts with it: what was forgotten lets nobody in."""
+
+_PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
+
+
+class User(msgspec.Struct, frozen=True):
+    """Somebody to let in.
+
+    ``key``: the public nkey, empty where it is to be filled in. ``namespace``: a service's.
+    ``finalizers``: whether a service may take its finalizers off.
+    """
+
+    name: str
+    role: Role
+    key: str = ""
+    namespace: str = ""
+    finalizers: bool = False
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for what no server would take, or would take for something else."""
+        check_token(self.name, what="user")
+        if self.key and _PUBLIC_KEY.fullmatch(self.key) is None:
+            raise ValueError(
+                f"user {self.name}: {self.key[:8]}... is not the public nkey of a user: 56 "
+                "characters, the first of them U"
+            )
+        if (self.role == "service") != bool(self.namespace):
+            raise ValueError(f"user {self.name}: a service, and only a service, has a namespace")
+
+    @property
+    def account(self) -> str:
+        """The account: one for the reconciler, one for each namespace's services."""
+        return f"SERVICE_{self.namespace}" if self.role == "service" else ACCOUNT
+
+    @property
+    def inboxes(self) -> tuple[str, ...]:
+        """Names of the inboxes: the user's own, and that of a client who only knows its key."""
+        return (self.name, self.key) if self.key else (self.name,)
+
+    @property
+    def permissions(self) -> Permissions:
+        """What the user may do."""
+        if self.role == "service":
+            return service_permissions(self.namespace, self.inboxes, finalizers=self.finalizers)
+        return role_permissions(self.role, self.inboxes)
+
+
+def server_configuration(users: Sequence[User]) -> str:
+    """Give an ``accounts`` block for nats-server, with users who sign with an nkey."""
+    lines = ["accounts {", f"  {ACCOUNT} {{", "    jetstream: enabled"]
+    lines += _users([user for user in users if user.role != "service"])
+    exports = [_export(account, each) for account, each in _exchanges(users)]
+    lines += ["    exports: [", *(f"      {each}" for each in exports), "    ]", "  }"]
+    for account in _accounts(users):
+        imports = [_import(each) for name, each in _exchanges(users) if name == account]
+        lines += [
+            f"  {json.dumps(account)} {{",
+            *_users([user for user in users if user.account == account]),
+            "    imports: [",
+            *(f"      {each}" for each in imports),
+            "    ]",
+            "  }",
+        ]
+    return "\n".join([*lines, "}", ""])
+
+
+def claims(users: Sequence[User]) -> dict[str, Any]:
+    """Give the ``nats`` part of the JWTs of accounts and users, for ``nsc`` or another signer."""
+    services = [
+        {
+            "name": account,
+            "nats": {
+                "imports": [
+                    {
+                        "name": each.subject,
+                        "subject": each.subject,
+                        "account": f"{PLACEHOLDER}-{ACCOUNT}",
+                        "type": each.form,
+                    }
+                    for name, each in _exchanges(users)
+                    if name == account
+                ]
+            },
+        }
+        for account in _accounts(users)
+    ]
+    exports = [
+        {
+            "name": each.subject,
+            "subject": each.subject,
+            "type": each.form,
+            **({"response_type": "Stream"} if each.many_answers else {}),
+        }
+        for each in dict.fromkeys(each for _account, each in _exchanges(users))
+    ]
+    return {
+        "accounts": [{"name": ACCOUNT, "nats": {"exports": exports}}, *services],
+        "users": [
+            {
+                "name": user.name,
+                "account": user.account,
+                "nats": {
+                    "pub": {"allow": list(user.permissions.publish)},
+                    "sub": {"allow": list(user.permissions.subscribe)},
+                },
+            }
+            for user in users
+        ],
+    }
+
+
+def _accounts(users: Iterable[User]) -> list[str]:
+    return list(dict.fromkeys(user.account for user in users if user.role == "service"))
+
+
+def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
+    """Give what crosses accounts, each once: users of one namespace share all but their inboxes."""
+    found = [
+        (user.account, each)
+        for user in users
+        if user.role == "service"
+        for each in service_exchanges(user.namespace, user.inboxes, finalizers=user.finalizers)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _users(users: Iterable[User]) -> list[str]:
+    lines = ["    users: ["]
+    for user in users:
+        permissions = user.permissions
+        lines += [
+            f"      # {user.name}, {user.role}: {PURPOSES[user.role]}",
+            f"      {{ nkey: {json.dumps(user.key or f'{PLACEHOLDER}-{user.name}')}, "
+            "permissions: {",
+            *_allowed("publish", permissions.publish),
+            *_allowed("subscribe", permissions.subscribe),
+            "      } }",
+        ]
+    return [*lines, "    ]"]
+
+
+def _allowed(verb: str, subjects: Sequence[str]) -> list[str]:
+    return [
+        f"        {verb}: {{ allow: [",
+        *(f"          {json.dumps(subject)}" for subject in subjects),
+        "        ] }",
+    ]
+
+
+def _export(account: str, each: Exchange) -> str:
+    answers = ", response: stream" if each.many_answers else ""
+    return (
+        f"{{ {each.form}: {json.dumps(each.subject)}, accounts: [{json.dumps(account)}]{answers} }}"
+    )
+
+
+def _import(each: Exchange) -> str:
+    return f"{{ {each.form}: {{ account: {ACCOUNT}, subject: {json.dumps(each.subject)} }} }}"

@@ -1,0 +1,271 @@
+"""The least that each role needs of the bus, built of the names that the streams are built of.
+
+A role's user may publish and subscribe to what stands here, and to nothing else. Services have an
+account each, not only a user: the server answers a request at whatever reply subject it names, and
+so would write its acknowledgement for one service onto the subjects of another one, or into the
+log. Across accounts an answer goes back to where the question came from, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from events import subjects
+from events.manifest import PROVIDER_CONFIG_KIND
+from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
+from infra.bus.streams import (
+    DEADLETTERS,
+    INTAKE,
+    OBSERVATIONS,
+    OUTCOMES,
+    RATES,
+    ROWS,
+    ROWS_PREFIX,
+    SHAPES,
+    SNAPSHOTS,
+    TIMERS,
+    WORKERS,
+    follower_names,
+)
+
+Role = Literal[
+    "decider", "worker", "observer", "projector", "operator", "auditor", "installer", "service"
+]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+
+INBOX: Final = "_INBOX"
+ALL_STREAMS: Final = (
+    INTAKE,
+    TIMERS,
+    SHAPES,
+    OUTCOMES,
+    SNAPSHOTS,
+    OBSERVATIONS,
+    DEADLETTERS,
+    RATES,
+    ROWS,
+)
+_EVERY: Final = ShapeKey("*", "*", "*")
+_CONFIGURATION: Final = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*")
+_API: Final = "$JS.API"
+_BY_MACHINES: Final = ("reference", "observed", "result", "timer")
+"""Intake that only the reconciler's own roles write; people and services declare the rest."""
+
+PURPOSES: Final[dict[Role, str]] = {
+    "decider": "decides: reads the intake, writes the log, timers, answers and dead letters",
+    "worker": "calls the APIs: reads decided actions, writes results",
+    "observer": "lists the APIs: writes what it sees and wake-ups, takes in others' snapshots",
+    "projector": "keeps the read models: reads the log, writes rows",
+    "operator": "people and their command line: reads everything, declares anywhere, approves",
+    "auditor": "reads the log, the outcomes and the read models, and writes nothing",
+    "installer": "makes and upgrades the streams: `reconciler init`, and nothing besides",
+    "service": "declares in one namespace, and reads its own answers and outcomes",
+}
+
+
+class Permissions(msgspec.Struct, frozen=True):
+    """What a user may publish, and subscribe to."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """A subject that the reconciler's account exports and a service's account imports.
+
+    ``service``: the service publishes it there; ``stream``: it is told to the service.
+    ``many_answers``: one request has several answers.
+    """
+
+    subject: str
+    form: Literal["service", "stream"]
+    many_answers: bool = False
+
+
+def role_permissions(role: Role, inboxes: Sequence[str]) -> Permissions:
+    """Give what a role's user may do; ``inboxes`` are the tokens behind ``_INBOX`` that are his.
+
+    Raises ``ValueError`` for a service, which needs a namespace: ``service_permissions``.
+    """
+    if role == "service":
+        raise ValueError("a service has permissions for a namespace: service_permissions")
+    return Permissions(tuple(_GRANTS[role]()), _own_inboxes(inboxes))
+
+
+def service_permissions(
+    namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
+) -> Permissions:
+    """Give what a service of one namespace may do, in an account that imports the same."""
+    exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
+    published = tuple(each.subject for each in exchanges if each.form == "service")
+    return Permissions(published, _own_inboxes(inboxes))
+
+
+def service_exchanges(
+    namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
+) -> tuple[Exchange, ...]:
+    """Give what a service's account imports; raises ``ValueError`` for a namespace it cannot have.
+
+    ``finalizers``: it may also take its finalizers off.
+    """
+    check_token(namespace, what="namespace")
+    if namespace == SYSTEM_NAMESPACE:
+        raise ValueError(
+            f"a service cannot have namespace {SYSTEM_NAMESPACE!r}: what is declared there decides "
+            "about the credentials of everybody; use an operator"
+        )
+    mine = ShapeKey(namespace, "*", "*")
+    asked = [
+        *_declared(mine, finalizers=finalizers),
+        f"{_API}.INFO",
+        f"{_API}.STREAM.NAMES",
+        f"{_API}.DIRECT.GET.{SHAPES}.{subjects.log(mine, 'outcome')}",
+    ]
+    for name in (namespace, *follower_names(namespace)):
+        asked.append(f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>")
+        asked.append(f"{_API}.CONSUMER.DELETE.{OUTCOMES}.{name}")
+    # The one that remembers is asked for messages; the others are sent theirs.
+    asked.append(f"{_API}.CONSUMER.INFO.{OUTCOMES}.{namespace}")
+    asked.append(f"$JS.ACK.{OUTCOMES}.{namespace}.>")
+    asked += [f"$JS.FC.{OUTCOMES}.{name}.>" for name in follower_names(namespace)]
+    pulled = f"{_API}.CONSUMER.MSG.NEXT.{OUTCOMES}.{namespace}"
+    return (
+        *(Exchange(subject, "service") for subject in asked),
+        Exchange(pulled, "service", many_answers=True),
+        *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
+    )
+
+
+def _declared(mine: ShapeKey, *, finalizers: bool) -> list[str]:
+    granted = {"desired", "finalizer"} if finalizers else {"desired"}
+    return [subjects.intake(what, mine) for what in subjects.INTAKE_KINDS if what in granted]
+
+
+def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{INBOX}.{name}.>" for name in names)
+
+
+# --- what a role is made of
+
+
+def _follows(*streams: str) -> Iterator[str]:
+    """Read streams from any position on, and what they are like."""
+    for stream in streams:
+        yield f"{_API}.STREAM.INFO.{stream}"
+        yield f"{_API}.CONSUMER.CREATE.{stream}"  # without a name: it touches nobody else's
+        yield f"$JS.FC.{stream}.>"
+
+
+def _gets(*streams: str) -> Iterator[str]:
+    """Read single messages, from a replica or from the leader."""
+    for stream in streams:
+        yield f"{_API}.DIRECT.GET.{stream}"
+        yield f"{_API}.STREAM.MSG.GET.{stream}"
+
+
+def _takes(stream: str, consumer: str) -> Iterator[str]:
+    """Take messages of shared consumers, and acknowledge them; ``*`` stands for all of a stream."""
+    yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
+    yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    yield f"$JS.ACK.{stream}.{consumer}.>"
+
+
+def _of_every_role() -> Iterator[str]:
+    yield f"{_API}.INFO"
+    yield f"{_API}.STREAM.NAMES"
+    yield from _follows(SHAPES)
+    yield from _gets(SHAPES)
+
+
+def _calls_apis() -> Iterator[str]:
+    """Share a rate limit with the other processes, and tell of throttling and broken APIs."""
+    yield f"{_API}.STREAM.INFO.{RATES}"
+    yield f"{_API}.STREAM.MSG.GET.{RATES}"
+    yield subjects.rate("*")
+    yield subjects.intake("result", _CONFIGURATION)
+
+
+def _decider() -> Iterator[str]:
+    yield from _of_every_role()
+    yield from _takes(INTAKE, "*")  # all its consumers are deciders'
+    yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
+    yield f"{_API}.STREAM.INFO.{INTAKE}"
+    yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
+    yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
+    yield from _gets(SNAPSHOTS)
+    yield subjects.log_filter(_EVERY)
+    yield subjects.state_snapshot(_EVERY)
+    yield subjects.outcome(_EVERY)
+    yield subjects.schedule(_EVERY, "*")
+    yield subjects.deadletter("*")
+    yield f"{INBOX}.>"  # answers: to whoever asked
+
+
+def _worker() -> Iterator[str]:
+    yield from _of_every_role()
+    yield from _takes(SHAPES, WORKERS)
+    yield from _calls_apis()
+    yield subjects.intake("result", _EVERY)
+
+
+def _observer() -> Iterator[str]:
+    yield from _of_every_role()
+    yield f"{_API}.STREAM.INFO.{INTAKE}"
+    yield from _follows(ROWS, OBSERVATIONS)
+    yield from _calls_apis()
+    yield subjects.intake("observed", _EVERY)
+    yield subjects.intake("reference", _EVERY)
+    yield subjects.intake("timer", _EVERY)
+    yield subjects.snapshot("*", "*", "*")
+    yield subjects.deadletter("snapshot")
+
+
+def _projector() -> Iterator[str]:
+    yield from _of_every_role()
+    yield from _follows(ROWS)
+    yield from _gets(ROWS)
+    yield f"{_API}.STREAM.PURGE.{ROWS}"
+    yield f"{ROWS_PREFIX}>"
+
+
+def _auditor() -> Iterator[str]:
+    yield from _of_every_role()
+    yield from _follows(OUTCOMES, ROWS)
+    yield from _gets(OUTCOMES, ROWS)
+
+
+def _operator() -> Iterator[str]:
+    yield f"{_API}.INFO"
+    yield f"{_API}.STREAM.NAMES"
+    yield f"{_API}.STREAM.LIST"
+    yield from _follows("*")
+    yield from _gets("*")
+    yield f"{_API}.CONSUMER.INFO.*.*"
+    yield f"{_API}.CONSUMER.NAMES.*"
+    yield f"{_API}.CONSUMER.LIST.*"
+    for what in subjects.INTAKE_KINDS:
+        if what not in _BY_MACHINES:
+            yield subjects.intake(what, _EVERY)
+
+
+def _installer() -> Iterator[str]:
+    yield f"{_API}.INFO"
+    for stream in ALL_STREAMS:
+        yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
+    for stream, name in ((INTAKE, "*"), (SHAPES, WORKERS)):
+        yield f"{_API}.CONSUMER.INFO.{stream}.{name}"
+        yield f"{_API}.CONSUMER.CREATE.{stream}.{name}.>"
+
+
+_GRANTS: Final[dict[Role, Callable[[], Iterator[str]]]] = {
+    "decider": _decider,
+    "worker": _worker,
+    "observer": _observer,
+    "projector": _projector,
+    "operator": _operator,
+    "auditor": _auditor,
+    "installer": _installer,
+}

@@ -1,0 +1,82 @@
+"""Rate limits on the bus: one message each, written by compare-and-set, in the server's time."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client
+
+from events.subjects import rate
+from infra.bus.streams import RATES
+from infra.jetstream.append import append
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import AppendConflictError
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.reads import last_from_leader
+from reconciler.ports import RateConflictError
+
+_CALIBRATED_SECONDS: Final = 60.0
+
+
+class _Arrival(msgspec.Struct, frozen=True, rename="camel"):
+    """When the next call of a limit would come at an even pace: seconds since 1970."""
+
+    arrival_seconds: float
+
+
+_decoder = msgspec.json.Decoder(_Arrival)
+_encoder = msgspec.json.Encoder()
+
+
+class JetStreamRates:
+    """Implements ``reconciler.ports.RateStore``.
+
+    The clock is that of the stream's leader, so that what this machine's says does not matter.
+    """
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._ahead = 0.0
+        self._calibrated_at: float | None = None
+
+    async def now(self) -> float:
+        """Give the server's time, as of the last look at it by this process's steady clock."""
+        at = self._calibrated_at
+        if at is None or time.monotonic() - at > _CALIBRATED_SECONDS:
+            await self._calibrate()
+        return time.monotonic() + self._ahead
+
+    async def load(self, name: str) -> tuple[float, int]:
+        """Read a limit as the leader knows it."""
+        found = await last_from_leader(self._nc, RATES, rate(name))
+        if found is None:
+            return 0.0, 0
+        try:
+            return _decoder.decode(found.payload).arrival_seconds, found.seq
+        except msgspec.DecodeError:  # not ours: begin anew over it
+            return 0.0, found.seq
+
+    async def save(self, name: str, time: float, revision: int) -> int:
+        """Write a limit over a revision."""
+        subject = rate(name)
+        message = OutgoingMessage(
+            subject,
+            _encoder.encode(_Arrival(time)),
+            expected_filter=subject,
+            expected_last=revision,
+        )
+        try:
+            return (await append(self._nc, [message]))[0]
+        except AppendConflictError as conflict:
+            raise RateConflictError(str(conflict)) from conflict
+
+    async def _calibrate(self) -> None:
+        asked = time.monotonic()
+        answer = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
+        answered = time.monotonic()
+        told = datetime.fromisoformat(answer["ts"]).timestamp()
+        self._ahead = told - (asked + answered) / 2
+        self._calibrated_at = answered

@@ -1,0 +1,172 @@
+"""Three `nats-server` processes on this machine that are one JetStream cluster.
+
+It shows what a cluster does when a node dies, which one machine can: it protects from nothing that
+happens to the machine.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from nats.aio.client import Client
+
+from infra.embedded.server import EmbeddedServer, EmbeddedServerError
+from infra.jetstream.connection import api_request, close, connect
+from infra.jetstream.errors import BusError
+
+NODES: Final = 3
+READY_SECONDS: Final = 60.0
+_QUESTION_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.05
+
+RoutePort = Callable[[int, int], int]
+"""Where a node connects to another one: (from, to) to a port on 127.0.0.1."""
+
+
+class EmbeddedCluster:
+    """Nodes with fixed ports, each a server of its own with a folder of its own.
+
+    Nodes are named by their index, 0 to 2. A node that was killed or stopped comes back with
+    `start_node`, on the same port and with the same data.
+
+    Attributes:
+        nodes: the servers: pause, resume, kill and stop each of them as needed.
+        route_ports: where each node listens for the others.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: Sequence[EmbeddedServer] = [EmbeddedServer() for _ in range(NODES)]
+        ports = _free_ports(2 * NODES)
+        self.route_ports: Sequence[int] = ports[:NODES]
+        self._client_ports = ports[NODES:]
+        self._folder = Path()
+        self._sync_always = True
+        self._extra_config = ""
+        self._route_port: RoutePort | None = None
+
+    @property
+    def url(self) -> str:
+        """Every node's URL, separated by commas: clients take another one when theirs dies."""
+        return ",".join(self.url_of(index) for index in range(NODES))
+
+    def url_of(self, index: int) -> str:
+        """Where clients reach one node, running or not."""
+        return f"nats://127.0.0.1:{self._client_ports[index]}"
+
+    async def start(
+        self,
+        data_dir: Path,
+        *,
+        sync_always: bool = True,
+        extra_config: str = "",
+        route_port: RoutePort | None = None,
+    ) -> str:
+        """Start all nodes; return the URL of all of them once JetStream answers.
+
+        Args:
+            data_dir: holds a folder for each node; made if missing.
+            sync_always: fsync before each acknowledgement.
+            extra_config: lines added to each node's configuration file.
+            route_port: where a node finds another one, if not at its own port: a proxy's.
+
+        Raises:
+            EmbeddedServerError: a node cannot be started, or they agree on no leader.
+        """
+        self._folder, self._sync_always = data_dir, sync_always
+        self._extra_config, self._route_port = extra_config, route_port
+        try:
+            await asyncio.gather(*(self.start_node(index) for index in range(NODES)))
+            await self._until_led()
+        except BaseException:
+            await self.kill()
+            raise
+        return self.url
+
+    async def start_node(self, index: int) -> None:
+        """Start one node, which finds the others; raises `EmbeddedServerError`."""
+        await self.nodes[index].start(
+            self._folder / node_name(index),
+            port=self._client_ports[index],
+            sync_always=self._sync_always,
+            extra_config=f"{self._cluster_config(index)}\n{self._extra_config}",
+        )
+
+    async def stop(self) -> None:
+        """End all nodes cleanly."""
+        await asyncio.gather(*(node.stop() for node in self.nodes))
+
+    async def kill(self) -> None:
+        """End all nodes at once."""
+        await asyncio.gather(*(node.kill() for node in self.nodes))
+
+    async def _until_led(self) -> None:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                nc = await connect(self.url, name="embedded-cluster")
+                try:
+                    while not await _answers(nc):  # noqa: ASYNC110 - asks servers
+                        await asyncio.sleep(_POLL_SECONDS)
+                finally:
+                    await close(nc)
+        except (TimeoutError, BusError) as error:
+            raise EmbeddedServerError(
+                f"the nodes in {self._folder} agreed on no leader within {READY_SECONDS:.0f} s: "
+                "see nats.log in each of their folders"
+            ) from error
+
+    def _cluster_config(self, index: int) -> str:
+        """Return the lines that make a server a node.
+
+        Nodes don't tell each other where the rest is: each knows, and may know it by a proxy.
+        """
+        others = [other for other in range(NODES) if other != index]
+        routes = [f"nats://127.0.0.1:{self._port_for(index, other)}" for other in others]
+        listen = f"127.0.0.1:{self.route_ports[index]}"
+        cluster = f"name: embedded, listen: {json.dumps(listen)}, routes: {json.dumps(routes)}"
+        if self._route_port is not None:  # nobody listens there: else the proxies were gone round
+            cluster += ', advertise: "127.0.0.1:1"'
+        return f"server_name: {node_name(index)}\ncluster {{ {cluster} }}"
+
+    def _port_for(self, source: int, target: int) -> int:
+        if self._route_port is None:
+            return self.route_ports[target]
+        return self._route_port(source, target)
+
+
+def node_name(index: int) -> str:
+    """Name a node as the server's answers do."""
+    return f"node-{index}"
+
+
+async def leader(nc: Client, stream: str) -> int | None:
+    """Find the node that leads a stream; None if there is none now, or nobody answers."""
+    try:
+        info = await api_request(nc, f"STREAM.INFO.{stream}", None, timeout=_QUESTION_SECONDS)
+    except BusError:
+        return None
+    name = info.get("cluster", {}).get("leader", "")
+    return next((index for index in range(NODES) if node_name(index) == name), None)
+
+
+async def _answers(nc: Client) -> bool:
+    """Whether JetStream answers, which takes a leader of the whole cluster."""
+    try:
+        await api_request(nc, "INFO", None, timeout=_QUESTION_SECONDS)
+    except BusError:
+        return False
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Reserve ports for a moment: they must be known before the first node starts."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

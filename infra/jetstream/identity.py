@@ -1,0 +1,176 @@
+"""The user that a connection is made as, from a key in a file or from the URL.
+
+The file is read anew at every connection: a key that was replaced, or a JWT that was renewed, is
+used by the next reconnection. nats-py reads such files itself, but takes an nkey once for all, and
+loops for ever over a `.creds` file that is only half written.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from infra.jetstream.access import Access
+from infra.jetstream.errors import BusAccessError
+
+DEFAULT_INBOX_PREFIX: Final = "_INBOX"
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_INBOX: Final = re.compile(r"_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+_JWT_BLOCK: Final = re.compile(r"-+BEGIN NATS USER JWT-+\s+(\S+)\s+-+END NATS USER JWT-+")
+_SEED_BLOCK: Final = re.compile(r"-+BEGIN USER NKEY SEED-+\s+(\S+)\s+-+END USER NKEY SEED-+")
+_SEED: Final = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
+
+
+class _Claims(msgspec.Struct):
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a file holds by now; only `sign` uses the secret part.
+
+    Attributes:
+        public: the public key.
+        jwt: the user's JWT; empty for an nkey.
+        name: the user's name in its JWT; the public key of an nkey.
+    """
+
+    seed: str
+    public: str
+    jwt: str
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Key(public={self.public!r}, name={self.name!r})"
+
+    def sign(self, nonce: str) -> bytes:
+        """Sign what the server asks to be signed, in base64."""
+        pair = _pair(self.seed)
+        try:
+            return base64.b64encode(pair.sign(nonce.encode()))
+        finally:
+            pair.wipe()
+
+
+class KeyFile:
+    """A file with a user's key: `.creds`, or an nkey's seed."""
+
+    def __init__(self, path: Path, *, with_jwt: bool) -> None:
+        self.path = path
+        self._with_jwt = with_jwt
+
+    def read(self) -> Key:
+        """Read the key as the file has it now.
+
+        Raises:
+            BusAccessError: it cannot be read, or is not such a file; never with its content.
+        """
+        try:
+            text = self.path.read_text(encoding="ascii")
+        except OSError as error:
+            raise BusAccessError(f"{self.path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise BusAccessError(f"{self.path} is no key file: it is not text") from None
+        return self._with_claims(text) if self._with_jwt else self._nkey(text)
+
+    def _with_claims(self, text: str) -> Key:
+        jwt, seed = _JWT_BLOCK.search(text), _SEED_BLOCK.search(text)
+        if jwt is None or seed is None:
+            raise BusAccessError(
+                f"{self.path} is no .creds file: it needs a user's JWT and its seed, each between"
+                " its BEGIN and END lines"
+            )
+        public = self._public(seed.group(1))
+        return Key(seed.group(1), public, jwt.group(1), _name_in(jwt.group(1)) or public)
+
+    def _nkey(self, text: str) -> Key:
+        seed = _SEED.search(text)
+        if seed is None:
+            raise BusAccessError(
+                f"{self.path} holds no nkey seed of a user: a line that begins with SU"
+            )
+        public = self._public(seed.group(1))
+        return Key(seed.group(1), public, "", public)
+
+    def _public(self, seed: str) -> str:
+        try:
+            return bytes(_pair(seed).public_key).decode()
+        except (binascii.Error, ValueError):
+            raise BusAccessError(f"{self.path}: its seed is damaged") from None
+
+
+class Identity:
+    """Who a connection is: for its reply subjects, and for errors.
+
+    Attributes:
+        key_file: where the key is; None for a user of the URL, or nobody.
+        user: the name to show in errors; the URL's user, or that of the key.
+        inbox_prefix: first tokens of the reply subjects.
+    """
+
+    def __init__(self, urls: Sequence[str], access: Access) -> None:
+        """Find out who we are; raises `BusAccessError`."""
+        self.key_file = _key_file(access)
+        named = _user_of(urls) if self.key_file is None else self.key_file.read().name
+        self.user = named or "(no user)"
+        self.inbox_prefix = access.inbox_prefix or _inbox_of(named)
+        if _INBOX.fullmatch(self.inbox_prefix) is None:
+            raise BusAccessError(
+                f"inbox prefix {self.inbox_prefix[:80]!r} cannot be used: it begins with _INBOX, "
+                "as _INBOX.billing does, and has no wildcards"
+            )
+
+    def __str__(self) -> str:
+        where = "" if self.key_file is None else f" of {self.key_file.path}"
+        return f"{self.user}{where}"
+
+
+def _pair(seed: str) -> Any:
+    """Give the pair of keys of a seed; raises ``ValueError`` for what is none."""
+    import nkeys  # noqa: PLC0415 - 30 ms that only users with a key pay
+
+    try:
+        return nkeys.from_seed(bytearray(seed.encode()))  # pyright: ignore[reportUnknownMemberType]
+    except nkeys.NkeysError as error:
+        raise ValueError(type(error).__name__) from None
+
+
+def _key_file(access: Access) -> KeyFile | None:
+    if access.credentials is not None:
+        return KeyFile(access.credentials, with_jwt=True)
+    return None if access.nkey is None else KeyFile(access.nkey, with_jwt=False)
+
+
+def _user_of(urls: Sequence[str]) -> str:
+    """Give the first user that the URLs name; one without a password is a token, so a secret."""
+    for url in urls:
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            if parts.username and parts.password is not None:
+                return unquote(parts.username)
+        except ValueError:
+            continue
+    return ""
+
+
+def _inbox_of(user: str) -> str:
+    """Give a user's own prefix: permissions match whole tokens, so it is a token of its own."""
+    if _TOKEN.fullmatch(user) is None:
+        return DEFAULT_INBOX_PREFIX
+    return f"{DEFAULT_INBOX_PREFIX}.{user}"
+
+
+def _name_in(jwt: str) -> str:
+    try:
+        body = jwt.split(".")[1]
+        claims: Any = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        return msgspec.json.decode(claims, type=_Claims).name
+    except (IndexError, ValueError, msgspec.DecodeError):
+        return ""

@@ -1,0 +1,42 @@
+"""TLS to the bus: whom to trust, who we are, and nothing sent without it where it is wanted."""
+
+import ssl
+from collections.abc import Sequence
+
+from infra.jetstream.access import Access
+from infra.jetstream.errors import BusAccessError
+
+
+class TransportSecurity:
+    """TLS as configured; the files are read anew at every connection, so they can be replaced."""
+
+    def __init__(self, urls: Sequence[str], access: Access) -> None:
+        self._access = access
+        self.demanded = (
+            access.tls_ca is not None
+            or access.tls_cert is not None
+            or any(url.startswith(("tls://", "wss://")) for url in urls)
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """Make a context that verifies the server, by name and authority.
+
+        Raises:
+            BusAccessError: a file cannot be used.
+        """
+        ca, certificate = self._access.tls_ca, self._access.tls_cert
+        try:
+            context = ssl.create_default_context(cafile=ca)
+        except (OSError, ssl.SSLError) as error:
+            raise BusAccessError(f"TLS authority {ca}: {_why(error)}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if certificate is not None:
+            try:
+                context.load_cert_chain(certificate, self._access.tls_key)
+            except (OSError, ssl.SSLError) as error:
+                raise BusAccessError(f"TLS certificate {certificate}: {_why(error)}") from None
+        return context
+
+
+def _why(error: OSError) -> str:
+    return error.strerror if error.strerror and error.errno else "it holds no usable PEM text"

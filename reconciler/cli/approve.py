@@ -1,0 +1,104 @@
+"""`reconciler approve`: decide about shapes that are held."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from events.intake import ApprovalDecision
+from events.names import ShapeKey
+from reconciler.cli.asking import ask_many
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.durations import Duration
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.naming import named
+from reconciler.cli.options import Namespace, Output
+from reconciler.cli.reading import current_models
+from reconciler.cli.results import Result, exit_status, print_results
+
+Hold = Literal["DeletionGuard", "LossGuard", "UnknownResult"]
+
+
+def approve(
+    kind: str | None = None,
+    /,
+    *names: str,
+    hold: Hold,
+    all: bool = False,  # noqa: A002 - the option's name
+    config: str | None = None,
+    abandon: bool = False,
+    reason: str = "",
+    namespace: Namespace = None,
+    timeout: Duration = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Decide about shapes that are held: let what holds them go on.
+
+    The approval is an event of the log, with your name and reason, and holds
+    for this once. What holds a shape is the reason of its outcome Held.
+
+    For example:
+
+        reconciler get -A --outcome Held
+        reconciler approve Shape foo --hold DeletionGuard --reason "old strays"
+        reconciler approve --all --hold LossGuard --config billing
+        reconciler approve Shape foo --hold UnknownResult --abandon
+
+    Parameters
+    ----------
+    kind
+        Kind of the names that follow; or the first of several namespace/kind/name.
+    names
+        Names, or namespace/kind/name.
+    hold
+        The reason that is approved; shapes that are held by another are refused.
+    all
+        All shapes that are held for this reason, in place of names.
+    config
+        With --all: only those of this ProviderConfig.
+    abandon
+        With --hold UnknownResult: the call was done, do not call again.
+    reason
+        Why; it is kept in the log.
+    namespace
+        Namespace of the names, or with --all of the shapes.
+    timeout
+        How long to wait for the answers.
+    output
+        How to print the results.
+    """
+    if all == (kind is not None):
+        raise UsageError("approve what? Give KIND NAME... or --all, one of them")
+    keys = named(kind, names, namespace, what="approve")
+    decision: ApprovalDecision = "Abandon" if abandon else "Proceed"
+
+    async def work() -> list[Result]:
+        chosen = keys or await _held(connection, hold, namespace, config)
+        return await ask_many(
+            connection,
+            chosen,
+            lambda client: client.approve_many(
+                chosen, hold=hold, decision=decision, reason=reason, timeout_seconds=timeout
+            ),
+        )
+
+    results = run_async(work())
+    print_results(results, output, good=())
+    return exit_status(results, None)
+
+
+async def _held(
+    connection: Connection, hold: Hold, namespace: str | None, config: str | None
+) -> list[ShapeKey]:
+    async with bus(connection) as nc:
+        rows = (await current_models(nc)).status.values()
+    keys = [
+        row.key
+        for row in rows
+        if (row.outcome, row.reason) == ("Held", hold)
+        and namespace in (None, row.namespace)
+        and config in (None, row.provider_config)
+    ]
+    if not keys:
+        raise CommandError(f"no shape is held by {hold}: `reconciler get -A --outcome Held` shows")
+    return sorted(keys)

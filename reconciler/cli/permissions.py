@@ -1,0 +1,121 @@
+"""`reconciler permissions`: what each role may do on the bus, ready for the server."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+from infra.bus.permission_files import User, claims, server_configuration
+from infra.bus.permissions import ROLES, Role
+from reconciler.cli.errors import UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import print_structured
+
+
+def permissions(
+    role: Role | None = None,
+    /,
+    *,
+    namespace: tuple[str, ...] = (),
+    user: tuple[str, ...] = (),
+    key: tuple[str, ...] = (),
+    finalizers: bool = False,
+    output: Literal["conf", "json"] = "conf",
+) -> int:
+    """Print the least that each role needs on the bus, ready for a NATS server.
+
+    All roles, and a service for each --namespace; or only one ROLE. Users
+    sign with nkeys (`nk -gen user`); a key that is not given is marked, and
+    no server starts before it is filled in. It needs no server.
+
+    For example:
+
+        reconciler permissions --namespace billing > accounts.conf
+        reconciler permissions worker --key worker=UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4
+        reconciler permissions operator --user ann --user bob
+        reconciler permissions service --namespace billing --output json
+
+    Parameters
+    ----------
+    role
+        Only this role: decider, worker, observer, projector, operator, auditor, installer, service.
+    namespace
+        Namespace of a service; once for each.
+    user
+        Name of a user of ROLE, once for each; by default the role's, or the service's namespace.
+    key
+        A user's public nkey, as NAME=KEY; once for each.
+    finalizers
+        Services may take their finalizers off, too.
+    output
+        A block for the server's configuration, or claims for JWTs (as `nsc` wants them).
+    """  # noqa: E501 - a key cannot be folded
+    users = _users(role, namespace, user, finalizers=finalizers)
+    users = _with_keys(users, key)
+    if output == "conf":
+        sys.stdout.write(server_configuration(users))
+    else:
+        print_structured(claims(users), "json")
+    return Exit.OK
+
+
+def _users(
+    role: Role | None, namespaces: tuple[str, ...], names: tuple[str, ...], *, finalizers: bool
+) -> list[User]:
+    if names and (role is None or len(namespaces) > 1):
+        raise UsageError("--user names users of one ROLE, and of one --namespace for a service")
+    if role == "service" and not namespaces:
+        raise UsageError("a service needs its --namespace")
+    if role not in (None, "service") and namespaces:
+        raise UsageError(f"--namespace is for services: a {role} is not bound to one")
+    users = [
+        User(name, each)
+        for each in ROLES
+        if each != "service" and role in (None, each)
+        for name in (names or (each,))
+    ]
+    for namespace in namespaces:
+        users += [
+            User(name, "service", namespace=namespace, finalizers=finalizers)
+            for name in (names or (namespace,))
+        ]
+    return users
+
+
+def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
+    public = dict(_named_key(text) for text in keys)
+    unknown = public.keys() - {user.name for user in users}
+    if unknown:
+        raise UsageError(
+            f"--key: there is no user {', '.join(sorted(unknown))}; they are "
+            f"{', '.join(user.name for user in users)}"
+        )
+    taken = {user.name for user in users if user.role != "service"}
+    found: list[User] = []
+    for user in users:
+        if user.role == "service" and user.name in taken:
+            raise UsageError(
+                f"a service cannot be called {user.name}, as a role is: its inbox would be the "
+                "role's; name its users with --user"
+            )
+        keyed = User(
+            user.name, user.role, public.get(user.name, ""), user.namespace, user.finalizers
+        )
+        _check(keyed)
+        found.append(keyed)
+    return found
+
+
+def _check(user: User) -> None:
+    try:
+        user.check()
+        _ = user.permissions
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _named_key(text: str) -> tuple[str, str]:
+    name, equals, public = text.partition("=")
+    if not equals or not name or not public:
+        raise UsageError(f"--key {text[:80]!r}: write NAME=PUBLIC_KEY")
+    return name, public

@@ -1,0 +1,197 @@
+"""The gates of all configured APIs in one process: kept up to date by the log, reporting to it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import structlog
+
+from events.intake import ApiReported
+from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    LogEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.manifest import PROVIDER_CONFIG_KIND, Breaker, ProviderConfigSpec
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from reconciler.ports import IntakeMessageOut, IntakeWriter, RateStore, ShapeLog
+from reconciler.services.api_gate import ApiGate, GateReport
+from reconciler.services.api_member import Member
+from reconciler.services.configurations import Configurations
+from reconciler.services.rate_limit import RateLimiter
+
+_FOLDED = frozenset(
+    {SpecDeclared, SpecWithdrawn, ApiThrottled, BreakerOpened, BreakerProbed, BreakerClosed}
+)
+_PREFIX = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
+_RETRY_SECONDS = 0.5
+_logger = structlog.get_logger(__name__)
+
+
+def gate_name(config: ProviderConfigSpec) -> str:
+    """Name the API and account of a configuration: two with the same name share a gate."""
+    url = urlsplit(config.endpoint)
+    place = f"{url.scheme.lower()}://{url.netloc.lower()}{url.path.rstrip('/')}"
+    reference = config.credentials_ref
+    account = "" if reference is None else f"{reference.env}\n{reference.file}"
+    return hashlib.sha256(f"{place}\n{account}".encode()).hexdigest()[:24]
+
+
+class ApiGates:
+    """One gate for each API and account.
+
+    ``apply`` has every event of the log shown; what the gates report goes to the intake while
+    ``run`` runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        configurations: Configurations,
+        intake: IntakeWriter,
+        rates: RateStore,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._reporter = f"{name}#{new_id()[:8]}"
+        self._configurations = configurations
+        self._intake = intake
+        self._rates = rates
+        self._now = now
+        self._clock = clock
+        self._jitter = jitter
+        self._new_id = new_id
+        self._members: dict[str, Member] = {}
+        self._gates: dict[str, ApiGate] = {}
+        self._by_config: dict[str, ApiGate] = {}
+        self._undeclared = self._new_gate()
+        self._reports: dict[tuple[str, str], GateReport] = {}
+        self._report_came = asyncio.Event()
+        self._is_loaded = False
+        configurations.listen(lambda _name: self._match())
+
+    async def load(self, log: ShapeLog) -> None:
+        """Read how the APIs stand by now; the configurations must be loaded."""
+        for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
+            self.apply(stored.event)
+        self._match()
+        self._is_loaded = True
+
+    def of(self, config_name: str) -> ApiGate:
+        """Give the gate of a configuration; one that is not declared has an open gate."""
+        return self._by_config.get(config_name, self._undeclared)
+
+    def apply(self, event: LogEvent) -> None:
+        """Fold an event of any shape; most say nothing about an API."""
+        if type(event.data) not in _FOLDED or not event.subject.startswith(_PREFIX):
+            return
+        name = event.subject.removeprefix(_PREFIX)
+        member = self._members.setdefault(name, Member(name, Breaker().failures))
+        if event.shapeversion > member.seen:
+            self.of(name).apply(member, event, self._now())
+            if self._is_loaded:
+                _tell(name, event)
+
+    async def run(self) -> None:
+        """Report for ever."""
+        while True:
+            await self._report_came.wait()
+            self._report_came.clear()
+            reports, self._reports = self._reports, {}
+            try:
+                await self._intake.publish([self._message(each) for each in reports.values()])
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                _logger.warning("how an API answers is reported again", error=str(error))
+                self._reports = reports | self._reports
+                self._report_came.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _new_gate(self) -> ApiGate:
+        return ApiGate(
+            reporter=self._reporter,
+            report=self._take_report,
+            clock=self._clock,
+            jitter=self._jitter,
+        )
+
+    def _take_report(self, report: GateReport) -> None:
+        """Keep a report until it is sent; of one kind only the newest is of interest."""
+        self._reports[report.config, report.state] = report
+        self._report_came.set()
+
+    def _message(self, report: GateReport) -> IntakeMessageOut:
+        data = ApiReported(
+            report.state,
+            self._reporter,
+            self._now(),
+            report.as_of,
+            round(report.retry_after_seconds, 3),
+            report.failures,
+            report.message,
+        )
+        key = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, report.config)
+        return IntakeMessageOut("result", key, data, self._new_id())
+
+    # --- which configuration has which gate
+
+    def _match(self) -> None:
+        """Give every declared configuration the gate of its API and account."""
+        declared = self._configurations.by_name
+        self._by_config = {}
+        for gate in self._gates.values():
+            gate.members = {}
+        for name, config in declared.items():
+            gate = self._gates.setdefault(gate_name(config), self._new_gate())
+            member = self._members.setdefault(name, Member(name, config.breaker.failures))
+            member.failures_to_open = config.breaker.failures
+            gate.members[name] = member
+            self._by_config[name] = gate
+        for name, gate in self._gates.items():
+            self._limit(name, gate, [declared[member] for member in gate.members])
+            gate.look_again()
+
+    def _limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
+        """Set a gate's rate limit: the strictest that its configurations ask for."""
+        limits = [each.limits for each in configs]
+        rates = [
+            each.requests_per_second for each in limits if each.requests_per_second is not None
+        ]
+        if not rates:
+            gate.limiter = None
+            return
+        burst = min(each.burst for each in limits if each.requests_per_second is not None)
+        if gate.limiter is None:
+            gate.limiter = RateLimiter(
+                self._rates,
+                name,
+                per_second=min(rates),
+                burst=burst,
+                clock=self._clock,
+                jitter=self._jitter,
+            )
+        gate.limiter.per_second, gate.limiter.burst = min(rates), burst
+
+
+def _tell(name: str, event: LogEvent) -> None:
+    """Tell the people who read this process's log."""
+    match event.data:
+        case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
+            _logger.warning("an API is left alone", config=name, until=f"{until:%FT%TZ}", why=why)
+        case BreakerClosed():
+            _logger.info("an API may be called again", config=name)
+        case _:
+            pass

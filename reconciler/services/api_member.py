@@ -1,0 +1,65 @@
+"""What the log says of an external API through one ``ProviderConfig``, by this process's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    LogEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+
+
+@dataclass(slots=True)
+class Member:
+    """One configuration of an API; times are seconds of the steady clock.
+
+    ``seen`` is the version of its newest event, ``version`` that of the one that last moved its
+    breaker. ``shown_until`` is what people are told.
+    """
+
+    name: str
+    failures_to_open: int
+    seen: int = 0
+    version: int = 0
+    throttled_until: float = 0.0
+    is_broken: bool = False
+    open_until: float = 0.0
+    shown_until: datetime | None = None
+    probe_by: str = ""
+    probe_since: float = 0.0
+    probe_until: float = 0.0
+
+    def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
+        """Fold an event in; tell whether its breaker moved."""
+        before, self.seen = self.version, event.shapeversion
+        match event.data:
+            case SpecDeclared() | SpecWithdrawn():
+                self.version = event.shapeversion if self.version else 0
+                self.throttled_until, self.is_broken, self.probe_by = 0.0, False, ""
+            case ApiThrottled(until=until, delay_seconds=most):
+                self.throttled_until = clock + _remaining(until, now, most)
+                self.shown_until = until
+            case BreakerOpened(until=until, delay_seconds=most):
+                self.version, self.is_broken, self.shown_until = event.shapeversion, True, until
+                self.open_until = clock + _remaining(until, now, most)
+                self.probe_by, self.probe_until = "", 0.0
+            case BreakerProbed(until=until, delay_seconds=most, by=by):
+                self.version, self.probe_by, self.probe_since = event.shapeversion, by, clock
+                self.probe_until = clock + _remaining(until, now, most)
+            case BreakerClosed():
+                self.version, self.is_broken = event.shapeversion, False
+            case _:
+                pass
+        return self.version != before
+
+
+def _remaining(until: datetime, now: datetime, most: float) -> float:
+    """Give the seconds until a recorded time, bounded: this machine's clock may be wrong."""
+    return min(max((until - now).total_seconds(), 0.0), most)

@@ -1,0 +1,156 @@
+"""One rate of calls for all processes: the generic cell rate algorithm, kept on the bus.
+
+The algorithm is that of ATM traffic management (ITU-T I.371): of each limit only one time is kept,
+the *theoretical arrival time* of the next call. A process moves it on by as many calls as wait, in
+one compare-and-set, and makes each of these calls at its own slot, never before. Slots that nobody
+uses are lost: that makes fewer calls, never more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from reconciler.ports import RateConflictError, RateStore
+
+AHEAD_SECONDS = 0.25
+"""How much of its time a process reserves at once: longer saves round trips, and loses more slots
+when it dies."""
+
+MOST_SLOTS_AT_ONCE = 256
+MOST_AHEAD_SECONDS = 1.0
+"""So far ahead slots are reserved at most, or two calls' time: then a process waits its turn."""
+
+BROKEN_SECONDS = 10.0
+"""A time that is farther ahead, or by more than sixteen calls, comes from a clock that was wrong:
+it is cut, so that nobody is blocked for longer."""
+
+LATE_SECONDS = 0.25
+"""A slot that could not be used by then is lost: used late, together with others, it would make
+more calls at once than the burst allows."""
+
+_BROKEN_CALLS = 16
+_RETRY_SECONDS = 0.5
+_CONFLICT_SECONDS = 0.005
+_logger = structlog.get_logger(__name__)
+
+
+def slots(
+    arrival: float, now: float, count: int, interval: float, burst: int
+) -> tuple[float, list[float]]:
+    """Give the times of the next ``count`` calls, and the arrival time after them (pure).
+
+    ``arrival`` is the theoretical arrival time so far, ``interval`` the seconds between two calls.
+    """
+    tolerance = (burst - 1) * interval
+    start = max(arrival, now)
+    times = [max(now, start + number * interval - tolerance) for number in range(count)]
+    return start + count * interval, times
+
+
+class RateLimiter:
+    """Lets this process's share of the calls to one API through."""
+
+    def __init__(
+        self,
+        store: RateStore,
+        name: str,
+        *,
+        per_second: float,
+        burst: int,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self.per_second = per_second
+        self.burst = burst
+        self._store = store
+        self._clock = clock
+        self._jitter = jitter
+        self._revision: int | None = None
+        self._arrival = 0.0
+        self._next_slot = 0.0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two calls at an even pace."""
+        return 1.0 / self.per_second
+
+    def expected_wait(self, before: int) -> float:
+        """Estimate the wait of a call in seconds, with so many calls of this process before it."""
+        return max(0.0, self._next_slot - self._clock()) + before * self.interval
+
+    async def take(self) -> None:
+        """Wait for a slot; while the bus is away, that is for as long."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        await waiter
+
+    async def close(self) -> None:
+        """Let nothing through any more."""
+        if self._serving is not None:
+            self._serving.cancel()
+
+    async def _serve(self) -> None:
+        while self._waiters:
+            try:
+                for slot in await self._reserve(self._wanted()):
+                    wait = slot - self._clock()
+                    if wait > 0:
+                        await asyncio.sleep(wait)
+                    if self._clock() - slot <= LATE_SECONDS:
+                        self._let_one_through()
+            except RateConflictError:
+                self._revision = None
+                await asyncio.sleep(self._jitter() * _CONFLICT_SECONDS)
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                self._revision = None
+                _logger.warning("no calls could be reserved", limit=self.name, error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _wanted(self) -> int:
+        share = max(1, int(AHEAD_SECONDS * self.per_second))
+        return min(len(self._waiters), share, MOST_SLOTS_AT_ONCE)
+
+    def _let_one_through(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def _reserve(self, count: int) -> list[float]:
+        """Reserve slots and give their times by this process's clock; none if it has to wait."""
+        if self._revision is None:
+            self._arrival, self._revision = await self._store.load(self.name)
+        now = await self._store.now()
+        by_our_clock = self._clock() - now
+        interval, burst = self.interval, self.burst
+        arrival, times = slots(self._checked(now), now, count, interval, burst)
+        ahead = times[0] - now - max(MOST_AHEAD_SECONDS, 2 * interval)
+        if ahead > 0:
+            self._next_slot = times[0] + by_our_clock
+            self._revision = None
+            await asyncio.sleep(ahead)
+            return []
+        self._revision = await self._store.save(self.name, arrival, self._revision)
+        self._arrival = arrival
+        self._next_slot = arrival - (burst - 1) * interval + by_our_clock
+        return [each + by_our_clock for each in times]
+
+    def _checked(self, now: float) -> float:
+        """Cut an arrival time that no right clock can have given."""
+        most = max(BROKEN_SECONDS, _BROKEN_CALLS * self.interval) + (self.burst - 1) * self.interval
+        if self._arrival <= now + most:
+            return self._arrival
+        _logger.warning("a wrong clock has reserved calls", limit=self.name)
+        return now + most

@@ -1,0 +1,128 @@
+"""What an observation adds to the history: what is seen, what was lost, what has drifted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from events.external import same_content
+from events.intake import Observed
+from events.log import AbsenceDoubted, DriftDetected, ExternalObserved, OwnershipReleased
+from reconciler.shape.desired import grace_seconds, is_applied, open_differences
+from reconciler.shape.inputs import Command, Context, Record
+from reconciler.shape.state import ShapeState
+
+LOSS_GUARD = "LossGuard"
+"""Reason of the outcome of a shape whose loss is not believed, and what an approval names."""
+
+
+def observe(state: ShapeState, command: Command, context: Context, record: Record) -> None:
+    """Record what is new in an observation, unless something is known better."""
+    data: Observed = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
+    if not _is_about_us(state, data) or _is_stale(state, command.position, data, context):
+        return
+    if (
+        same_content(state.observed, data.object)
+        and not _guard_changed(state, data)
+        and not _ends_conflict(state, data)
+        and not (state.doubted is not None and data.object is not None)
+    ):
+        return
+    if _is_doubtful(state, data, context):
+        if data.losses != state.doubted:
+            assert data.losses is not None
+            missing, owned = data.losses.missing, data.losses.owned
+            record(AbsenceDoubted(data.provider_config, data.external_name, missing, owned))
+        return
+    strays = data.exclusive
+    after = record(
+        ExternalObserved(
+            data.provider_config,
+            data.external_name,
+            data.object,
+            data.evidence,
+            min(data.as_of, command.position),  # no read began after its own message
+            None if strays is None else strays.strays,
+            None if strays is None else strays.total,
+        )
+    )
+    record_loss_and_drift(after, context, record)
+
+
+def _is_about_us(state: ShapeState, data: Observed) -> bool:
+    place = (data.provider_config, data.external_name)
+    if state.owned is not None:
+        return place == (state.owned.provider_config, state.owned.external_name)
+    if state.declared and state.spec is not None:
+        return place == (state.spec.provider_config, state.spec.external_name)
+    return True
+
+
+def _is_stale(state: ShapeState, position: int, data: Observed, context: Context) -> bool:
+    """Tell whether the observation began before something that we know better (invariant 6)."""
+    if state.in_flight is not None:
+        return True
+    if data.object is None and data.evidence == "CompleteListing" and state.listing_disproved:
+        return True
+    if data.as_of < state.effect_position:
+        return True
+    if (data.as_of, position) < (state.observed_position, state.observed_message):
+        return True
+    if data.provider_config not in context.configs:
+        return state.effect_at is not None  # how late it shows our effects is not known
+    grace = grace_seconds(context, data.provider_config)
+    if grace and state.effect_at is not None:
+        return data.began_at is None or data.began_at < state.effect_at + timedelta(seconds=grace)
+    return False
+
+
+def _is_doubtful(state: ShapeState, data: Observed, context: Context) -> bool:
+    """Tell whether the absence is one of so many that people have to be asked."""
+    losses, config = data.losses, context.configs.get(data.provider_config)
+    if data.object is not None or state.owned is None or losses is None or config is None:
+        return False
+    guard = config.loss_guard
+    too_many = losses.missing >= guard.min_count
+    too_much = losses.missing * 100 > losses.owned * guard.max_percent
+    return too_many and too_much and state.approved != LOSS_GUARD
+
+
+def _guard_changed(state: ShapeState, data: Observed) -> bool:
+    """Tell whether a held stray is seen with other numbers, which may let it through the guard."""
+    held = state.outcome is not None and state.outcome.outcome == "Held"
+    strays = data.exclusive
+    return (
+        held
+        and strays is not None
+        and (strays.strays, strays.total)
+        != (
+            state.strays,
+            state.total,
+        )
+    )
+
+
+def _ends_conflict(state: ShapeState, data: Observed) -> bool:
+    """Tell whether our writes conflict, and this is the version that we did not know."""
+    return (
+        state.conflicts > 0
+        and data.object is not None
+        and state.observed is not None
+        and data.object.version != state.observed.version
+    )
+
+
+def record_loss_and_drift(state: ShapeState, context: Context, record: Record) -> None:
+    """Tell, after a new look at the object, whether it is still ours and as we left it."""
+    owned = state.owned
+    if owned is None:
+        return
+    if state.observed is None:
+        if state.declared:
+            state = record(DriftDetected(state.generation, missing=True))
+        record(OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config))
+    elif owned.uid is not None and state.observed.uid not in (None, owned.uid):
+        record(OwnershipReleased(owned.external_name, owned.uid, "Replaced", owned.provider_config))
+    elif state.declared and is_applied(state, context):
+        found = open_differences(state, context)
+        if found:
+            record(DriftDetected(state.generation, differences=found))

@@ -1,0 +1,1 @@
+"""Processes that die at every step, and what must hold afterwards."""

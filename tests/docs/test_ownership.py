@@ -1,0 +1,73 @@
+"""The table of verdicts in the docs is the one that the code gives."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import get_args
+
+from events.manifest import Ownership
+from reconciler.shape.ownership import Evidence, LabelSays, Verdict, verdict
+
+PAGE = Path(__file__).parents[2] / "docs" / "ownership.md"
+BEGIN = (
+    "<!-- verdicts: made by tests/docs/test_ownership.py from reconciler/shape/ownership.py -->\n"
+)
+END = "<!-- /verdicts -->"
+NAMES: tuple[bool | None, ...] = (None, True, False)
+STRATEGIES: tuple[Ownership, ...] = get_args(Ownership)
+
+
+def cell(judged: Verdict) -> str:
+    return judged.owner if judged.owner != "owned" else f"**owned** ({judged.reason})"
+
+
+def table() -> str:
+    head = ["the log says", "its label", "its name", "scope", *(f"`{each}`" for each in STRATEGIES)]
+    lines = [head, ["---"] * len(head)]
+    for log, label, name, exclusive in itertools.product(
+        (True, False), get_args(LabelSays), NAMES, (False, True)
+    ):
+        said = Evidence(log=log, label=label, name=name, exclusive=exclusive)
+        judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
+        lines.append(
+            [
+                "ours" if log else "never",
+                "-" if label == "nothing" else label,
+                {None: "-", True: "ours", False: "another's"}[name],
+                "exclusive" if exclusive else "shared",
+                *judged,
+            ]
+        )
+    for words, said in (
+        ("never, but an unknown creation", Evidence(log=False, label="ours", uncertain=True)),
+        ("gone, but the uid is the same", Evidence(log=False, label="nothing", returned=True)),
+    ):
+        judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
+        label = "ours" if said.label == "ours" else "any"
+        lines.append([words, label, "any", "any", *judged])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def test_the_documented_verdicts_are_those_of_the_code() -> None:
+    text = PAGE.read_text()
+    shown = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    assert shown == table(), "run `python -m tests.docs.test_ownership` to write it anew"
+
+
+def test_nothing_disputed_becomes_ours() -> None:
+    for log, label, name, exclusive, referenced, uncertain in itertools.product(
+        (True, False), get_args(LabelSays), NAMES, (True, False), (True, False), (True, False)
+    ):
+        said = Evidence(log, label, name, exclusive, referenced=referenced, uncertain=uncertain)
+        for strategy in STRATEGIES:
+            judged = verdict(said, strategy)
+            assert judged.owner == "owned" or judged.claim is None
+            if label == "another's":
+                assert judged.owner != "owned"
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    first, last = page.index(BEGIN) + len(BEGIN), page.index(END)
+    PAGE.write_text(page[:first] + table() + page[last:])

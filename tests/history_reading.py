@@ -1,0 +1,136 @@
+"""Reads a history for ``tests.history_checker``: the bus's streams, and the API's own records.
+
+Everything is read as any other service could read it. Nothing is concluded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+import httpx
+import msgspec
+from nats.aio.client import Client
+
+from events.dead_letter import DeadLetterRecord
+from events.envelope import InvalidMessageError, decode_intake, decode_log
+from events.log import OutcomeRecorded
+from events.subjects import parse_stored_intake
+from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, SHAPES
+from infra.jetstream.follow import follow
+from infra.jetstream.reads import StoredMessage
+from infra.shapes_api.journal import JournalEntry
+from infra.shapes_api.shapes import Shape
+from tests.history_checker import Acknowledged, Finding, History, Recorded, Told, findings
+
+COPY_SECONDS = 15.0
+"""So long the server may take to copy the last outcome from the log to the outcome stream."""
+
+_LOOK_SECONDS = 0.05
+_PAGE = 1_000
+
+
+class _Journal(msgspec.Struct):
+    entries: list[JournalEntry]
+
+
+class _Page(msgspec.Struct, rename={"next": "continue"}):
+    items: list[Shape]
+    next: str | None = None
+
+
+async def check(
+    nc: Client,
+    api_url: str,
+    *,
+    acknowledged: Iterable[Acknowledged] = (),
+    by_hand: Collection[str] = (),
+    after_effect: int = 0,
+) -> list[Finding]:
+    """Read everything and judge it; see ``tests.history_checker.findings``."""
+    history = await read_history(nc, api_url, after_effect=after_effect)
+    return findings(history, acknowledged=acknowledged, by_hand=by_hand)
+
+
+async def read_history(nc: Client, api_url: str, *, after_effect: int = 0) -> History:
+    """Read all streams, then the API; call it when everything has come to rest.
+
+    ``after_effect``: where the API's journal began for this bus, from ``last_effect``.
+    """
+    log = [_recorded(message) for message in await _all(nc, SHAPES)]
+    wanted = sum(isinstance(each.event.data, OutcomeRecorded) for each in log)
+    async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
+        return History(
+            log=log,
+            intake=[_told(message) for message in await _all(nc, INTAKE)],
+            outcomes=[decode_log(message.payload) for message in await _copied(nc, wanted)],
+            dead_letters=[
+                msgspec.json.decode(message.payload, type=DeadLetterRecord)
+                for message in await _all(nc, DEADLETTERS)
+            ],
+            journal=await _journal(http, after_effect),
+            listing=await _listing(http),
+        )
+
+
+async def _all(nc: Client, stream: str) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    async with follow(nc, stream) as follower:
+        async for messages in follower.replay():
+            found += messages
+    return found
+
+
+async def _copied(nc: Client, wanted: int) -> Sequence[StoredMessage]:
+    """Read the outcome stream, once the server had the time to copy what the log has."""
+    deadline = time.monotonic() + COPY_SECONDS
+    while True:
+        messages = await _all(nc, OUTCOMES)
+        copies = sum(b'"outcome":"Rejected"' not in message.payload for message in messages)
+        if copies >= wanted or time.monotonic() > deadline:
+            return messages
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _recorded(message: StoredMessage) -> Recorded:
+    return Recorded(message.seq, message.time_ns / 1e9, decode_log(message.payload))
+
+
+def _told(message: StoredMessage) -> Told:
+    message_id = (message.headers or {}).get("Nats-Msg-Id") or f"intake-{message.seq}"
+    try:
+        what, key = parse_stored_intake(message.subject)
+        read = decode_intake(message.payload, expected=what, fallback_id=message_id)
+    except (InvalidMessageError, ValueError):
+        return Told(message.seq, None, message_id, "", None)
+    return Told(message.seq, key, read.id, read.source, read.data)
+
+
+async def last_effect(api_url: str) -> int:
+    """Give the sequence of the API's newest effect: for an API that had another bus before."""
+    async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
+        return max((each.sequence for each in await _journal(http, 0)), default=0)
+
+
+async def _journal(http: httpx.AsyncClient, after: int) -> list[JournalEntry]:
+    found: list[JournalEntry] = []
+    while True:
+        after = found[-1].sequence if found else after
+        answer = await http.get("/_journal", params={"after": after, "limit": _PAGE})
+        entries = msgspec.json.decode(answer.raise_for_status().content, type=_Journal).entries
+        if not entries:
+            return found
+        found += entries
+
+
+async def _listing(http: httpx.AsyncClient) -> list[Shape]:
+    found: list[Shape] = []
+    token: str | None = ""
+    while token is not None:
+        query = {"limit": str(_PAGE)} | ({"continue": token} if token else {})
+        answer = await http.get("/shapes", params=query)
+        page = msgspec.json.decode(answer.raise_for_status().content, type=_Page)
+        found += page.items
+        token = page.next
+    return found

@@ -1,0 +1,188 @@
+"""The main job, with every role under a user that may do its part and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from reconciler.sdk import Client, OutcomeStream
+from tests.cli.runner import Cli, Inside
+from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
+
+Run = Callable[..., None]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+async def test_a_service_declares_drifts_and_withdraws_and_nothing_is_denied(
+    guarded: Guarded, name: str
+) -> None:
+    before = guarded.violations()
+    key = f"acme/Shape/{name}"
+    async with guarded.sdk_as("acme") as client, httpx.AsyncClient(base_url=guarded.api.url) as api:
+        answer = await client.declare(shape("acme", name))
+        assert (answer.reason, answer.generation) == ("Accepted", 1)
+        made = await client.wait_for(key, generation=1)
+        assert made.outcome == "Converged"
+
+        (await api.delete(f"/shapes/{name}")).raise_for_status()
+        await _until_there(api, name)
+
+        answer = await client.withdraw(key)
+        gone = await client.wait_for(key, generation=answer.generation)
+        assert gone.outcome == "Deleted"
+        assert (await api.get(f"/shapes/{name}")).status_code == 404
+    # The client looks what it may: whether it can follow freely is found out by trying, once.
+    asked = [line for line in guarded.violations() if line not in before]
+    assert [line for line in asked if "$JS.API.STREAM.INFO.OUTCOMES" not in line] == []
+    assert len(asked) == 1
+
+
+async def _until_there(api: httpx.AsyncClient, name: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await api.get(f"/shapes/{name}")).status_code == 404:  # noqa: ASYNC110 - a poll
+            await asyncio.sleep(0.05)
+
+
+async def test_a_service_declares_many_and_waits_for_all(guarded: Guarded, unique: str) -> None:
+    names = [f"{unique.lower()}-{number}" for number in range(20)]  # enough for an atomic batch
+    async with guarded.sdk_as("acme") as client:
+        await client.declare_many([shape("acme", name) for name in names])
+        found = await client.wait_for_many({f"acme/Shape/{name}": 1 for name in names})
+        assert {outcome.outcome for outcome in found.values()} == {"Converged"}
+        await client.withdraw_many([f"acme/Shape/{name}" for name in names])
+
+
+async def test_a_service_follows_its_outcomes_from_now_and_from_the_beginning(
+    guarded: Guarded, name: str
+) -> None:
+    async with guarded.sdk_as("acme") as client:
+        async with client.outcomes("acme") as outcomes:
+            await client.publish([shape("acme", name)])
+            await _seen(outcomes, f"acme/Shape/{name}")
+        async with client.outcomes("acme", "Shape", name, after=0) as outcomes:
+            await _seen(outcomes, f"acme/Shape/{name}")
+        async with client.outcomes("acme", after=0, durable="acme") as outcomes:
+            await _seen(outcomes, f"acme/Shape/{name}")
+
+
+async def _seen(outcomes: OutcomeStream, key: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async for outcome in outcomes:
+            assert outcome.key.namespace == "acme"
+            if str(outcome.key) == key and outcome.outcome == "Converged":
+                return
+
+
+async def test_the_examples_run_as_a_service(guarded: Guarded, name: str) -> None:
+    assert await _example(guarded, "declare_and_wait.py", name) == [
+        f"default/Shape/{name} Red: Converged, generation 1",
+        f"default/Shape/{name} Purple: Converged, generation 2",
+        f"default/Shape/{name} withdrawn: Deleted, generation 3",
+    ]
+    told = await _example(guarded, "plain_service.py", f"{name}-plain")
+    assert told[-1] == f"default/Shape/{name}-plain: Converged, generation 1"
+
+
+async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]:
+    """Run a program as people do, with nothing but a key in its environment."""
+    keyed = {"NATS_URL": guarded.bus.url, "RECONCILER_NKEY": str(guarded.key("default"))}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLES / program),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **keyed},
+    )
+    try:
+        async with asyncio.timeout(2 * PATIENCE_SECONDS):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, err.decode()
+    return out.decode().splitlines()
+
+
+async def test_two_services_do_not_see_each_other(guarded: Guarded, name: str) -> None:
+    async with (
+        guarded.sdk_as("acme") as acme,
+        guarded.sdk_as("other") as other,
+        other.outcomes("other") as outcomes,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
+        await _converged(acme, "acme", name)
+        await _converged(other, "other", f"{name}-o")
+        async for outcome in outcomes:
+            assert outcome.key.namespace == "other"
+            if outcome.key.name == f"{name}-o":
+                break
+
+
+async def _converged(client: Client, namespace: str, name: str) -> None:
+    answer = await client.declare(shape(namespace, name))
+    await client.wait_for(f"{namespace}/Shape/{name}", generation=answer.generation)
+
+
+@pytest.fixture
+def commands(guarded: Guarded, tmp_path: Path) -> Run:
+    """Run the command line as a user; nothing may be denied."""
+    cli: Cli = Inside(tmp_path)
+
+    def run_as(user: str, *arguments: str, text: str | None = None, status: int = 0) -> None:
+        before = len(guarded.violations())
+        ran = cli.run(
+            *arguments, "--nkey", str(guarded.key(user)), "--nats-url", guarded.bus.url, text=text
+        )
+        assert ran.status == status, f"{arguments}: {ran}"
+        assert guarded.violations()[before:] == []
+
+    return run_as
+
+
+def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
+    manifest = json.dumps(
+        {
+            "apiVersion": "shapes/v1",
+            "kind": "Shape",
+            "metadata": {"name": name},
+            "spec": {"type": "Circle", "color": "Blue"},
+        }
+    )
+    commands("operator", "apply", "-f", "-", "--wait", text=manifest)
+    commands("operator", "get", "-A")
+    commands("operator", "describe", f"Shape/{name}")
+    commands("operator", "history", name)
+    commands("operator", "replay")
+    commands("operator", "doctor")
+    commands("operator", "delete", "Shape", name, "--wait")
+
+
+@pytest.mark.parametrize("user", ["operator", "auditor"])
+def test_outcomes_are_watched(guarded: Guarded, cli: Cli, user: str) -> None:
+    key = str(guarded.key(user))
+    watching = cli.start(
+        "watch", "--since-start", "-o", "json", "--nats-url", guarded.bus.url, "--nkey", key
+    )
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["outcome"]
+    watching.terminate()
+    watching.communicate(timeout=PATIENCE_SECONDS)
+
+
+def test_an_installer_upgrades(commands: Run) -> None:
+    commands("installer", "init")
+
+
+def test_an_auditor_reads_the_log_and_its_models(commands: Run, name: str) -> None:
+    commands("auditor", "get", "-A")
+    commands("auditor", "history", "ProviderConfig/default")
+    commands("auditor", "describe", "ProviderConfig/default")
+    commands("auditor", "replay", "--verify")

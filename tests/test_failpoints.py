@@ -1,0 +1,128 @@
+"""Failpoints: what arms one, when it acts, and what is said about one that cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from infra.embedded import EmbeddedServer
+from reconciler.errors import ConfigurationError
+from reconciler.failpoints import (
+    VARIABLE,
+    Failpoint,
+    arm,
+    arm_from_environment,
+    is_armed,
+    reach,
+)
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    arm(None)
+    yield
+    arm(None)
+
+
+def test_a_point_that_is_not_armed_does_nothing() -> None:
+    arm("worker.called=error")
+    for point in Failpoint:
+        if point is not Failpoint.WORKER_CALLED:
+            reach(point, "Create")
+    assert is_armed(Failpoint.WORKER_CALLED)
+    assert not is_armed(Failpoint.WORKER_CLAIMED)
+
+
+def test_it_acts_at_the_arrival_that_was_named_and_only_once() -> None:
+    arm("decider.took:3=error")
+    reach(Failpoint.DECIDER_TOOK)
+    reach(Failpoint.DECIDER_TOOK)
+    with pytest.raises(OSError, match=r"decider\.took"):
+        reach(Failpoint.DECIDER_TOOK)
+    reach(Failpoint.DECIDER_TOOK)
+
+
+def test_it_counts_only_the_operation_that_was_named() -> None:
+    arm("worker.called/Delete=error")
+    reach(Failpoint.WORKER_CALLED, "Create")
+    with pytest.raises(OSError, match=r"worker\.called"):
+        reach(Failpoint.WORKER_CALLED, "Delete")
+
+
+def test_it_says_so_before_it_acts(capfd: pytest.CaptureFixture[str]) -> None:
+    arm("decider.took=error")
+    with pytest.raises(OSError, match=r"decider\.took"):
+        reach(Failpoint.DECIDER_TOOK)
+    assert capfd.readouterr().err == "failpoint decider.took reached: error\n"
+
+
+@pytest.mark.parametrize("action", ["kill", "stop"])
+def test_it_kills_or_stops_its_own_process(action: str) -> None:
+    code = (
+        "from reconciler.failpoints import *; arm_from_environment();"
+        "reach(Failpoint.DECIDER_TOOK); print('went on', flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, VARIABLE: f"decider.took={action}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if action == "stop":
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        process.send_signal(signal.SIGCONT)
+    said, _ = process.communicate(timeout=30)
+    expected = ("", -signal.SIGKILL) if action == "kill" else ("went on\n", 0)
+    assert (said, process.returncode) == expected
+
+
+def test_it_kills_another_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        arm(f"worker.called=kill:{other.pid}")
+        reach(Failpoint.WORKER_CALLED, "Create")
+        assert other.wait(timeout=30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("worker.nowhere", "there is no failpoint 'worker.nowhere': the names are init.step, "),
+        ("worker.called/Paint", "'Paint' is not an operation: use Create, Update, Delete"),
+        ("decider.took/Create", "decider.took knows no operation: leave it out"),
+        ("worker.called:0", "the first arrival is 1"),
+        ("worker.called:x", "write NAME[/OPERATION][:ARRIVAL][=ACTION]"),
+        ("worker.called=", "write NAME[/OPERATION][:ARRIVAL][=ACTION]"),
+        ("worker.called=explode", "'explode' is not an action: use kill, kill:PID, stop or error"),
+        ("worker.called=kill:1", "'kill:1' is not an action"),
+        ("worker.called=stop:77", "'stop:77' is not an action"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_error(
+    text: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(ConfigurationError) as raised:
+        arm_from_environment()
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not any(is_armed(point) for point in Failpoint)
+
+
+def test_the_command_line_refuses_to_start_with_one_that_cannot_be_read(
+    nats_server: EmbeddedServer,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "reconciler", "init", "--nats-url", nats_server.url],
+        env={**os.environ, VARIABLE: "worker.nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {VARIABLE}: there is no failpoint 'worker.nowhere'")
+    assert len(done.stderr.splitlines()) == 1
