@@ -29,6 +29,7 @@ DIGEST_HEADER = "Reconciler-Digest"
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
 _LEAST_TOKENS = 5
+_DOTS = 4
 
 Problem = Literal[
     "Missing",
@@ -127,7 +128,7 @@ class ShapeChain:
             found = f"event {event.shapeversion} of {event.subject[:_SHOWN_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, shape, found)
         wanted = log_class(event.data)
-        if not recorded.subject.endswith(f".{wanted}"):
+        if not recorded.subject.endswith(wanted) or recorded.subject.count(".") != _DOTS:
             found = f"event {event.shapeversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, shape, found)
 
@@ -166,7 +167,7 @@ class ShapeChain:
 
 
 class LogChains:
-    """The histories of all shapes of a log, checked in one pass; about 250 bytes a shape.
+    """The histories of all shapes of a log, checked in one pass; about 500 bytes a shape.
 
     ``after`` is the position that the pass begins behind: unless it is 0, a shape's first event
     that is seen is taken as it is. What is found is told to ``damaged``: a shape once, and it is
@@ -181,13 +182,14 @@ class LogChains:
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
+        self._names: dict[str, str] = {}
 
     def take(self, recorded: Recorded) -> LogEvent | None:
         """Give a sound event, or None for one of a damaged shape, or of none."""
         if recorded.position != self._position + 1:
             self._tell_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
-        shape = self._shape_of(recorded)
+        shape = self._names.get(recorded.subject) or self._shape_of(recorded)
         if not shape or shape in self._damaged:
             return None
         chain = self.chains.get(shape)
@@ -224,7 +226,8 @@ class LogChains:
         parts = recorded.subject.split(".")
         if len(parts) >= _LEAST_TOKENS and parts[0] == "log":
             with contextlib.suppress(InvalidNameError):
-                return str(ShapeKey.checked(*parts[1:4]))
+                shape = self._names[recorded.subject] = str(ShapeKey.checked(*parts[1:4]))
+                return shape
         expected = "a subject log.<namespace>.<kind>.<name>.<class>"
         found = recorded.subject[:_SHOWN_CHARACTERS]
         self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))
