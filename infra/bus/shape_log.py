@@ -326,9 +326,11 @@ class JetStreamShapeLog:
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace, each up to damage."""
+        messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, SHAPES, filters=filters) as follower:
-            messages = [each async for some in follower.replay() for each in some]
+            async for some in follower.replay():  # up to what the leader has
+                messages += some
         return _sound_of_some(messages)
 
     def follow(
