@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared
+from events.intake import Answer, Declared, Observed, TimerFired
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -54,6 +54,7 @@ _HELD_SECONDS = 2.0
 
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
+_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -86,6 +87,12 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
+
+    @property
+    def commit(self) -> Commit:
+        """What is to be stored. An observation or a timer that changes nothing will come again."""
+        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
+        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
 
 
 class Decider:
@@ -190,7 +197,7 @@ class Decider:
         self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
     ) -> list[_Decided]:
         """Append; give what is stored. What the bus will never take must not hold up the others."""
-        commits = [Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group]
+        commits = [each.commit for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
         except AppendRefusedError as error:
