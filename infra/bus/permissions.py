@@ -14,12 +14,14 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from events import subjects
+from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
     OBSERVATIONS,
     OUTCOMES,
+    RATES,
     ROWS,
     ROWS_PREFIX,
     SHAPES,
@@ -44,6 +46,7 @@ ALL_STREAMS: Final = (
     SNAPSHOTS,
     OBSERVATIONS,
     DEADLETTERS,
+    RATES,
     ROWS,
 )
 _EVERY: Final = ShapeKey("*", "*", "*")
@@ -173,6 +176,13 @@ def _takes(stream: str, *consumers: str) -> Iterator[str]:
         yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
+def _keeps_rates() -> Iterator[str]:
+    """Reserve the calls of rate limits."""
+    yield f"{_API}.STREAM.INFO.{RATES}"
+    yield f"{_API}.STREAM.MSG.GET.{RATES}"
+    yield subjects.rate("*")
+
+
 def _of_every_role() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
@@ -200,6 +210,7 @@ def _decider() -> Iterator[str]:
 def _worker() -> Iterator[str]:
     yield from _of_every_role()
     yield from _takes(SHAPES, WORKERS)
+    yield from _keeps_rates()
     yield subjects.intake("result", _EVERY)
 
 
@@ -207,6 +218,9 @@ def _observer() -> Iterator[str]:
     yield from _of_every_role()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield from _follows(ROWS, OBSERVATIONS)
+    yield from _keeps_rates()
+    # How an API answers as a whole, and of no shape.
+    yield subjects.intake("result", ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*"))
     yield subjects.intake("observed", _EVERY)
     yield subjects.intake("timer", _EVERY)
     yield subjects.snapshot("*", "*", "*")
