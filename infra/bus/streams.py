@@ -327,7 +327,7 @@ def _dead_letters() -> Config:
         ["deadletter.>"],
         discard="new",  # with a limit of bytes: what is dead must not go unseen
         max_age=90 * _DAY,
-        max_bytes=1024**3,
+        max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
     )
 

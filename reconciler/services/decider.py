@@ -36,7 +36,7 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.services.configurations import Configurations
-from reconciler.services.refusing import tell_refused, undecidable, understand
+from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
@@ -165,12 +165,12 @@ class Decider:
             try:
                 key, command = understand(delivery)
             except ValueError as error:
-                letters.append(DeadLetter("intake", str(error), delivery))
+                letters.append(unreadable(delivery, str(error)))
                 continue
             except Exception as error:  # one message must never hold up the others
                 _logger.exception("a message could not be read", position=delivery.position)
                 reason = f"it could not be read: {type(error).__name__}"
-                letters.append(DeadLetter("intake", reason, delivery))
+                letters.append(unreadable(delivery, reason))
                 continue
             mine = work.get(key)
             if mine is None:
