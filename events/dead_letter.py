@@ -1,4 +1,8 @@
-"""Dead letters: what could not be used, and why."""
+"""Dead letters: what could not be used, why, and what was done about it.
+
+A letter is never changed. What people do about it is appended as a ``LetterHandled``, so that it
+stays visible what came in, and what became of it (ADR 0010).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,28 @@ from typing import Literal
 
 import msgspec
 
-KEPT_BYTES = 64 * 1024
-"""So much of a payload is kept; the reason and the size are always there."""
+from events.envelope import MOST_MESSAGE_BYTES
+from events.names import InvalidNameError, ShapeKey
+
+KEPT_BYTES = MOST_MESSAGE_BYTES
+"""A payload up to here is kept whole: all that could ever be decided can be retried."""
+
+PREVIEW_BYTES = 64 * 1024
+"""So much is kept of a longer one; the reason and the size are always there."""
+
+MOST_REASON_CHARACTERS = 2_000
+_INTAKE_TOKENS = 6
+_LONGEST_ID = 256
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A message that could not be used.
 
-    ``stage`` is where (``intake``: it could not be read; ``declaration``: it was refused).
-    ``position`` is its place in the intake. A payload that is not text is in base64.
+    ``stage`` is where: ``intake`` (it could not be read), ``declaration`` (it was refused),
+    ``decision`` (it could not be decided), ``action`` (a decided action that no worker could read),
+    ``observation`` (an object that is too long to be observed), ``snapshot`` (another observer's
+    snapshot proves nothing). ``position`` is its place in the stream that ``subject`` belongs to. A
+    payload that is not text is in base64.
     """
 
     stage: str
@@ -31,11 +48,104 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     payload_truncated: bool
 
 
-def payload_text(payload: bytes) -> tuple[str, Literal["text", "base64"], bool]:
-    """Give what is kept of a payload, how it is written, and whether it was cut."""
-    kept = payload[:KEPT_BYTES]
-    truncated = len(payload) > KEPT_BYTES
+class LetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What somebody did about a dead letter, named by its number in the stream of dead letters.
+
+    ``position`` is the place that a retried message got in the intake; ``corrected`` says that it
+    went there with another payload.
+    """
+
+    letter: int
+    stage: str
+    what: Literal["Retried", "Dismissed"]
+    by: str
+    at: datetime
+    position: int = 0
+    corrected: bool = False
+    note: str = ""
+
+
+class _Sender(msgspec.Struct, frozen=True):
+    source: str = ""
+
+
+_sender = msgspec.json.Decoder(_Sender)
+
+
+def make_record(
+    *,
+    stage: str,
+    reason: str,
+    subject: str,
+    position: int,
+    message_id: str,
+    at: datetime,
+    payload: bytes,
+    room: int = KEPT_BYTES,
+) -> DeadLetterRecord:
+    """Write down a message that could not be used; ``room``: so many bytes the bus can take."""
+    kept = payload if len(payload) <= min(KEPT_BYTES, room) else payload[: min(PREVIEW_BYTES, room)]
+    text, encoding = _written(kept)
+    return DeadLetterRecord(
+        stage=stage,
+        reason=reason[:MOST_REASON_CHARACTERS],
+        subject=subject,
+        position=position,
+        message_id=message_id[:_LONGEST_ID],
+        at=at,
+        size=len(payload),
+        payload=text,
+        payload_encoding=encoding,
+        payload_truncated=len(kept) < len(payload),
+    )
+
+
+def _written(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
+    """Give bytes as text, unless they are none, or would be longer so than in base64."""
     try:
-        return kept.decode(), "text", truncated
+        text = kept.decode()
     except UnicodeDecodeError:
-        return base64.b64encode(kept).decode(), "base64", truncated
+        return base64.b64encode(kept).decode(), "base64"
+    if len(msgspec.json.encode(text)) > 2 + (len(kept) + 2) // 3 * 4:
+        return base64.b64encode(kept).decode(), "base64"
+    return text, "text"
+
+
+def payload_of(record: DeadLetterRecord) -> bytes:
+    """Give back the bytes that are kept."""
+    if record.payload_encoding == "base64":
+        return base64.b64decode(record.payload)
+    return record.payload.encode()
+
+
+def published_subject(record: DeadLetterRecord) -> str:
+    """Give the subject that the message was published on: the server stores it under another."""
+    parts = record.subject.split(".")
+    if parts[0] == "in" and len(parts) == _INTAKE_TOKENS:
+        return ".".join(["rec", *parts[2:]])
+    return record.subject
+
+
+def shape_of(record: DeadLetterRecord) -> ShapeKey | None:
+    """Tell which shape a message was about, if its subject names one."""
+    parts = record.subject.split(".")
+    where = {"in": 3, "rec": 2, "log": 1}.get(parts[0])
+    if where is None or len(parts) != where + (4 if parts[0] == "log" else 3):
+        return None
+    try:
+        return ShapeKey.checked(*parts[where : where + 3])
+    except InvalidNameError:
+        return None
+
+
+def sender_of(record: DeadLetterRecord) -> str:
+    """Tell who sent it: a CloudEvent's source, as far as it can be read; else nothing."""
+    return sender_in(payload_of(record))
+
+
+def sender_in(payload: bytes) -> str:
+    """Find the source in what may be a CloudEvent; nothing where there is none."""
+    try:
+        return _sender.decode(payload).source[:_LONGEST_ID]
+    except (ValueError, RecursionError):
+        return ""

@@ -107,6 +107,11 @@ def decode_intake(
     own is refused, for only the bus's was checked against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
+    if len(fallback_id) > MOST_ID_CHARACTERS:
+        raise InvalidMessageError(
+            f"a message id has at most {MOST_ID_CHARACTERS} characters: "
+            "it may be copied into every event that follows"
+        )
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)

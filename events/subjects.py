@@ -12,7 +12,9 @@
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
 ``rate.<limit>``                       how far the calls of one API's rate limit are reserved
-``deadletter.<stage>``                 what could not be used, with the reason
+``deadletter.<stage>``                 what could not be used, with the reason; with one more token
+                                       what is told once only; and under the name ``handled`` what
+                                       was done about it
 =====================================  =========================================================
 
 The number of subjects is bound to shapes, not to events: many subjects cost the server memory.
@@ -34,6 +36,7 @@ REPLY_HEADER = "Reconciler-Reply-To"
 the server, when the message is stored)."""
 
 _INTAKE_TOKENS = 6
+_PUBLISHED_TOKENS = 5
 _LOG_TOKENS = 5
 
 
@@ -82,9 +85,16 @@ def rate(limit: str) -> str:
     return f"rate.{limit}"
 
 
-def deadletter(stage: str) -> str:
-    """Where a message goes that could not be used at a stage."""
-    return f"deadletter.{stage}"
+def deadletter(stage: str, told_once: str = "") -> str:
+    """Where a message goes that could not be used at a stage.
+
+    ``told_once``: a token that names what the letter is about, where the same would come for ever.
+    """
+    return f"deadletter.{stage}.{told_once}" if told_once else f"deadletter.{stage}"
+
+
+HANDLED = "deadletter.handled"
+"""What was done about dead letters."""
 
 
 def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
@@ -103,6 +113,13 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
         if what == known:
             return known, ShapeKey.checked(parts[3], parts[4], parts[5])
     raise ValueError(f"{what!r} in {subject!r} is not one of {', '.join(INTAKE_KINDS)}")
+
+
+def parse_intake(subject: str) -> tuple[Intake, ShapeKey]:
+    """Read ``rec.<what>.<ns>.<kind>.<name>``; raises as ``parse_stored_intake``."""
+    prefix, _, rest = subject.partition(".")
+    is_one = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
+    return parse_stored_intake(f"in.0.{rest}" if is_one else subject)
 
 
 def parse_log(subject: str) -> ShapeKey:

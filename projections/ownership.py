@@ -21,7 +21,8 @@ class OwnershipRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """One external object that is ours, by the log.
 
     ``pending_create`` names the create that may have made it: intent before effect, so an object
-    that was made while we crashed is found here. ``since`` is the event that made it ours.
+    that was made while we crashed is found here. ``since`` is the event that made it ours,
+    ``position`` where the newest event stands that is folded in.
     """
 
     provider_config: str = ""
@@ -32,6 +33,7 @@ class OwnershipRow(msgspec.Struct, rename="camel", omit_defaults=True):
     since_time: datetime | None = None
     reason: str = ""
     pending_create: str = ""
+    position: int = 0
 
     @property
     def is_empty(self) -> bool:

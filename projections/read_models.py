@@ -6,6 +6,8 @@ byte for byte (invariant 1). A row is written again only when it changed.
 =====================================  ======================================================
 ``status.<namespace>.<kind>.<name>``   ``StatusRow``
 ``ownership.<ns>.<kind>.<name>``       ``OwnershipRow``, only while something is owned
+``damage.<ns>.<kind>.<name>``          ``LogDamage``, only while the log is damaged there
+``damage.position.<n>``                ``LogDamage`` of a message that belongs to no shape
 ``fleet``                              ``FleetSummary``
 ``checkpoint``                         ``Checkpoint``: up to where the log is folded in
 =====================================  ======================================================
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ShapeKey
 from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
@@ -27,6 +30,7 @@ SCHEMA = 3
 
 STATUS = "status"
 OWNERSHIP = "ownership"
+DAMAGE = "damage"
 FLEET = "fleet"
 CHECKPOINT = "checkpoint"
 
@@ -57,6 +61,7 @@ class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
 
 _encoder = msgspec.json.Encoder()
 _status = msgspec.json.Decoder(StatusRow)
+_damage = msgspec.json.Decoder(LogDamage)
 _ownership = msgspec.json.Decoder(OwnershipRow)
 _checkpoint = msgspec.json.Decoder(Checkpoint)
 _fleet = msgspec.json.Decoder(FleetSummary)
@@ -73,32 +78,78 @@ class ReadModels:
         self.position = 0
         self.status: dict[str, StatusRow] = {}
         self.ownership: dict[str, OwnershipRow] = {}
+        self.damage: dict[str, LogDamage] = {}
         self._dirty: dict[str, None] = {}
+        self._dirty_damage: dict[str, None] = {}
         self._dirty_ownership: dict[str, None] = {}
         self._fleet_written = b""
 
     def apply(self, position: int, event: LogEvent) -> StatusRow:
-        """Fold one event in and give the status row of its shape. Positions must grow."""
+        """Fold one event in and give the status row of its shape. Positions must grow.
+
+        A shape whose history is damaged is left as it is.
+        """
         name = event.subject
         row = self.status.get(name)
         if row is None:
-            namespace, kind, shape = name.split("/")
-            row = self.status[name] = StatusRow(namespace, kind, shape)
+            row = self.status[name] = _new_row(name)
+        self.position = position
+        if name in self.damage:
+            return row
         if position > row.position:  # else: stored before a crash that kept back the checkpoint
+            if 0 < row.version != event.shapeversion - 1:
+                self.mark_damage(_hole(row, position, event))
+                return row
             fold_status(row, position, event)
         if row.is_gone:
             del self.status[name]
         self._dirty[name] = None
         if type(event.data) in OWNERSHIP_EVENTS:
-            self._apply_to_ownership(name, event)
-        self.position = position
+            self._apply_to_ownership(name, position, event)
         return row
 
-    def _apply_to_ownership(self, name: str, event: LogEvent) -> None:
+    def mark_damage(self, damage: LogDamage) -> None:
+        """Show a shape as held from now on: the log is damaged in its history."""
+        name = damage.shape or f"position/{damage.position}"
+        if name not in self.damage:
+            self.damage[name] = damage
+            self._dirty_damage[name] = None
+        self.position = max(self.position, damage.position)
+        if damage.shape:
+            row = self.status.get(name)
+            if row is None:
+                row = self.status[name] = _new_row(name)
+            row.hold_for_damage(damage)
+            self._dirty[name] = None
+
+    def notice_lost_end(self, last_position: int) -> bool:
+        """See whether more is folded in than the log has; give whether events were lost.
+
+        Shapes that had events behind the log's end are held, as far as they still have a row.
+        """
+        if self.position <= last_position:
+            return False
+        for name, row in list(self.status.items()):
+            if row.position > last_position:
+                self.mark_damage(_lost(name, row, last_position))
+        self.mark_damage(
+            LogDamage(
+                "Lost",
+                self.position,
+                0,
+                f"a log that ends at position {self.position} or later",
+                f"one that ends at position {last_position}",
+            )
+        )
+        self.position = last_position
+        return True
+
+    def _apply_to_ownership(self, name: str, position: int, event: LogEvent) -> None:
         owned = self.ownership.get(name)
         if owned is None:
             owned = self.ownership[name] = OwnershipRow()
-        if fold_ownership(owned, event):
+        if position > owned.position and fold_ownership(owned, event):
+            owned.position = position
             self._dirty_ownership[name] = None
         if owned.is_empty:
             del self.ownership[name]
@@ -108,15 +159,18 @@ class ReadModels:
 
         The checkpoint comes last. Nothing changed: nothing is given.
         """
-        if not self._dirty:
+        if not self._dirty and not self._dirty_damage:
             return {}
         changes: dict[str, bytes | None] = {}
+        for name in self._dirty_damage:
+            changes[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty_ownership:
             changes[_row_name(OWNERSHIP, name)] = self._ownership_bytes(name)
         for name in self._dirty:
             changes[_row_name(STATUS, name)] = self._status_bytes(name)
         self._dirty.clear()
         self._dirty_ownership.clear()
+        self._dirty_damage.clear()
         fleet = _encoder.encode(self.fleet())
         if fleet != self._fleet_written:
             changes[FLEET] = self._fleet_written = fleet
@@ -125,6 +179,8 @@ class ReadModels:
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
         """Give every row's name and bytes as they ought to be stored, the checkpoint last."""
+        for name, damage in self.damage.items():
+            yield _row_name(DAMAGE, name), _encoder.encode(damage)
         for name, row in self.ownership.items():
             yield _row_name(OWNERSHIP, name), _encoder.encode(row)
         for name, row in self.status.items():
@@ -173,6 +229,8 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
                 models.status[key.replace(".", "/")] = _status.decode(payload)
             elif model == OWNERSHIP:
                 models.ownership[key.replace(".", "/")] = _ownership.decode(payload)
+            elif model == DAMAGE:
+                models.damage[key.replace(".", "/")] = _damage.decode(payload)
     except (KeyError, msgspec.DecodeError) as error:
         raise OutdatedRowsError(f"stored rows cannot be used: {error}") from None
     return models
@@ -184,6 +242,33 @@ def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
     for position, event in history:
         models.apply(position, event)
     return models
+
+
+def _new_row(name: str) -> StatusRow:
+    namespace, kind, shape = name.split("/")
+    return StatusRow(namespace, kind, shape)
+
+
+def _hole(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
+    return LogDamage(
+        "Missing" if event.shapeversion > row.version else "OutOfOrder",
+        position,
+        row.version + 1,
+        f"event {row.version + 1}",
+        f"event {event.shapeversion}",
+        event.subject,
+    )
+
+
+def _lost(name: str, row: StatusRow, last_position: int) -> LogDamage:
+    return LogDamage(
+        "Lost",
+        row.position,
+        row.version,
+        f"event {row.version}",
+        f"a log that ends at position {last_position}",
+        name,
+    )
 
 
 def status_name(key: ShapeKey) -> str:
@@ -204,6 +289,11 @@ def decode_status(payload: bytes) -> StatusRow:
 def decode_ownership(payload: bytes) -> OwnershipRow:
     """Decode a stored ownership row."""
     return _ownership.decode(payload)
+
+
+def decode_damage(payload: bytes) -> LogDamage:
+    """Decode a stored damage."""
+    return _damage.decode(payload)
 
 
 def decode_fleet(payload: bytes) -> FleetSummary:

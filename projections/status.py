@@ -10,6 +10,7 @@ import msgspec
 
 from events.external import digest
 from events.intake import OnWithdrawal
+from events.integrity import LogDamage
 from events.log import (
     AbsenceDoubted,
     ActionAbandoned,
@@ -47,11 +48,15 @@ from events.log import (
 from events.manifest import SHAPE_REF_KIND, ShapeRefSpec, target_of
 from events.names import ShapeKey
 
+LOG_DAMAGED = "LogDamaged"
+"""Reason of a shape that is held because its history is not what was written."""
+
 
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """How one shape stands after the event at ``position`` of the log.
 
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
+    ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
     action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
@@ -71,6 +76,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
+    paused: bool = False
     owned: bool = False
     uid: str | None = None
     provider_config: str = ""
@@ -112,6 +118,13 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
             or self.references
         )
 
+    def hold_for_damage(self, damage: LogDamage) -> None:
+        """Show that the shape is held: its history must not be folded any further."""
+        self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
+        self.conditions = (
+            Condition("Ready", "Unknown", LOG_DAMAGED, str(damage), self.generation),
+        )
+
 
 def fold_status(row: StatusRow, position: int, event: LogEvent) -> None:
     """Fold one event of the log into the row of its shape, in place."""
@@ -129,17 +142,25 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True
-    row.retry_at = row.throttled_until = row.breaker_until = None
+    row.throttled_until = row.breaker_until = None
     row.target_declared = None
     if row.kind == SHAPE_REF_KIND:
         row.target = str(target_of(data.fields))
         row.on_withdrawal = msgspec.convert(data.fields, ShapeRefSpec).on_withdrawal
+    row.paused = data.policy.paused
+    _stop_waiting(row)
 
 
 def _withdrawn(row: StatusRow, data: SpecWithdrawn) -> None:
     row.generation = data.generation
-    row.declared = False
-    row.retry_at = None
+    row.declared = row.paused = False
+    _stop_waiting(row)
+
+
+def _stop_waiting(row: StatusRow) -> None:
+    """A new generation is looked at now; but an action under way still waits for its next try."""
+    if not row.action_id:
+        row.retry_at = None
 
 
 def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:

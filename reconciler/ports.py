@@ -7,7 +7,7 @@ services answer them by doing the same again, which is safe (invariants 3 and 5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from events.intake import Answer, IntakeData, SnapshotPart
+from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ShapeKey
 from events.subjects import Intake
@@ -30,12 +31,14 @@ class StoredEvent(NamedTuple):
 class LoadedShape(msgspec.Struct, frozen=True):
     """All that the log has of one shape: the newest snapshot, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a shape without any.
+    ``last_position`` is that of the newest event, 0 for a shape without any. ``damage`` says why
+    the history must not be folded, if it must not.
     """
 
     last_position: int
     snapshot: bytes | None
     events: Sequence[LogEvent]
+    damage: LogDamage | None = None
 
 
 class ShapeAppend(NamedTuple):
@@ -46,8 +49,16 @@ class ShapeAppend(NamedTuple):
     expected_position: int
 
 
+DamageListener = Callable[[LogDamage], object]
+"""Called in order with the events, once a shape."""
+
+
 class AppendLostError(Exception):
     """A compare-and-set failed: nothing of the whole append was stored."""
+
+
+class AppendRefusedError(Exception):
+    """The bus will never take an append, as with an event that is too long: nothing was stored."""
 
 
 class EventFeed(Protocol):
@@ -76,6 +87,11 @@ class ShapeLog(Protocol):
         """A random name that this log got when it was made: no two logs share it."""
         ...
 
+    @property
+    def epoch(self) -> str:
+        """A random name that this log got when it was restored last, empty if it never was."""
+        ...
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -89,12 +105,17 @@ class ShapeLog(Protocol):
     async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
         """Append for many shapes, all or nothing; gives each shape's new last position.
 
-        Raises ``AppendLostError`` when another writer was first for at least one of them.
+        Raises ``AppendLostError`` when another writer was first for at least one of them, and
+        ``AppendRefusedError`` when at least one event can never be stored.
         """
         ...
 
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states by the position they hold for; losing one costs time, never truth."""
+        ...
+
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give the position of each shape's newest event as the leader knows it, 0 for none."""
         ...
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
@@ -105,8 +126,14 @@ class ShapeLog(Protocol):
         """Read every event of the shapes of one kind in one namespace."""
         ...
 
-    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
-        """Follow the log from behind a position."""
+    def follow(
+        self, after: int = 0, *, damaged: DamageListener | None = None
+    ) -> AbstractAsyncContextManager[EventFeed]:
+        """Follow the log from behind a position.
+
+        ``damaged`` is told where the log is not what was written; what a shape has behind its
+        damage is not handed out.
+        """
         ...
 
     async def last_position(self) -> int:
@@ -180,11 +207,18 @@ class Rejection(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be used, and why."""
+    """A message that could not be used, and why.
+
+    ``told_once``: what the letter is about, for what would come again and again (a listing's
+    object, an action): the newest letter about it is not repeated while its content is the same.
+    ``content`` is a digest of that.
+    """
 
     stage: str
     reason: str
     delivery: IntakeDelivery
+    told_once: str = ""
+    content: str = ""
 
 
 class TimerRequest(NamedTuple):

@@ -28,6 +28,7 @@ from projections.ownership import OwnershipRow
 from projections.read_models import FleetSummary
 from projections.status import StatusRow
 from reconciler.client.client import Client
+from reconciler.client.dead_letters import DeadLetter, LetterRefusedError, Retried
 from reconciler.client.outcome_stream import Outcome, OutcomeStream
 from reconciler.client.snapshot_writer import SnapshotWriter
 from reconciler.client.waiting import SETTLED
@@ -46,11 +47,13 @@ __all__ = [
     "BusError",
     "Client",
     "ConfigurationError",
+    "DeadLetter",
     "DeclarationRefusedError",
     "ExternalObject",
     "FleetSummary",
     "InvalidManifestError",
     "InvalidNameError",
+    "LetterRefusedError",
     "Manifest",
     "Metadata",
     "Observed",
@@ -59,6 +62,7 @@ __all__ = [
     "OutcomeStream",
     "OwnershipRow",
     "ReconcilerError",
+    "Retried",
     "ShapeKey",
     "SnapshotWriter",
     "StatusRow",

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from nats.aio.client import Client
 
+from events.integrity import LogDamage
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
@@ -19,12 +20,19 @@ from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.patience import patiently
 from infra.bus.rates import JetStreamRates
+from infra.bus.removed import check_intake_positions
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
-from projections.read_models import ReadModels
+from projections.read_models import (
+    CHECKPOINT,
+    DAMAGE,
+    ReadModels,
+    decode_checkpoint,
+    decode_damage,
+)
 from reconciler.failpoints import arm_from_environment
 from reconciler.kinds import KindRegistry, installed_kinds
 from reconciler.services.api_gates import ApiGates
@@ -87,6 +95,7 @@ class Running:
     feed: LogFeed
     providers: ProviderPool
     intake: JetStreamIntakeWriter
+    lost: Sequence[LogDamage] = ()
     projector: Projector | None = None
     observer: Observer | None = None
     foreign_snapshots: ForeignSnapshots | None = None
@@ -130,10 +139,12 @@ async def running(
 async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
     log = await open_log(nc)
     store = JetStreamRows(nc)
+    await check_intake_positions(nc)
     needs_models = "projector" in roles or "observer" in roles
     models = ReadModels()
     if needs_models:
         models = await load_models(store, clears="projector" in roles)
+    lost = await _lost_end(log, store, models)
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
     intake = JetStreamIntakeWriter(nc, process_name())
@@ -156,12 +167,32 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         feed=feed,
         providers=ProviderPool(kinds, configurations),
         intake=intake,
+        lost=lost,
     )
     if "projector" not in roles and needs_models:
         feed.subscribe(models.apply)
+        feed.subscribe_to_damage(models.mark_damage)
     elif needs_models:
         _prepare_projector(parts)
     return parts
+
+
+async def _lost_end(
+    log: JetStreamShapeLog, store: JetStreamRows, models: ReadModels
+) -> list[LogDamage]:
+    """Find the shapes whose newest events the log has lost, by what the stored rows remember.
+
+    The log's own versions cannot show it: a history without its end has no hole.
+    """
+    checkpoint = (await store.get([CHECKPOINT])).get(CHECKPOINT)
+    last = await log.last_position()
+    if checkpoint is not None and decode_checkpoint(checkpoint).position > last:
+        known = models if models.position else await load_models(store)
+        known.notice_lost_end(last)
+        found = list(known.damage.values())
+    else:
+        found = [decode_damage(row) for row in (await store.matching(f"{DAMAGE}.>")).values()]
+    return [each for each in found if each.problem == "Lost" and each.shape]
 
 
 async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
@@ -174,6 +205,7 @@ async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
 def _prepare_projector(parts: Running) -> None:
     parts.projector = Projector(parts.models, parts.store)
     parts.feed.subscribe(parts.projector.apply)
+    parts.feed.subscribe_to_damage(parts.projector.mark_damage)
 
 
 def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
@@ -185,6 +217,7 @@ def _decider(parts: Running) -> list[Coroutine[None, None, None]]:
         sink=JetStreamDecisionSink(parts.nc),
         kinds=parts.kinds,
         configurations=parts.configurations,
+        lost=parts.lost,
     )
     return [decider.run(), trim_for_ever(parts.nc)]
 
@@ -213,6 +246,7 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         models=parts.models,
         log_id=parts.log.log_id,
         gates=parts.gates,
+        sink=JetStreamDecisionSink(parts.nc),
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
     parts.feed.subscribe(sweeper.notice)

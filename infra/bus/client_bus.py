@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -12,12 +13,14 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
+from events.dead_letter import DeadLetterRecord, LetterHandled
 from events.envelope import decode_log, encode_intake, encode_snapshot_part
 from events.intake import Answer, SnapshotPart
 from events.names import ShapeKey
 from events.subjects import REPLY_HEADER, log, log_filter
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
+from infra.bus.dead_letters import read_letters, store_handled
 from infra.bus.intake import store_all
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
@@ -34,7 +37,7 @@ from infra.bus.streams import INTAKE, SHAPES
 from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
-from infra.jetstream.publish import publish_many
+from infra.jetstream.publish import publish, publish_many
 from infra.jetstream.reads import last_for_subjects, last_of_each, read_subject, stream_state
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
@@ -124,6 +127,38 @@ class JetStreamClientBus:
             encode_intake(identity, self._source, message.data, time=datetime.now(UTC)),
             {MESSAGE_ID: identity + suffix, **headers},
         )
+
+    # --- dead letters
+
+    @property
+    def source(self) -> str:
+        """Who publishes."""
+        return self._source
+
+    async def dead_letters(
+        self, *, most: int | None = None
+    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[LetterHandled]]:
+        """Read the dead letters, and what was done about them."""
+        stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
+        return stored.letters, stored.handled
+
+    async def letter_handled(self, handled: LetterHandled) -> None:
+        """Write down what was done about a dead letter."""
+        await store_handled(self._nc, handled)
+
+    async def publish_again(
+        self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
+    ) -> tuple[int, Answer | None]:
+        """Store a message of the intake as it is, under an id that is new to the stream."""
+        with self._answers.round(1) as question:
+            headers = {MESSAGE_ID: message_id, REPLY_HEADER: question.reply_to(0)}
+            stored = await publish(self._nc, subject, payload, headers=headers)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(answer_seconds):
+                    await question.complete.wait()
+            return stored.seq, question.answers[0]
+
+    # --- observed state
 
     async def last_intake_position(self) -> int:
         """Give the intake's last position."""

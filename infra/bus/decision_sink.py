@@ -10,12 +10,11 @@ import msgspec
 import structlog
 from nats.aio.client import Client
 
-from events.dead_letter import DeadLetterRecord, payload_text
 from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
-from events.manifest import PROVIDER_CONFIG_KIND
-from events.subjects import deadletter, fired, outcome, schedule
+from events.subjects import fired, outcome, schedule
+from infra.bus.dead_letters import may_hold_a_secret, store_letters
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
@@ -23,7 +22,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
 from infra.jetstream.schedules import Schedule, schedule_many
 from infra.jetstream.wire import send
-from reconciler.ports import Answer, DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _encoder = msgspec.json.Encoder()
@@ -65,13 +64,13 @@ class JetStreamDecisionSink:
         _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
 
     async def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Store dead letters; of what may hold a secret, only the reason.
+        """Store dead letters, but those that were told already.
 
-        Such a message is erased from the intake, too, where it would stay for a while.
+        What may hold a secret is erased from the intake, too, where it would stay for a while.
         """
-        _raise_first(await publish_many(self._nc, [_dead_letter(each) for each in letters]))
+        await store_letters(self._nc, letters)
         for each in letters:
-            if _may_hold_a_secret(each.delivery):
+            if may_hold_a_secret(each.delivery.subject):
                 await self._erase(each.delivery.position)
 
     async def _erase(self, position: int) -> None:
@@ -102,32 +101,6 @@ def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
     return OutgoingMessage(
         outcome(rejection.key), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
     )
-
-
-def _dead_letter(letter: DeadLetter) -> OutgoingMessage:
-    delivery = letter.delivery
-    is_hidden = _may_hold_a_secret(delivery)
-    text, encoding, truncated = payload_text(b"" if is_hidden else delivery.payload)
-    record = DeadLetterRecord(
-        stage=letter.stage,
-        reason=letter.reason,
-        subject=delivery.subject,
-        position=delivery.position,
-        message_id=delivery.message_id,
-        at=datetime.now(UTC),
-        size=len(delivery.payload),
-        payload=text,
-        payload_encoding=encoding,
-        payload_truncated=truncated or is_hidden,
-    )
-    headers = {_MESSAGE_ID_HEADER: f"{letter.stage}-{delivery.position}"}
-    return OutgoingMessage(deadletter(letter.stage), _encoder.encode(record), headers)
-
-
-def _may_hold_a_secret(delivery: IntakeDelivery) -> bool:
-    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens."""
-    tokens = delivery.subject.split(".")
-    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
 
 
 def _raise_first(results: Sequence[object]) -> None:

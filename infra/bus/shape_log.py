@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final, NamedTuple
@@ -11,13 +12,29 @@ import structlog
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log, encode_log
+from events.integrity import (
+    DIGEST_HEADER,
+    LogChains,
+    LogDamage,
+    LogDamagedError,
+    Recorded,
+    ShapeChain,
+    next_digest,
+)
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
 from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
+from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
-from infra.bus.streams import SHAPES, SNAPSHOTS, find_log_id
+from infra.bus.removed import telling_what_to_do
+from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
 from infra.jetstream.append import append
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.connection import is_clustered
+from infra.jetstream.errors import (
+    AppendConflictError,
+    BusUnavailableError,
+    MessageTooLargeError,
+)
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
@@ -25,13 +42,23 @@ from infra.jetstream.reads import (
     StoredMessage,
     last_for_subjects,
     last_from_leader,
+    message_from_leader,
     read_subject,
     stream_state,
 )
 from reconciler.failpoints import Failpoint, is_armed, reach
-from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
+from reconciler.ports import (
+    AppendLostError,
+    AppendRefusedError,
+    DamageListener,
+    EventFeed,
+    LoadedShape,
+    ShapeAppend,
+    StoredEvent,
+)
 
 _POSITION_HEADER: Final = "Reconciler-Position"
+_NO_DIGEST: Final = "none"
 _READS_AT_ONCE: Final = 32
 _EVENTS_ONE_BY_ONE: Final = 2
 _LEADER_TRIES: Final = 40
@@ -50,15 +77,22 @@ class _Heads(NamedTuple):
 class JetStreamShapeLog:
     """Implements ``reconciler.ports.ShapeLog``; make it with ``open_log``."""
 
-    def __init__(self, nc: Client, log_id: str) -> None:
+    def __init__(self, nc: Client, log_id: str, epoch: str = "") -> None:
         self._nc = nc
         self._log_id = log_id
+        self._epoch = epoch
+        self._digests = DigestCache()
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
     @property
     def log_id(self) -> str:
         """The log's own random name."""
         return self._log_id
+
+    @property
+    def epoch(self) -> str:
+        """The random name of the log's last restoration, empty if there was none."""
+        return self._epoch
 
     # --- writing
 
@@ -68,47 +102,73 @@ class JetStreamShapeLog:
         One or two events of one shape go as plain publishes instead, the second upon the first:
         that is several times faster than a batch of two (ADR 0007). A crash between them leaves a
         turn half stored, which is harmless: the cause is delivered again, and what is missing is
-        decided
-        from the state.
+        decided from the state.
         """
+        digests = await self._digests_before(appends)
         if len(appends) == 1 and len(appends[0].events) <= _EVENTS_ONE_BY_ONE:
-            return [await self._append_one_by_one(appends[0])]
+            return [await self._append_one_by_one(appends[0], digests[0])]
         messages: list[OutgoingMessage] = []
-        for each in appends:
-            messages += _outgoing(each)
+        for index, each in enumerate(appends):
+            more, digests[index] = _outgoing(each, digests[index])
+            messages += more
         half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
         try:
             sequences = await append(self._nc, messages, before_commit=half_sent)
         except AppendConflictError as conflict:
             raise AppendLostError(str(conflict)) from conflict
+        except MessageTooLargeError as error:
+            raise AppendRefusedError(str(error)) from error
         last = -1
         positions: list[int] = []
-        for each in appends:
+        for each, digest in zip(appends, digests, strict=True):
             last += len(each.events)
             positions.append(sequences[last])
+            self._digests.put(each.key, sequences[last], digest)
         return positions
 
-    async def _append_one_by_one(self, each: ShapeAppend) -> int:
+    async def _append_one_by_one(self, each: ShapeAppend, digest: str) -> int:
         position = each.expected_position
         for number, event in enumerate(each.events):
             if number:
                 reach(Failpoint.DECIDER_BETWEEN_EVENTS)
+            messages, digest = _outgoing(ShapeAppend(each.key, [event], position), digest)
             try:
-                [position] = await append(
-                    self._nc, _outgoing(ShapeAppend(each.key, [event], position))
-                )
+                [position] = await append(self._nc, messages)
             except AppendConflictError as conflict:
                 raise AppendLostError(str(conflict)) from conflict
+            except MessageTooLargeError as error:
+                raise AppendRefusedError(str(error)) from error
+        self._digests.put(each.key, position, digest)
         return position
 
     async def _half_sent(self) -> None:
         await self._nc.flush()  # the server has them, as after a crash at this step
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
+    async def _digests_before(self, appends: Sequence[ShapeAppend]) -> list[str]:
+        """Give each shape's digest at the position that its append expects."""
+        return [
+            await self._digest_at(each.expected_position) if known is None else known
+            for each in appends
+            for known in [self._digests.get(each.key, each.expected_position)]
+        ]
+
+    async def _digest_at(self, position: int) -> str:
+        """Look a digest up that is not known any more: seldom, so by a request of its own."""
+        message = await message_from_leader(self._nc, SHAPES, position)
+        return "" if message is None else _recorded(message).digest
+
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states; a failure is only logged, for a snapshot saves time and holds no truth."""
         messages = [
-            OutgoingMessage(state_snapshot(key), payload, {_POSITION_HEADER: str(position)})
+            OutgoingMessage(
+                state_snapshot(key),
+                payload,
+                {
+                    _POSITION_HEADER: str(position),
+                    DIGEST_HEADER: self._digests.get(key, position) or _NO_DIGEST,
+                },
+            )
             for key, (position, payload) in snapshots.items()
         ]
         for result in await publish_many(self._nc, messages):
@@ -116,6 +176,21 @@ class JetStreamShapeLog:
                 _logger.info("a snapshot was not stored", error=str(result))
 
     # --- loading
+
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give each shape's newest position.
+
+        The only server answers for all at once. In a cluster one that lags behind could answer
+        that: there the leader is asked, shape by shape.
+        """
+        if is_clustered(self._nc):
+            newest = await asyncio.gather(*(self._newest_position(key) for key in keys))
+            return dict(zip(keys, newest, strict=True))
+        found = dict.fromkeys(keys, 0)
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            key = parse_log(message.subject)
+            found[key] = max(found[key], message.seq)
+        return found
 
     async def load(
         self,
@@ -144,21 +219,22 @@ class JetStreamShapeLog:
         """Load the shapes whose newest events are all they have; give the heads of the others."""
         heads: dict[ShapeKey, list[StoredMessage]] = {key: [] for key in keys}
         for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
-            heads[parse_log(message.subject)].append(message)
+            heads[_key_of(message.subject)].append(message)
         loaded: dict[ShapeKey, LoadedShape] = {}
         longer: dict[ShapeKey, _Heads] = {}
         for key, messages in heads.items():
             head = max((message.seq for message in messages), default=0)
             newest = await self._newest_position(key) if from_leader else head
-            short = _whole_history(messages) if newest == head else None
+            short = self._whole(key, messages) if newest == head else None
             if short is None:
                 longer[key] = _Heads(newest, messages if newest == head else ())
             else:
-                loaded[key] = LoadedShape(head, None, short)
+                loaded[key] = short
         return loaded, longer
 
     async def _newest_position(self, key: ShapeKey) -> int:
-        newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
+        async with self._reads:
+            newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
         return 0 if newest is None else newest.seq
 
     async def _load_long(
@@ -167,25 +243,51 @@ class JetStreamShapeLog:
         position = _position(snapshot)
         if position > heads.newest:
             snapshot, position = None, 0  # of another log: it knows more than there is
-        payload = None if snapshot is None else snapshot.payload
+        digest = _snapshot_digest(snapshot)
+        if snapshot is not None and digest is None:
+            snapshot, position = None, 0  # of a release without digests
+        if snapshot is None:
+            whole = await self._complete(key, heads.messages)
+            return whole or await self._checked_tail(key, ShapeChain(), heads.newest, None)
         if position == heads.newest:
-            return LoadedShape(heads.newest, payload, ())
-        whole = await self._complete(key, heads.messages) if snapshot is None else None
-        if whole is not None:
-            return LoadedShape(heads.newest, None, whole)
-        events = await self._tail(key, position, heads.newest)
-        return LoadedShape(events[-1].position, payload, [each.event for each in events])
+            self._digests.put(key, position, digest or "")
+            return LoadedShape(position, snapshot.payload, ())
+        chain = ShapeChain(None, digest or "", position)
+        return await self._checked_tail(key, chain, heads.newest, snapshot.payload)
 
-    async def _complete(
-        self, key: ShapeKey, heads: Sequence[StoredMessage]
-    ) -> list[LogEvent] | None:
+    async def _checked_tail(
+        self, key: ShapeKey, chain: ShapeChain, head: int, snapshot: bytes | None
+    ) -> LoadedShape:
+        """Read what is behind a chain's end, and see that it goes on with it."""
+        messages = await self._tail(key, chain.position, head)
+        shape, events = str(key), list[LogEvent]()
+        try:
+            for message in messages:
+                events.append(chain.take(_recorded(message), shape))
+        except LogDamagedError as error:
+            return LoadedShape(messages[-1].seq, None, (), error.damage)
+        self._digests.put(key, chain.position, chain.digest)
+        return LoadedShape(chain.position, snapshot, events)
+
+    def _whole(self, key: ShapeKey, messages: Iterable[StoredMessage]) -> LoadedShape | None:
+        """Give the history if these messages are all of it, and sound; None to look closer."""
+        chain, shape, events = ShapeChain(), str(key), list[LogEvent]()
+        try:
+            for message in sorted(messages, key=_by_sequence):
+                events.append(chain.take(_recorded(message), shape))
+        except LogDamagedError:
+            return None
+        self._digests.put(key, chain.position, chain.digest)
+        return LoadedShape(chain.position, None, events)
+
+    async def _complete(self, key: ShapeKey, heads: Sequence[StoredMessage]) -> LoadedShape | None:
         """Read what is missing before the newest event of each class; None if that fails.
 
         Each class by its own subject, and no more than is missing: with a wildcard, or up to a
         message that is known, the server looks through the log message by message. Of a log of
         32,000 events it took 1.6 s for 500 shapes, this way 0.2 s.
         """
-        known = {event.shapeversion: event for event in map(_event, heads)}
+        known = _by_version(heads)
         newest = max(known, default=0)
         for each in LOG_CLASSES:
             missing = [version for version in range(1, newest + 1) if version not in known]
@@ -193,11 +295,10 @@ class JetStreamShapeLog:
                 break
             async with self._reads:
                 messages = await read_subject(self._nc, SHAPES, log(key, each), limit=len(missing))
-            known |= {event.shapeversion: event for event in map(_event, messages)}
-        events = [known[version] for version in range(1, newest + 1) if version in known]
-        return events if newest and len(events) == newest else None
+            known |= _by_version(messages)
+        return self._whole(key, known.values()) if newest and len(known) == newest else None
 
-    async def _tail(self, key: ShapeKey, after: int, head: int) -> list[StoredEvent]:
+    async def _tail(self, key: ShapeKey, after: int, head: int) -> list[StoredMessage]:
         """Read a shape's events behind a position, at least up to ``head``."""
         for _ in range(_LEADER_TRIES):
             async with self._reads:
@@ -205,7 +306,7 @@ class JetStreamShapeLog:
                     self._nc, SHAPES, log_filter(key), start_seq=after + 1
                 )
             if messages and messages[-1].seq >= head:
-                return [_decoded(message) for message in messages]
+                return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # a follower answered that lags behind
         raise BusUnavailableError(f"{SHAPES}: no reader has {key} up to {head} yet")
 
@@ -222,23 +323,26 @@ class JetStreamShapeLog:
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
         """Read every event of one shape."""
-        messages = await read_subject(self._nc, SHAPES, log_filter(key))
-        return [_decoded(message) for message in messages]
+        return _readable(await read_subject(self._nc, SHAPES, log_filter(key)))
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace."""
-        messages = await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>")
-        return [_decoded(message) for message in messages]
+        filters = [f"log.{namespace}.{kind}.>"]
+        async with follow(self._nc, SHAPES, filters=filters) as follower:
+            return [each async for some in follower.replay() for each in _readable(some)]
 
-    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
+    def follow(
+        self, after: int = 0, *, damaged: DamageListener | None = None
+    ) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log from behind a position."""
-        return self._follow(after)
+        return self._follow(after, damaged or _tell)
 
     @asynccontextmanager
-    async def _follow(self, after: int) -> AsyncGenerator[EventFeed]:
+    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[EventFeed]:
         async with AsyncExitStack() as stack:
             log_from = follow(self._nc, SHAPES, start_seq=after + 1)
-            yield _Feed(await patiently(self._nc, lambda: stack.enter_async_context(log_from)))
+            follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
+            yield _Feed(follower, LogChains(from_start=after == 0), damaged)
 
     async def last_position(self) -> int:
         """Give the position of the newest event."""
@@ -248,8 +352,10 @@ class JetStreamShapeLog:
 class _Feed:
     """Implements ``reconciler.ports.EventFeed``."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, chains: LogChains, damaged: DamageListener) -> None:
         self._follower = follower
+        self._chains = chains
+        self._damaged = damaged
 
     @property
     def caught_up(self) -> bool:
@@ -260,39 +366,64 @@ class _Feed:
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        return _readable(await anext(self._follower))
+        events: list[StoredEvent] = []
+        with telling_what_to_do():
+            messages = await anext(self._follower)
+        for message in messages:
+            try:
+                event = self._chains.take(_recorded(message))
+            except LogDamagedError as error:
+                self._damaged(error.damage)
+                continue
+            if event is not None:
+                events.append(StoredEvent(message.seq, event))
+        return events
+
+
+def _tell(damage: LogDamage) -> None:
+    _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
 
 
 def _readable(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Decode what can be decoded; the rest is told, since a reader of the log must go on."""
+    """Give the sound part of some shapes' histories, which a reader for people goes on with."""
+    chains = LogChains()
     events: list[StoredEvent] = []
     for message in messages:
         try:
-            events.append(StoredEvent(message.seq, decode_log(message.payload)))
-        except InvalidMessageError as error:
-            _logger.error(
-                "an event of the log cannot be read", position=message.seq, error=str(error)
-            )
+            event = chains.take(_recorded(message))
+        except LogDamagedError as error:
+            _tell(error.damage)
+            continue
+        if event is not None:
+            events.append(StoredEvent(message.seq, event))
     return events
 
 
 async def open_log(nc: Client) -> JetStreamShapeLog:
     """Open the log; raises ``NotFoundOnBusError`` if there is none yet."""
-    return JetStreamShapeLog(nc, await find_log_id(nc))
+    identity = await find_log(nc)
+    return JetStreamShapeLog(nc, identity.log_id, identity.epoch)
 
 
-def _outgoing(each: ShapeAppend) -> list[OutgoingMessage]:
+def _outgoing(each: ShapeAppend, digest: str) -> tuple[list[OutgoingMessage], str]:
+    """Write a shape's messages upon its digest; give its digest after them."""
     prefix = f"log.{each.key.tokens}."
-    first, *others = each.events
-    return [
-        OutgoingMessage(
-            prefix + log_class(first.data),
-            encode_log(first),
-            expected_filter=prefix + ">",
-            expected_last=each.expected_position,
-        ),
-        *(OutgoingMessage(prefix + log_class(event.data), encode_log(event)) for event in others),
-    ]
+    expected: str | None = prefix + ">"
+    messages: list[OutgoingMessage] = []
+    for event in each.events:
+        payload = encode_log(event)
+        digest = next_digest(digest, payload)
+        messages.append(
+            OutgoingMessage(
+                prefix + log_class(event.data),
+                payload,
+                {DIGEST_HEADER: digest},
+                expected_filter=expected,
+                expected_last=each.expected_position,
+            )
+        )
+        expected = None  # the first one speaks for all
+    return messages, digest
 
 
 def _position(snapshot: StoredMessage | None) -> int:
@@ -302,20 +433,31 @@ def _position(snapshot: StoredMessage | None) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _whole_history(heads: Sequence[StoredMessage]) -> list[LogEvent] | None:
-    """Give the events if the newest of each class are all there are."""
-    events = [decode_log(message.payload) for message in sorted(heads, key=_by_sequence)]
-    versions = [event.shapeversion for event in events]
-    return events if versions == list(range(1, len(events) + 1)) else None
+def _snapshot_digest(snapshot: StoredMessage | None) -> str | None:
+    """Read the digest of the history that a snapshot holds; None if nobody wrote it down."""
+    found = None if snapshot is None else (snapshot.headers or {}).get(DIGEST_HEADER)
+    return "" if found == _NO_DIGEST else found
+
+
+def _key_of(subject: str) -> ShapeKey:
+    """Read the key out of any subject below a shape's, also of one that no event has."""
+    return ShapeKey(*subject.split(".")[1:4])
 
 
 def _by_sequence(message: StoredMessage) -> int:
     return message.seq
 
 
-def _event(message: StoredMessage) -> LogEvent:
-    return decode_log(message.payload)
+def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
+    """Give the messages by their events' versions, without those that are none."""
+    found: dict[int, StoredMessage] = {}
+    for message in messages:
+        with contextlib.suppress(InvalidMessageError):
+            found[decode_log(message.payload).shapeversion] = message
+    return found
 
 
-def _decoded(message: StoredMessage) -> StoredEvent:
-    return StoredEvent(message.seq, decode_log(message.payload))
+def _recorded(message: StoredMessage) -> Recorded:
+    headers = message.headers
+    digest = headers.get(DIGEST_HEADER, "") if headers else ""
+    return Recorded(message.seq, message.subject, message.payload, digest)

@@ -49,6 +49,7 @@ FOLLOWERS: Final = 8
 DECIDER_GROUP: Final = "deciders"
 WORKERS: Final = "workers"
 LOG_ID_METADATA: Final = "reconciler-log-id"
+EPOCH_METADATA: Final = "reconciler-log-epoch"
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
@@ -62,6 +63,20 @@ _RESTORABLE: Final = "async"
 it need not wait for the disk at every message."""
 
 Config = dict[str, Any]
+
+
+class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
+    """Who a log is: its own name, and that of its last restoration, empty if there was none."""
+
+    log_id: str
+    epoch: str = ""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A log that is about to be restored, and the first position of the intake made beside it."""
+
+    identity: LogIdentity
+    first_intake_position: int
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -84,14 +99,20 @@ def decider_consumers() -> list[str]:
     return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
 
 
-async def ensure_topology(nc: Client, *, replicas: int = 1) -> Topology:
+async def ensure_topology(
+    nc: Client, *, replicas: int = 1, restored: Restored | None = None
+) -> Topology:
     """Make or upgrade every stream and consumer; doing it again changes nothing.
 
-    Raises ``IncompatibleStreamError`` for a difference that cannot be changed in place.
+    ``restored`` gives a new log the identity of an old one. Raises ``IncompatibleStreamError`` for
+    a difference that cannot be changed in place.
     """
-    log_id, log_is_empty = await _existing_log(nc)
+    identity, first_position = await _existing_log(nc)
+    if restored is not None:
+        identity, first_position = restored.identity, restored.first_intake_position
+    log_id = identity.log_id
     changes: dict[str, str] = {}
-    for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
+    for config in await _streams(nc, identity, first_position):
         fitting = await _fitting(nc, config)
         changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
@@ -108,9 +129,8 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     Gives the differing fields, path to (wanted, found), of each; all of them for one that is not
     there. The number of replicas is the operator's choice, and is not compared.
     """
-    log_id, log_is_empty = await _existing_log(nc)
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
-    for config in await _streams(nc, log_id, log_is_empty=log_is_empty):
+    for config in await _streams(nc, *await _existing_log(nc)):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
         wrong[config["name"]] = differences(await _fitting(nc, config), found)
     for stream, config in _consumers():
@@ -145,15 +165,15 @@ async def _found(nc: Client, question: str) -> Config:
         return {}
 
 
-async def find_log_id(nc: Client) -> str:
-    """Give the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
-    state = await stream_state(nc, SHAPES)
-    found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
+async def find_log(nc: Client) -> LogIdentity:
+    """Tell which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
+    metadata = (await stream_state(nc, SHAPES)).config.get("metadata", {})
+    found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
             f"stream {SHAPES} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
         )
-    return str(found)
+    return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
 
 
 async def has_log(nc: Client) -> bool:
@@ -162,20 +182,41 @@ async def has_log(nc: Client) -> bool:
     return SHAPES in (answer.get("streams") or ())
 
 
-async def _existing_log(nc: Client) -> tuple[str, bool]:
+async def find_log_id(nc: Client) -> str:
+    """Give the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
+    return (await find_log(nc)).log_id
+
+
+def new_name() -> str:
+    """Give a random name, for a log or for one of its restorations."""
+    return uuid.uuid4().hex[:12]
+
+
+async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
+    """Give the log's identity, and the first position of an intake that is made beside it.
+
+    Positions are the logical clock: an intake that is made anew beside an old log must not count
+    from 1 again, or what it brings would look older than what the log knows.
+    """
     try:
         state = await stream_state(nc, SHAPES)
     except NotFoundOnBusError:
-        return uuid.uuid4().hex[:12], True
-    found = state.config.get("metadata", {}).get(LOG_ID_METADATA)
-    return str(found or uuid.uuid4().hex[:12]), state.last_seq == 0
+        return LogIdentity(new_name()), 0
+    metadata = state.config.get("metadata", {})
+    identity = LogIdentity(
+        str(metadata.get(LOG_ID_METADATA) or new_name()), str(metadata.get(EPOCH_METADATA, ""))
+    )
+    return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 
-async def _streams(nc: Client, log_id: str, *, log_is_empty: bool) -> list[Config]:
+async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> list[Config]:
+    metadata = {LOG_ID_METADATA: identity.log_id}
+    if identity.epoch:
+        metadata[EPOCH_METADATA] = identity.epoch
     return [
-        {**_shapes(), "metadata": {LOG_ID_METADATA: log_id}},
+        {**_shapes(), "metadata": metadata},
         _timers(),
-        await _intake(nc, log_is_empty=log_is_empty),
+        await _intake(nc, first_position),
         _outcomes(),
         _snapshots(),
         _observations(),
@@ -197,7 +238,7 @@ def _shapes() -> Config:
     )
 
 
-async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
+async def _intake(nc: Client, first_position: int) -> Config:
     config = _file_stream(
         INTAKE,
         ["rec.>"],
@@ -223,11 +264,9 @@ async def _intake(nc: Client, *, log_is_empty: bool) -> Config:
             }
         ],
     )
-    if log_is_empty or await _exists(nc, INTAKE):
+    if not first_position or await _exists(nc, INTAKE):
         return config
-    # Positions are the logical clock: an intake that is made anew beside an old log must not
-    # count from 1 again, or what it brings would look older than what the log knows.
-    return {**config, "first_seq": time.time_ns() // 1_000}
+    return {**config, "first_seq": first_position}
 
 
 def _timers() -> Config:
@@ -284,7 +323,12 @@ def _observations() -> Config:
 
 def _dead_letters() -> Config:
     return _file_stream(
-        DEADLETTERS, ["deadletter.>"], max_age=90 * _DAY, duplicate_window=_DUPLICATE_WINDOW
+        DEADLETTERS,
+        ["deadletter.>"],
+        discard="new",  # with a limit of bytes: what is dead must not go unseen
+        max_age=90 * _DAY,
+        max_bytes=1024**3,
+        duplicate_window=_DUPLICATE_WINDOW,
     )
 
 

@@ -3,18 +3,20 @@
 from dataclasses import dataclass
 from typing import Final
 
-MAX_HEADS: Final = 50_000  # about 300 bytes each
+MAX_HEADS: Final = 50_000  # about 400 bytes each
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The last message of a sequence: its version, and its place in the stream.
 
-    `version` is None, and `seq` 0, where the sequence is empty.
+    `version` is None, and `seq` 0, where the sequence is empty. `digest` is that of the sequence
+    up to it, empty where the layout keeps none.
     """
 
     version: int | None
     seq: int
+    digest: str = ""
 
 
 NOTHING: Final = Head(None, 0)

@@ -20,6 +20,7 @@ class Entry:
         sequence: the subject filter that covers the whole sequence, and no other.
         version: its position in that sequence.
         opens: whether nothing is expected to be in the sequence yet.
+        digested: whether it is stored with the digest of its sequence up to it.
     """
 
     subject: str
@@ -28,6 +29,7 @@ class Entry:
     sequence: str
     version: int
     opens: bool
+    digested: bool = False
 
 
 class Position(NamedTuple):

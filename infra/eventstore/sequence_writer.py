@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from eventsourcing.persistence import DataError, IntegrityError
 from nats.aio.client import Client
 
+from events.integrity import DIGEST_HEADER, next_digest
 from infra.eventstore.heads import NOTHING, Head, HeadCache
 from infra.eventstore.layout import Entry, Position
 from infra.jetstream.append import MAX_BATCH, append
@@ -66,7 +68,7 @@ class SequenceWriter:
         for entry in entries:
             self._check(entry, last[entry.sequence])
             last[entry.sequence] = entry.version
-        return entries
+        return _digested(entries, heads)
 
     def _check(self, entry: Entry, last: int | None) -> None:
         if last is not None and entry.version <= last:
@@ -83,7 +85,7 @@ class SequenceWriter:
         ready = await self.prepare(entries, heads)
         numbers = await append(self.nc, _messages(ready, heads), timeout=self._timeout)
         for entry, seq in zip(ready, numbers, strict=True):
-            self.heads.put(entry.sequence, Head(entry.version, seq))
+            self.heads.put(entry.sequence, Head(entry.version, seq, _digest(entry.headers)))
         return numbers
 
     async def _guess(self, entries: Sequence[Entry]) -> dict[str, Head]:
@@ -104,9 +106,9 @@ class SequenceWriter:
         """Read heads wherever a server answers: a follower may be behind."""
         heads: dict[str, Head] = {}
         for message in await last_for_subjects(self.nc, self.stream, sequences):
-            sequence, version = self._position_of(message)
+            sequence = self._position_of(message).sequence
             if message.seq > heads.get(sequence, NOTHING).seq:
-                heads[sequence] = Head(version, message.seq)
+                heads[sequence] = self._head(message)
         return heads
 
     async def _ask_leader(self, sequences: Iterable[str]) -> dict[str, Head]:
@@ -116,9 +118,13 @@ class SequenceWriter:
 
     async def _leaders_head(self, sequence: str) -> Head:
         message = await last_from_leader(self.nc, self.stream, sequence)
-        head = Head(self._position_of(message).version, message.seq) if message else NOTHING
+        head = self._head(message) if message else NOTHING
         self.heads.put(sequence, head)
         return head
+
+    def _head(self, message: StoredMessage) -> Head:
+        version = self._position_of(message).version
+        return Head(version, message.seq, _digest(message.headers))
 
 
 def _check_count(entries: Sequence[Entry]) -> None:
@@ -127,6 +133,23 @@ def _check_count(entries: Sequence[Entry]) -> None:
             f"{len(entries)} events (and tracking records) in one insert: JetStream stores at most "
             f"{MAX_ENTRIES} messages atomically; save them in several steps"
         )
+
+
+def _digest(headers: Mapping[str, str] | None) -> str:
+    return headers.get(DIGEST_HEADER, "") if headers else ""
+
+
+def _digested(entries: Sequence[Entry], heads: Mapping[str, Head]) -> list[Entry]:
+    """Give the entries with the digests of their sequences up to each, where they have them."""
+    last = {sequence: head.digest for sequence, head in heads.items()}
+    ready: list[Entry] = []
+    for entry in entries:
+        if not entry.digested:
+            ready.append(entry)
+            continue
+        digest = last[entry.sequence] = next_digest(last[entry.sequence], entry.payload)
+        ready.append(replace(entry, headers={**(entry.headers or {}), DIGEST_HEADER: digest}))
+    return ready
 
 
 def _sequences(entries: Iterable[Entry]) -> dict[str, None]:

@@ -75,6 +75,7 @@ class ShapeLayout:
             sequence=subjects.log_filter(key),
             version=event.originator_version,
             opens=event.originator_version == _FIRST_VERSION,
+            digested=True,
         )
 
     def decode(self, message: StoredMessage) -> StoredEvent:

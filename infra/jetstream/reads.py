@@ -200,8 +200,22 @@ async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> Stor
         NotFoundOnBusError: the stream doesn't exist.
         BusUnavailableError: no answer.
     """
+    return await _from_leader(nc, stream, {"last_by_subj": subject_filter})
+
+
+async def message_from_leader(nc: Client, stream: str, seq: int) -> StoredMessage | None:
+    """Return the message at a stream sequence as the stream's leader knows it, or None.
+
+    Raises:
+        NotFoundOnBusError: the stream doesn't exist.
+        BusUnavailableError: no answer.
+    """
+    return await _from_leader(nc, stream, {"seq": seq})
+
+
+async def _from_leader(nc: Client, stream: str, question: dict[str, Any]) -> StoredMessage | None:
     try:
-        answer = await api_request(nc, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject_filter})
+        answer = await api_request(nc, f"STREAM.MSG.GET.{stream}", question)
     except NotFoundOnBusError as error:
         if "no message found" in str(error):
             return None

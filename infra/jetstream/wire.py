@@ -36,6 +36,7 @@ from infra.jetstream.errors import (
     NotFoundOnBusError,
     StreamFullError,
 )
+from infra.jetstream.foreign_bytes import read_any_subject, readable
 from infra.jetstream.identity import Identity
 from infra.jetstream.transport_security import TransportSecurity
 
@@ -260,6 +261,8 @@ class AccessFailedError(nats.errors.Error):
 class FastClient(Client):
     """The client with a quicker header parser, and with answers that end with their connection.
 
+    It reads whatever others have put into subjects and headers (``foreign_bytes``).
+
     The parser takes 1.8 µs for four headers, its own one 7.3 µs: 40 % of a follower's time. Where
     another version of nats-py has no such method, its own parser is used again.
 
@@ -271,6 +274,7 @@ class FastClient(Client):
     def __init__(
         self, identity: Identity | None = None, security: TransportSecurity | None = None
     ) -> None:
+        read_any_subject()
         super().__init__()
         self.when_lost: set[Callable[[], None]] = set()
         self.identity = identity
@@ -323,6 +327,11 @@ class FastClient(Client):
         """Whether the server says that it has JetStream on, be it ready or not."""
         return bool(self._server_info.get("jetstream"))
 
+    @property
+    def server_is_clustered(self) -> bool:
+        """Whether the server says that it is part of a cluster."""
+        return bool(self._server_info.get("cluster"))
+
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.
 
@@ -335,6 +344,25 @@ class FastClient(Client):
                 future.set_exception(nats.errors.ConnectionReconnectingError())
         for listener in list(self.when_lost):
             listener()
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return self.msg_class(
+            subject=readable(subject),
+            reply=readable(reply),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """Parse headers; of a block that nobody can read, none."""
+        try:
+            return await super()._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
+        except (UnicodeDecodeError, IndexError):
+            return None
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:

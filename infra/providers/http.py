@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlencode
@@ -101,10 +101,17 @@ class HttpApi:
             ) from error
         return self._without_secret(answer)
 
-    async def find(self, path: str) -> httpx.Response | None:
-        """Read one object; None if the API says that there is none. Other refusals are raised."""
+    async def find(
+        self, path: str, *, confirm: Callable[[], Awaitable[object]]
+    ) -> httpx.Response | None:
+        """Read one object; None if the API says that there is none. Other refusals are raised.
+
+        ``confirm`` asks for the collection, and raises if that is not there either: then 404 comes
+        from a wrong endpoint or from a gateway, and says nothing about the object.
+        """
         answer = await self.call("GET", path)
         if answer.status_code == HTTPStatus.NOT_FOUND:
+            await confirm()
             return None
         if answer.status_code != HTTPStatus.OK:
             raise refusal(answer)

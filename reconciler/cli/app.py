@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from cyclopts import App, Group, Parameter
 
-from reconciler.cli.commands import COMMANDS, HELP, LOOK, RUN, USE
+from reconciler.cli.commands import COMMANDS, HELP, LOOK, RUN, USE, WITH_COMMANDS
 
 DISTRIBUTION = "event-sourced-reconciler"
 
@@ -30,6 +30,9 @@ def build_app(chosen: str = "") -> App:
         default_parameter=Parameter(negative="", show_default=_shown_default),
     )
     for name, group, summary in COMMANDS:
+        if name in WITH_COMMANDS:
+            app.command(f"reconciler.cli.{name}:{name}", name=name)
+            continue
         app.command(
             f"reconciler.cli.{name}:{name}",
             name=name,
@@ -41,6 +44,17 @@ def build_app(chosen: str = "") -> App:
         help="Install completion for your shell."
     )
     return app
+
+
+def group_of_commands(name: str, text: str) -> App:
+    """Make a command that has commands of its own; its parent's settings hold for them."""
+    return App(
+        name=name,
+        help=text,
+        help_format="plaintext",
+        default_parameter=Parameter(negative="", show_default=_shown_default),
+        version_flags=[],
+    )
 
 
 def installed_version() -> str:

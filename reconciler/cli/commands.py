@@ -22,10 +22,14 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("watch", USE, "Show outcomes as they come."),
     ("history", LOOK, "Tell what happened to one shape, and why."),
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
+    ("deadletters", LOOK, "Look at what could not be used, and try it again."),
     ("doctor", LOOK, "Check everything, and say what to do."),
     ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
 )
+
+WITH_COMMANDS: Final = frozenset({"deadletters"})
+"""Commands that have commands of their own."""
 
 HELP: Final = """\
 Keeps what was declared and what exists the same, with the truth in one event log.

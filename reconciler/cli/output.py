@@ -14,8 +14,18 @@ from rich.text import Text
 
 Format = Literal["table", "json", "yaml"]
 
-_GOOD = {"Converged", "Deleted", "Released", "ok", "created", "True", "Present"}
-_BAD = {"Failed", "Conflict", "Rejected", "fail"}
+_GOOD = {
+    "Accepted",
+    "Stored",
+    "Converged",
+    "Deleted",
+    "Released",
+    "ok",
+    "created",
+    "True",
+    "Present",
+}
+_BAD = {"Refused", "Failed", "Conflict", "Rejected", "fail"}
 _WAITING = {"Degraded", "Disputed", "Drifted", "Held", "Paused", "Unowned", "Pending", "warn"}
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
+from events.dead_letter import LetterHandled
 from events.intake import Answer, ApprovalDecision, Observed
 from events.log import OutcomeName
 from events.manifest import Manifest
@@ -30,6 +32,15 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
+from reconciler.client.dead_letters import (
+    ANSWERED,
+    DeadLetter,
+    Retried,
+    check_not_overtaken,
+    collect,
+    matching,
+    prepare_retry,
+)
 from reconciler.client.declaring import as_key, checked_answers, declaration, withdrawal
 from reconciler.client.holding import (
     approval,
@@ -311,6 +322,78 @@ class Client:
         """Read how many shapes stand how."""
         row = await self._bus.row(FLEET)
         return FleetSummary() if row is None else decode_fleet(row)
+
+    # --- dead letters
+
+    async def dead_letters(
+        self,
+        *,
+        stage: str | None = None,
+        shape: ShapeName | None = None,
+        since: datetime | None = None,
+        only_open: bool = True,
+        most: int | None = None,
+    ) -> list[DeadLetter]:
+        """Read what could not be used, newest last.
+
+        ``only_open``: without those that were retried or dismissed; ``most``: look through no more
+        than about so many of the newest. Raises ``InvalidNameError``.
+        """
+        key = None if shape is None else as_key(shape)
+        letters = collect(*await self._bus.dead_letters(most=most))
+        return matching(letters, stage=stage, shape=key, since=since, only_open=only_open)
+
+    async def retry_dead_letter(
+        self,
+        letter: DeadLetter,
+        *,
+        payload: bytes | None = None,
+        force: bool = False,
+        answer_seconds: float = 5.0,
+    ) -> Retried:
+        """Publish a dead letter's message again on its subject, or a corrected payload for it.
+
+        The letter is then marked as retried; if the message cannot be used this time either, there
+        will be another letter. Done twice by chance, it is recognised at its shape. Raises
+        ``LetterRefusedError`` for what cannot be retried.
+        """
+        message = prepare_retry(letter, payload, force=force)
+        if message.what == "desired" and not force:
+            check_not_overtaken(letter, await self.history(message.key))
+        position, answer = await self._bus.publish_again(
+            message.subject,
+            message.payload,
+            message.message_id,
+            answer_seconds=answer_seconds if message.what in ANSWERED else 0,
+        )
+        await self._bus.letter_handled(
+            self._handling(letter, "Retried", position=position, corrected=payload is not None)
+        )
+        return Retried(letter.number, position, answer)
+
+    async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
+        """Mark a dead letter as dealt with: it stays, and is no longer counted as open."""
+        await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
+
+    def _handling(
+        self,
+        letter: DeadLetter,
+        what: Literal["Retried", "Dismissed"],
+        *,
+        position: int = 0,
+        corrected: bool = False,
+        note: str = "",
+    ) -> LetterHandled:
+        return LetterHandled(
+            letter=letter.number,
+            stage=letter.record.stage,
+            what=what,
+            by=self._bus.source,
+            at=datetime.now(UTC),
+            position=position,
+            corrected=corrected,
+            note=note,
+        )
 
     # --- observed state
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from events.dead_letter import DeadLetterRecord, LetterHandled
 from events.intake import Answer, SnapshotPart
 from events.names import ShapeKey
 from reconciler.ports import IntakeMessageOut, StoredEvent
@@ -37,6 +38,27 @@ class ClientBus(Protocol):
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Answer | None]:
         """Store messages and wait for the decider's answers; None for those that did not come."""
+        ...
+
+    async def dead_letters(
+        self, *, most: int | None = None
+    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[LetterHandled]]:
+        """Read the dead letters by number, or about the newest, and what was done about them."""
+        ...
+
+    async def letter_handled(self, handled: LetterHandled) -> None:
+        """Write down what was done about a dead letter."""
+        ...
+
+    async def publish_again(
+        self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
+    ) -> tuple[int, Answer | None]:
+        """Store a message of the intake as it is; give its position, and the answer if it comes."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Who publishes."""
         ...
 
     async def last_intake_position(self) -> int:

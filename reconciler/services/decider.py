@@ -19,14 +19,14 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
-from events.intake import Answer, Declared
+from events.intake import Answer, Declared, Observed, TimerFired
+from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
-from events.subjects import parse_stored_intake
 from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import (
+    AppendRefusedError,
     DeadLetter,
     DecisionSink,
     IntakeDelivery,
@@ -36,6 +36,7 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.services.configurations import Configurations
+from reconciler.services.refusing import tell_refused, undecidable, understand
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
@@ -48,9 +49,13 @@ _RETRY_SECONDS = 1.0
 _TRIES = 20
 """The same batch is tried again before the next is taken: what comes later must not overtake it."""
 
-_HELD_SECONDS = 30.0
+_HELD_SECONDS = 2.0
+"""What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
+
+_FULL_SECONDS = 30.0
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
+_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -67,6 +72,13 @@ class _Work:
         """Bytes that came in; about as many go into the log."""
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
+    def split(self, at: int = 1) -> tuple[_Work, _Work]:
+        """Give the first messages, and those behind them."""
+        return (
+            _Work(self.deliveries[:at], self.commands[:at]),
+            _Work(self.deliveries[at:], self.commands[at:]),
+        )
+
 
 @dataclass(slots=True)
 class _Decided:
@@ -76,6 +88,12 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
+
+    @property
+    def commit(self) -> Commit:
+        """What is to be stored. An observation or a timer that changes nothing will come again."""
+        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
+        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
 
 
 class Decider:
@@ -89,6 +107,7 @@ class Decider:
         sink: DecisionSink,
         kinds: KindRegistry,
         configurations: Configurations,
+        lost: Sequence[LogDamage] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -98,8 +117,12 @@ class Decider:
         self._kinds = kinds
         self._configurations = configurations
         self._repository = ShapeRepository(log)
+        for damage in lost:
+            self._repository.hold(damage)
         self._now = now
         self._jitter = jitter
+        self._one_by_one: set[ShapeKey] = set()
+        self._undecided: dict[ShapeKey, str] = {}
 
     async def run(self) -> None:
         """Decide for ever."""
@@ -120,11 +143,9 @@ class Decider:
         reach(Failpoint.DECIDER_TOOK)
         work, letters = self._sort(batch)
         if letters:
-            await self._sink.bury(letters)
+            done_with = await self._bury(letters, refused=True)
             reach(Failpoint.DECIDER_BURIED)
-            asked = [each for each in letters if each.delivery.reply_to is not None]
-            await self._sink.answer([_refused(each) for each in asked])
-            await self._reader.ack([letter.delivery for letter in letters])
+            await self._reader.ack(done_with)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -142,7 +163,7 @@ class Decider:
         letters: list[DeadLetter] = []
         for delivery in batch:
             try:
-                key, command = _understand(delivery)
+                key, command = understand(delivery)
             except ValueError as error:
                 letters.append(DeadLetter("intake", str(error), delivery))
                 continue
@@ -170,13 +191,37 @@ class Decider:
             done: list[_Decided] = []
             reach(Failpoint.DECIDER_DECIDED)
             for group in _groups(decided):
-                commits = [
-                    Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group
-                ]
-                lost = {commit.key for commit in await self._repository.commit(commits)}
-                done += [each for each in group if each.key not in lost]
+                done += await self._commit(group, remaining)
             await self._finish(done)
             remaining = _left_over(remaining, done)
+        self._one_by_one.clear()
+
+    async def _commit(
+        self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
+    ) -> list[_Decided]:
+        """Append; give what is stored. What the bus will never take must not hold up the others."""
+        commits = [each.commit for each in group]
+        try:
+            lost = {commit.key for commit in await self._repository.commit(commits)}
+        except AppendRefusedError as error:
+            if len(group) > 1:
+                return [each for one in group for each in await self._commit([one], remaining)]
+            await self._set_aside(group[0], remaining, str(error))
+            return []
+        return [each for each in group if each.key not in lost]
+
+    async def _set_aside(
+        self, refused: _Decided, remaining: dict[ShapeKey, _Work], reason: str
+    ) -> None:
+        """Park the one message whose events cannot be stored; of several, find out which."""
+        key = refused.key
+        if len(refused.turn.answers) > 1:
+            self._one_by_one.add(key)
+            return
+        first, remaining[key] = remaining[key].split()
+        if not remaining[key].deliveries:
+            del remaining[key]
+        await self._park(first.deliveries, reason)
 
     def _guess_new(self, work: Mapping[ShapeKey, _Work]) -> list[_Decided]:
         """Decide a few unknown shapes that are declared as if they were new, without reading first.
@@ -215,14 +260,25 @@ class Decider:
             if base is None:
                 _logger.error("history cannot be folded", error=str(self._repository.broken[key]))
                 continue
-            commands = mine.commands[:_MOST_COMMANDS_A_TURN]
-            try:
-                turn = take_turn(base.state, commands, self._context(key, now))
-            except Exception:
-                _logger.exception("a shape cannot be decided", shape=str(key))
-                continue
-            decided.append(_Decided(key, mine, base, turn))
+            turn = self._take_turn(key, mine, base, now)
+            if turn is not None:
+                decided.append(_Decided(key, mine, base, turn))
         return decided
+
+    def _take_turn(self, key: ShapeKey, mine: _Work, base: KeptShape, now: datetime) -> Turn | None:
+        """Decide; where that fails, only what comes before the message that it fails for."""
+        most = 1 if key in self._one_by_one else _MOST_COMMANDS_A_TURN
+        commands = mine.commands[:most]
+        context = self._context(key, now)
+        while commands:
+            try:
+                return take_turn(base.state, commands, context)
+            except Exception as error:  # a defect, of a kind or of ours: the others go on
+                if len(commands) == 1:
+                    _logger.exception("a shape cannot be decided", shape=str(key))
+                self._undecided[key] = f"deciding it failed: {type(error).__name__}: {error}"
+                commands = commands[: len(commands) // 2]
+        return None
 
     def _context(self, key: ShapeKey, now: datetime) -> Context:
         return Context(
@@ -230,6 +286,7 @@ class Decider:
             now=now,
             jitter=self._jitter(),
             log_id=self._log.log_id,
+            epoch=self._log.epoch,
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
         )
@@ -237,20 +294,38 @@ class Decider:
     async def _hold_back(
         self, remaining: dict[ShapeKey, _Work], decided: Sequence[_Decided]
     ) -> None:
-        """Keep the messages of shapes that cannot be decided now; all others go on.
+        """Keep messages that cannot be decided now; those behind them and all others go on.
 
         What was tried often enough is parked as a dead letter, where people see it.
         """
         for key in remaining.keys() - {each.key for each in decided}:
-            held = remaining.pop(key).deliveries
-            tired = [each for each in held if each.delivered >= _MOST_DELIVERIES]
+            broken = self._repository.broken.get(key)
+            held, behind = remaining.pop(key), _Work()
+            if broken is None:
+                held, behind = held.split()  # it fails for the first: the others are tried
+            if behind.deliveries:
+                remaining[key] = behind
+            reason = str(broken or self._undecided.pop(key, "deciding it failed"))
+            tired = [each for each in held.deliveries if each.delivered >= _MOST_DELIVERIES]
             if tired:
-                reason = self._repository.broken.get(key, "deciding it failed: see the log")
-                await self._sink.bury([DeadLetter("decision", str(reason), each) for each in tired])
-                await self._reader.ack(tired)
-            await self._reader.retry_later(
-                [each for each in held if each.delivered < _MOST_DELIVERIES], _HELD_SECONDS
-            )
+                await self._park(tired, self._why_held(key) if broken else reason)
+            for each in held.deliveries:
+                if each.delivered < _MOST_DELIVERIES:
+                    wait = _HELD_SECONDS * 2 ** (each.delivered - 1)
+                    await self._reader.retry_later([each], wait)
+
+    async def _park(self, deliveries: Sequence[IntakeDelivery], reason: str) -> None:
+        letters = [undecidable(each, reason) for each in deliveries]
+        await self._reader.ack(await self._bury(letters, refused=True))
+
+    def _why_held(self, key: ShapeKey) -> str:
+        damage = self._repository.broken.get(key)
+        if damage is None:
+            return "deciding it failed: see the logs of the decider"
+        return (
+            f"the shape is held, its log is damaged: {damage}; "
+            "restore the log, then send the message again"
+        )
 
     # --- telling and acknowledging
 
@@ -263,10 +338,30 @@ class Decider:
                 for event in each.turn.events:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
+        buried = await self._bury(news.letters, refused=False) if news.letters else []
         await news.send(self._sink)
         reach(Failpoint.DECIDER_TOLD)
-        await self._reader.ack(news.finished)
+        letters = [letter.delivery for letter in news.letters]
+        await self._reader.ack([each for each in news.finished if each not in letters] + buried)
         reach(Failpoint.DECIDER_ACKED)
+
+    async def _bury(self, letters: Sequence[DeadLetter], *, refused: bool) -> list[IntakeDelivery]:
+        """Store dead letters; gives the messages that are done with by that.
+
+        ``refused``: nobody else tells who asked. Where there is no room for the letters, their
+        messages are held back, and nothing else waits for them.
+        """
+        deliveries = [letter.delivery for letter in letters]
+        try:
+            if refused:
+                await tell_refused(self._sink, letters, self._now())
+            else:
+                await self._sink.bury(letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away, or full
+            _logger.error("dead letters are held back", why=str(error), count=len(letters))
+            await self._reader.retry_later(deliveries, _FULL_SECONDS)
+            return []
+        return deliveries
 
 
 @dataclass(slots=True)
@@ -296,9 +391,7 @@ class _News:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
 
     async def send(self, sink: DecisionSink) -> None:
-        """Tell it; what is most costly to lose first."""
-        if self.letters:
-            await sink.bury(self.letters)
+        """Tell it, besides dead letters; what is most costly to lose first."""
         if self.timers:
             await sink.set_timers(self.timers)
         if self.rejections:
@@ -309,26 +402,6 @@ class _News:
 
 def _is_accepted(answer: Answer | None) -> bool:
     return answer is not None and answer.accepted
-
-
-def _understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
-    """Decode a message; raises ``ValueError`` that says what is wrong with it."""
-    if len(delivery.payload) > MOST_MESSAGE_BYTES:
-        raise InvalidMessageError(
-            f"{len(delivery.payload)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
-        )
-    what, key = parse_stored_intake(delivery.subject)
-    message = decode_intake(
-        delivery.payload, expected=what, fallback_id=delivery.message_id, about=str(key)
-    )
-    return key, Command(delivery.position, message.id, message.source, message.data)
-
-
-def _refused(letter: DeadLetter) -> tuple[str, Answer]:
-    """Answer whoever published what could not even be read."""
-    delivery = letter.delivery
-    assert delivery.reply_to is not None
-    return delivery.reply_to, Answer(False, "Invalid", 0, delivery.position, letter.reason)
 
 
 def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
+from typing import NamedTuple
 
 import structlog
 
@@ -32,6 +32,14 @@ _SUBJECT_TOKENS = 4
 _logger = structlog.get_logger(__name__)
 
 
+class _Open(NamedTuple):
+    """A snapshot that is being received, and the part that began it."""
+
+    since: float
+    snapshot: SnapshotAssembler
+    beginning: SnapshotDelivery
+
+
 class ForeignSnapshots:
     """Assembles snapshots from the bus; a broken one proves nothing, and becomes a dead letter."""
 
@@ -51,7 +59,7 @@ class ForeignSnapshots:
         self._configurations = configurations
         self._providers = providers
         self._clock = clock
-        self._open: dict[str, tuple[float, SnapshotAssembler]] = {}
+        self._open: dict[str, _Open] = {}
         self._refused: dict[str, None] = {}
 
     async def run(self) -> None:
@@ -71,7 +79,8 @@ class ForeignSnapshots:
         subject, part = delivery.subject, delivery.part
         if isinstance(part, SnapshotBegan):
             self._refused.pop(subject, None)
-            self._begin(subject, part, delivery.stored_at)
+            await self._forget_abandoned()
+            self._begin(subject, part, delivery)
         elif subject in self._refused:
             return  # it was told once
         elif isinstance(part, SnapshotItem):
@@ -81,7 +90,7 @@ class ForeignSnapshots:
         else:
             raise SnapshotRefusedError("a part of it could not be read")
 
-    def _begin(self, subject: str, part: SnapshotBegan, stored_at: datetime) -> None:
+    def _begin(self, subject: str, part: SnapshotBegan, delivery: SnapshotDelivery) -> None:
         tokens = subject.split(".")
         if len(tokens) != _SUBJECT_TOKENS or tokens[1:3] != [part.provider_config, part.kind]:
             raise SnapshotRefusedError(
@@ -92,14 +101,14 @@ class ForeignSnapshots:
         if config is None:
             raise SnapshotRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
         check_scope(part, config)
-        self._forget_abandoned()
-        self._open[subject] = (self._clock(), SnapshotAssembler(part, stored_at))
+        snapshot = SnapshotAssembler(part, delivery.stored_at)
+        self._open[subject] = _Open(self._clock(), snapshot, delivery)
 
     def _assembler(self, subject: str) -> SnapshotAssembler:
         opened = self._open.get(subject)
         if opened is None:
             raise SnapshotRefusedError("its beginning did not come, or it was dropped before")
-        return opened[1]
+        return opened.snapshot
 
     async def _complete(self, subject: str, part: SnapshotCompleted) -> None:
         snapshot = self._assembler(subject)
@@ -109,13 +118,14 @@ class ForeignSnapshots:
         provider = self._providers.get(began.provider_config, began.kind)
         await self._observer.publish_changes(snapshot, objects, provider)
 
-    def _forget_abandoned(self) -> None:
+    async def _forget_abandoned(self) -> None:
         """Drop what was never completed: its observer went away, and nothing was concluded."""
         oldest = self._clock() - ABANDONED_SECONDS
-        for subject, (started, _snapshot) in list(self._open.items()):
-            if started < oldest or len(self._open) >= _MOST_OPEN:
-                del self._open[subject]
-                _logger.warning("snapshot abandoned", subject=subject)
+        for opened in list(self._open.values()):
+            if opened.since < oldest:
+                await self._refuse(opened.beginning, "it was not completed in time")
+            elif len(self._open) >= _MOST_OPEN:
+                await self._refuse(opened.beginning, f"{_MOST_OPEN} others are open")
 
     async def _refuse(self, delivery: SnapshotDelivery, reason: str) -> None:
         subject = delivery.subject

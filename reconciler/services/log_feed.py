@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
+from events.integrity import LogDamage
 from events.log import LogEvent
-from reconciler.ports import ShapeLog
+from reconciler.ports import DamageListener, ShapeLog
+
+_logger = structlog.get_logger(__name__)
 
 Subscriber = Callable[[int, LogEvent], object]
 """Called with each event's position and the event, in order; must not block."""
@@ -19,6 +24,7 @@ class LogFeed:
         self._log = log
         self._after = after
         self._subscribers: list[Subscriber] = []
+        self._damage_listeners: list[DamageListener] = []
         self.caught_up = asyncio.Event()
         self.position = after
 
@@ -26,9 +32,18 @@ class LogFeed:
         """Show every event from now on; subscribe before ``run``."""
         self._subscribers.append(subscriber)
 
+    def subscribe_to_damage(self, listener: DamageListener) -> None:
+        """Tell of every place where the log is not what was written; subscribe before ``run``."""
+        self._damage_listeners.append(listener)
+
+    def _damaged(self, damage: LogDamage) -> None:
+        _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
+        for listener in self._damage_listeners:
+            listener(damage)
+
     async def run(self) -> None:
         """Follow for ever."""
-        async with self._log.follow(self._after) as feed:
+        async with self._log.follow(self._after, damaged=self._damaged) as feed:
             while True:
                 if feed.caught_up:
                     self.caught_up.set()

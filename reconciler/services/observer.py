@@ -22,12 +22,13 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
-from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
 from reconciler.services.api_gate import TurnedAwayError
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, observations
+from reconciler.services.oversize import is_too_long, tell_too_long, too_long
 from reconciler.services.providers import ProviderPool
 
 JITTER = 0.1
@@ -50,6 +51,7 @@ class Observer:
         models: ReadModels,
         log_id: str,
         gates: ApiGates,
+        sink: DecisionSink | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -60,6 +62,7 @@ class Observer:
         self._kinds = kinds
         self._models = models
         self._log_id = log_id
+        self._sink = sink
         self._now = now
         self._gates = gates
         self._jitter = jitter
@@ -167,10 +170,14 @@ class Observer:
         config = self._configurations.by_name[began.provider_config]
         rows = [row for row in self._models.status.values() if row.kind == began.kind]
         findings = observations(snapshot, objects, rows, config, self._log_id)
-        found = findings.observed
+        seen = findings.observed
         for row in findings.doubtful:
             with self._gates.of(began.provider_config).calls(began.provider_config):
-                found += await _read_one(provider, row, snapshot, findings.losses)
+                seen += await _read_one(provider, row, snapshot, findings.losses)
+        found = [(key, observed) for key, observed in seen if not is_too_long(observed.object)]
+        if len(found) < len(seen):
+            letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
+            await tell_too_long(self._sink, letters)
         reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
             [IntakeMessageOut("observed", key, observed, self._new_id()) for key, observed in found]

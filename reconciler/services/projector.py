@@ -6,6 +6,7 @@ import asyncio
 
 import structlog
 
+from events.integrity import LogDamage
 from events.log import LogEvent
 from projections.read_models import (
     CHECKPOINT,
@@ -55,6 +56,11 @@ class Projector:
     def apply(self, position: int, event: LogEvent) -> None:
         """Fold an event in; it is written soon."""
         self._models.apply(position, event)
+        self._changed.set()
+
+    def mark_damage(self, damage: LogDamage) -> None:
+        """Show that the log is damaged; it is written soon."""
+        self._models.mark_damage(damage)
         self._changed.set()
 
     async def run(self) -> None:

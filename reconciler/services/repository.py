@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from events.integrity import LogDamage, LogDamagedError
 from events.log import LogEvent
 from events.names import ShapeKey
 from reconciler.ports import AppendLostError, LoadedShape, ShapeAppend, ShapeLog
@@ -38,12 +39,16 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A turn to be stored: the shape as it was decided from, the state after, the events."""
+    """A turn to be stored: the shape as it was decided from, the state after, the events.
+
+    ``counts``: whether it matters that a turn without events was decided from what the log has.
+    """
 
     key: ShapeKey
     base: KeptShape
     after: ShapeState
     events: Sequence[LogEvent]
+    counts: bool = True
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -62,21 +67,29 @@ class ShapeRepository:
         self._log = log
         self._kept: OrderedDict[ShapeKey, KeptShape] = OrderedDict()
         self._most = cached_shapes
-        self.broken: dict[ShapeKey, HistoryGapError] = {}
+        self.broken: dict[ShapeKey, ValueError] = {}
+        self._held: set[ShapeKey] = set()
 
     async def get(self, keys: Sequence[ShapeKey]) -> dict[ShapeKey, KeptShape]:
         """Give the states of shapes, loading at once those that are not kept.
 
-        A shape whose history has a hole is left out; ``broken`` then says where the hole is.
+        A shape whose history is damaged is left out; ``broken`` then says where.
         """
-        missing = [key for key in keys if key not in self._kept]
+        missing = [key for key in keys if key not in self._kept and key not in self._held]
         if missing:
             await self._load(missing)
         return {key: self._kept[key] for key in keys if key in self._kept}
 
     def knows(self, key: ShapeKey) -> bool:
-        """Tell whether something is known of a shape without reading: its state, or a hole."""
+        """Tell whether something is known of a shape without reading: its state, or damage."""
         return key in self._kept or key in self.broken
+
+    def hold(self, damage: LogDamage) -> None:
+        """Leave a shape out from now on, whatever the log says: it has lost the newest events."""
+        key = ShapeKey.parse(damage.shape)
+        self._held.add(key)
+        self._kept.pop(key, None)
+        self.broken[key] = LogDamagedError(damage)
 
     def forget(self, keys: Sequence[ShapeKey]) -> None:
         """Forget what is kept: it may not be what the log has."""
@@ -86,8 +99,11 @@ class ShapeRepository:
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
         """Append the turns, all at once; give back those that another writer was faster than.
 
-        Of those nothing is stored, and the newest state is kept instead.
+        Of those nothing is stored, and the newest state is kept instead. A turn without events is
+        checked too: what says nothing new to a stale state may be news to the newest.
         """
+        quiet = [commit for commit in commits if commit.counts and not commit.events]
+        outdated = await self._outdated(quiet)
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_SHAPES:
             lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
@@ -95,7 +111,19 @@ class ShapeRepository:
         else:
             lost = await self._commit(remaining)
         self._trim()
-        return lost
+        return lost + outdated
+
+    async def _outdated(self, commits: Sequence[Commit]) -> list[Commit]:
+        """Find turns that were decided from less than the log has, and keep what it has now."""
+        if not commits:
+            return []
+        newest = await self._log.newest_positions([commit.key for commit in commits])
+        outdated = [each for each in commits if newest[each.key] != each.base.position]
+        if outdated:
+            keys = [commit.key for commit in outdated]
+            self.forget(keys)
+            await self._load(keys, from_leader=True)
+        return outdated
 
     async def _commit(self, remaining: Sequence[Commit]) -> list[Commit]:
         lost: list[Commit] = []
@@ -131,11 +159,21 @@ class ShapeRepository:
         """Find out whose log went on without us, and keep what it has now."""
         self.forget([commit.key for commit in commits])
         await self._load([commit.key for commit in commits], from_leader=True)
+        for each in commits:
+            self._check_progress(each)
         return [
             each
             for each in commits
             if each.key not in self._kept or self._kept[each.key].position != each.base.position
         ]
+
+    def _check_progress(self, commit: Commit) -> None:
+        """Hold a shape whose history is shorter than what was decided from: a log only grows."""
+        kept, base = self._kept.get(commit.key), commit.base.state.version
+        if kept is not None and kept.state.version < base:
+            found = f"a history that ends with event {kept.state.version}"
+            expected = f"event {base}"
+            self.hold(LogDamage("Lost", kept.position, base, expected, found, str(commit.key)))
 
     async def _load(self, keys: Sequence[ShapeKey], *, from_leader: bool = False) -> None:
         outdated = self._keep(await self._log.load(keys, from_leader=from_leader))
@@ -146,6 +184,9 @@ class ShapeRepository:
         """Fold what was loaded; give back the shapes whose snapshot cannot be used."""
         outdated: list[ShapeKey] = []
         for key, shape in loaded.items():
+            if shape.damage is not None:
+                self.broken[key] = LogDamagedError(shape.damage)
+                continue
             state = NEW if shape.snapshot is None else decode_snapshot(shape.snapshot)
             if state is None:
                 outdated.append(key)

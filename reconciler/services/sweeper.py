@@ -79,7 +79,7 @@ class Sweeper:
         waking += [
             self._wake(row.key, "Sweep")
             for row in rows
-            if row.retry_at is not None and row.retry_at < overdue
+            if row.retry_at is not None and row.retry_at < overdue and not row.paused
         ]
         telling = reference_messages(rows)
         if waking or telling:

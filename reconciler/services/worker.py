@@ -11,10 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-import msgspec
 import structlog
 
-from events.envelope import MOST_MESSAGE_BYTES
 from events.external import ExternalObject
 from events.intake import ActionError, Reported
 from events.log import (
@@ -42,19 +40,19 @@ from reconciler.provider import Effect, Provider
 from reconciler.services.api_gate import ApiGate, TurnedAwayError
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
+from reconciler.services.oversize import is_too_long
 from reconciler.services.providers import ProviderPool
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
 
-MOST_OBJECT_BYTES = MOST_MESSAGE_BYTES // 2
-"""A result with a longer object would be refused by the decider, and its action never end."""
+MOST_ERROR_CHARACTERS = 4_000
+"""A longer explanation of a failure is cut: the result of the action must get through."""
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
 _DEFAULT_CONCURRENCY = 64
 
-_encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
@@ -134,9 +132,11 @@ class Worker:
             replayed=effect is not None and effect.replayed,
             sought=sought,
         )
-        message_id = f"{action.action_id}:{attempt}"
         self._results.append(
-            (delivery, IntakeMessageOut("result", delivery.event.key, reported, message_id))
+            (
+                delivery,
+                IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported)),
+            )
         )
         self._result_came.set()
 
@@ -256,8 +256,9 @@ def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
 
 def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     """Leave out an object that is too long to be reported: the result must get through."""
-    if seen is None or len(_encoder.encode(seen)) <= MOST_OBJECT_BYTES:
+    if not is_too_long(seen):
         return seen
+    assert seen is not None
     _logger.warning("an object is too long to be reported", name=seen.name)
     return None
 
@@ -285,12 +286,22 @@ def _not_made(error: TurnedAwayError, delivery: ActionDelivery) -> ProviderError
     )
 
 
+def _result_id(reported: Reported) -> str:
+    """Name a result, so that the bus stores a repeated one once.
+
+    Two calls of one attempt may end differently, where a lease ended before its call: the refusal
+    of the second ("still running") must not stand for the success of the first.
+    """
+    ending = "Done" if reported.error is None else reported.error.error_class
+    return f"{reported.action_id}:{reported.attempt}:{ending}"
+
+
 def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
     if isinstance(error, ConfigurationError):
-        return ActionError("Transient", str(error))
+        return ActionError("Transient", str(error)[:MOST_ERROR_CHARACTERS])
     return ActionError(
         error.error_class,
-        error.message,
+        error.message[:MOST_ERROR_CHARACTERS],
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, TurnedAwayError),

@@ -31,7 +31,7 @@ def new_action(
     return ActionDecided(
         Action(
             action_id=action_id,
-            idempotency_key=idempotency_key(context.log_id, action_id),
+            idempotency_key=idempotency_key(context.log_id, action_id, context.epoch),
             operation=operation,
             generation=state.generation,
             provider_config=place[0],
@@ -45,6 +45,10 @@ def new_action(
     )
 
 
-def idempotency_key(log_id: str, action_id: str) -> str:
-    """Derive an action's key: the same in every replay, another in every other log."""
-    return hashlib.sha256(f"{log_id}/{action_id}".encode()).hexdigest()[:40]
+def idempotency_key(log_id: str, action_id: str, epoch: str = "") -> str:
+    """Derive an action's key: the same in every replay, another in every other log.
+
+    A log that was restored uses the ids of what it has lost again: ``epoch`` keeps the keys apart.
+    """
+    name = f"{log_id}:{epoch}" if epoch else log_id
+    return hashlib.sha256(f"{name}/{action_id}".encode()).hexdigest()[:40]

@@ -35,7 +35,8 @@ class Context:
 
     ``jitter`` is in [0, 1). ``kind`` is None when no such kind is registered here; ``config`` is
     None when the ``ProviderConfig`` that the shape names is not declared. ``configs`` gives any of
-    them by name: a declaration may change which one a shape uses.
+    them by name: a declaration may change which one a shape uses. ``epoch`` names the log's last
+    restoration, empty if there was none.
     """
 
     key: ShapeKey
@@ -44,6 +45,7 @@ class Context:
     log_id: str
     kind: Kind | None
     configs: dict[str, ProviderConfigSpec]
+    epoch: str = ""
 
     @property
     def owner(self) -> str:

@@ -67,6 +67,8 @@ def _is_stale(state: ShapeState, position: int, data: Observed, context: Context
         return True
     if (data.as_of, position) < (state.observed_position, state.observed_message):
         return True
+    if data.provider_config not in context.configs:
+        return state.effect_at is not None  # how late it shows our effects is not known
     grace = grace_seconds(context, data.provider_config)
     if grace and state.effect_at is not None:
         return data.began_at is None or data.began_at < state.effect_at + timedelta(seconds=grace)

@@ -101,3 +101,15 @@ async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamShapeLo
         ("Accepted", 2),
         ("Duplicate", 2),
     ]
+
+
+async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStreamShapeLog) -> None:
+    key, ours, others = new_key(), Bus(), Bus()
+    stale = decider(log, ours)
+    await stale.handle([declaration(key, 1, "Red")])
+    await decider(log, others).handle([declaration(key, 2, "Blue")])
+    await stale.handle([declaration(key, 3, "Red")])  # as it was, by what this one still knows
+    assert [(answer.reason, answer.generation) for answer in ours.answers] == [
+        ("Accepted", 1),
+        ("Accepted", 3),
+    ]

@@ -25,8 +25,9 @@ from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
 from reconciler.provider import Effect, Provider
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
+from reconciler.services.oversize import MOST_OBJECT_BYTES
 from reconciler.services.providers import ProviderPool
-from reconciler.services.worker import MOST_OBJECT_BYTES, Worker
+from reconciler.services.worker import Worker
 from tests.bus.histories import event, new_key
 
 

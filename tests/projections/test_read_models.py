@@ -192,6 +192,24 @@ def test_rows_say_how_a_shape_stands():
     assert fleet.counts == (FleetCount("default", "Block", "Converged", 1),)
 
 
+def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_declaration():
+    story = Story()
+    story.declare({"color": "Red"})
+    story.fail("Transient")
+    waits_until = story.flight.retry_at
+    story.declare({"color": "Blue"})
+    status = decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)])
+    assert status.retry_at == waits_until is not None
+
+
+def test_a_paused_shape_is_seen_to_be_paused_until_it_is_not():
+    story = converged()
+    story.declare({"color": "Red"}, policy={"paused": True})
+    assert decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
+    story.withdraw()
+    assert not decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused
+
+
 def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_row():
     story = Story()
     story.declare()

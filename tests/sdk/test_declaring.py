@@ -16,7 +16,7 @@ from reconciler.sdk import (
     InvalidNameError,
     connect,
 )
-from reconciler.services import decider
+from reconciler.services import refusing
 from tests.sdk.conftest import Stack, shape
 
 
@@ -147,4 +147,4 @@ async def test_source_must_be_usable(stack: Stack) -> None:
 
 
 def test_longest_message_is_what_the_decider_takes() -> None:
-    assert decider.MOST_MESSAGE_BYTES == MOST_MESSAGE_BYTES
+    assert refusing.MOST_MESSAGE_BYTES == MOST_MESSAGE_BYTES

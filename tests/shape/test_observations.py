@@ -74,6 +74,12 @@ def test_with_a_grace_an_observation_without_a_time_proves_nothing():
     assert story.see(None) == []
 
 
+def test_while_the_grace_is_not_known_an_observation_proves_nothing():
+    story = converged()
+    story.configs.clear()
+    assert "ExternalObserved" not in names(story.see(None, began_at=story.now))
+
+
 def test_what_is_seen_in_another_place_is_not_about_us():
     story = converged()
     assert story.see(None, config="elsewhere") == []

@@ -1,0 +1,232 @@
+"""Dead letters on the command line: which ones are meant, and how they are shown."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from events.names import ShapeKey
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.output import Format, coloured, console, print_structured, print_table
+from reconciler.client.client import Client
+from reconciler.client.dead_letters import DeadLetter, Retried, matching
+
+Stage = Literal[
+    "intake", "declaration", "decision", "action", "observation", "snapshot", "unreadable"
+]
+
+_SHOWN_REASONS = 10
+_REASON_WIDTH = 120
+_VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|\b[\w/-]*\d[\w.:/@-]*")
+_INTAKE_STAGES = frozenset({"intake", "declaration", "decision"})
+
+
+class Listed(msgspec.Struct, frozen=True, rename="camel"):
+    """One letter in a list."""
+
+    number: int
+    at: datetime
+    stage: str
+    shape: str
+    subject: str
+    sender: str
+    position: int
+    size: int
+    state: str
+    reason: str
+
+
+class Outcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What came of doing something about a letter."""
+
+    number: int
+    done: bool
+    what: str
+    position: int = 0
+    message: str = ""
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """Which letters somebody means: by number, or all that match, with how many that are."""
+
+    numbers: Sequence[int]
+    stage: Stage | None
+    shape: str | None
+    all_letters: bool
+    count: int | None
+
+    def check(self) -> None:
+        """Raise ``UsageError`` for a choice that could mean more than was thought."""
+        by_filter = self.all_letters or self.stage is not None or self.shape is not None
+        if not self.numbers and not by_filter:
+            raise UsageError("which letters? Give numbers, --stage, --shape or --all")
+        if self.numbers and by_filter:
+            raise UsageError("give numbers, or --stage, --shape and --all: not both")
+
+    def of(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Choose among all letters; raises ``CommandError`` where that is not what was meant."""
+        if self.numbers:
+            return [_numbered(letters, number) for number in dict.fromkeys(self.numbers)]
+        key = None if self.shape is None else ShapeKey.parse(self.shape)
+        found = matching(letters, stage=self.stage, shape=key)
+        if self.count != len(found):
+            meant = "say" if self.count is None else f"you said --count {self.count}: say"
+            raise CommandError(
+                f"{len(found)} open letters match, and nothing was done; "
+                f"{meant} --count {len(found)} if you mean all of them"
+            )
+        return found
+
+
+async def read_one(client: Client, number: int) -> tuple[DeadLetter, int]:
+    """Read a letter, and the number of the one that its retry became, 0 for none."""
+    letters = await client.dead_letters(only_open=False)
+    letter = _numbered(letters, number)
+    positions = {each.position for each in letter.handled if each.position}
+    later = [
+        each.number
+        for each in letters
+        if each.record.position in positions and each.record.stage in _INTAKE_STAGES
+    ]
+    return letter, max(later, default=0)
+
+
+def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
+    for each in letters:
+        if each.number == number:
+            return each
+    raise CommandError(f"there is no dead letter {number}: `reconciler deadletters list` shows all")
+
+
+def outcome_of(retried: Retried) -> Outcome:
+    """Tell what came of a retry: what a decider refused is not done."""
+    answer = retried.answer
+    if answer is None:
+        return Outcome(retried.number, True, "Stored", retried.position)
+    if answer.accepted:
+        told = f"generation {answer.generation}"
+        return Outcome(retried.number, True, answer.reason, retried.position, told)
+    return Outcome(retried.number, False, answer.reason, retried.position, answer.message)
+
+
+# --- showing
+
+
+def listed(letter: DeadLetter) -> Listed:
+    """Give what a list shows of a letter."""
+    record = letter.record
+    return Listed(
+        letter.number,
+        record.at,
+        record.stage,
+        str(letter.shape or ""),
+        record.subject,
+        letter.sender,
+        record.position,
+        record.size,
+        letter.state,
+        record.reason,
+    )
+
+
+def print_letters(letters: Sequence[Listed]) -> None:
+    """Print a table, and how often each reason is in it."""
+    if not letters:
+        sys.stdout.write("no dead letters\n")
+        return
+    print_table(
+        ("NUMBER", "TIME", "STAGE", "SHAPE", "STATE", "REASON"),
+        [
+            (
+                str(each.number),
+                _time(each.at),
+                each.stage,
+                each.shape or _one_line(each.subject),
+                coloured(each.state),
+                _one_line(each.reason),
+            )
+            for each in letters
+        ],
+    )
+    sys.stdout.write("\n")
+    for (stage, reason), count in counted(letters).most_common(_SHOWN_REASONS):
+        console().print(f"{count} x {stage}: {reason}")
+
+
+def counted(letters: Iterable[Listed]) -> Counter[tuple[str, str]]:
+    """Count letters by stage and reason, whatever names and numbers stand in the reasons."""
+    return Counter((each.stage, _VARYING.sub("…", _one_line(each.reason))) for each in letters)
+
+
+def print_letter(letter: DeadLetter, later: int) -> None:
+    """Print everything about a letter."""
+    record = letter.record
+    out = console()
+    rows = [
+        ("Number", f"{letter.number} ({letter.state})"),
+        ("Time", _time(record.at)),
+        ("Stage", record.stage),
+        ("Reason", " ".join(record.reason.split())),
+        ("Shape", str(letter.shape or "")),
+        ("Subject", repr(record.subject).strip("'")),
+        ("Position", str(record.position)),
+        ("Sender", letter.sender),
+        ("Message id", record.message_id),
+        ("Size", f"{record.size} bytes{', cut' if record.payload_truncated else ''}"),
+    ]
+    for each in letter.handled:
+        where = f" at position {each.position} of the intake" if each.position else ""
+        corrected = ", corrected" if each.corrected else ""
+        note = f": {each.note}" if each.note else ""
+        rows.append((each.what, f"{_time(each.at)} by {each.by}{where}{corrected}{note}"))
+    if later:
+        rows.append(("Again", f"the retry could not be used either: letter {later}"))
+    for name, value in rows:
+        if value:
+            out.print(f"{name + ':':<12}{value}")
+    out.print("Payload:")
+    sys.stdout.write(_readable(letter) + "\n")
+
+
+def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
+    """Print what came of retrying or dismissing."""
+    if output != "table":
+        print_structured(outcomes, output)
+        return
+    rows = [
+        (
+            str(each.number),
+            coloured(each.what),
+            str(each.position or ""),
+            " ".join(each.message.split()),
+        )
+        for each in outcomes
+    ]
+    print_table(("NUMBER", "RESULT", "POSITION", "MESSAGE"), rows)
+
+
+def _readable(letter: DeadLetter) -> str:
+    """Give the payload: JSON with its structure, other text as a literal, bytes in base64."""
+    record = letter.record
+    if record.payload_encoding == "base64":
+        return f"(base64) {record.payload}"
+    try:
+        return msgspec.json.format(record.payload, indent=2)
+    except (ValueError, RecursionError):
+        return repr(record.payload)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    line = line if line.isprintable() else repr(line)[1:-1]
+    return line if len(line) <= _REASON_WIDTH else line[: _REASON_WIDTH - 1] + "…"
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,175 @@
+"""Dead letters for people and programs: what they are, and what may be done about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from events.dead_letter import (
+    DeadLetterRecord,
+    LetterHandled,
+    payload_of,
+    published_subject,
+    sender_of,
+    shape_of,
+)
+from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
+from events.intake import Answer
+from events.log import SpecDeclared, SpecWithdrawn
+from events.names import ShapeKey
+from events.subjects import Intake, parse_intake
+from reconciler.errors import ReconcilerError
+from reconciler.ports import StoredEvent
+
+State = Literal["Open", "Retried", "Dismissed"]
+
+_COMES_AGAIN: Mapping[str, str] = {
+    "action": "its action is offered to the workers again by itself: run workers that can read it",
+    "observation": "the next listing shows the object again: make it smaller, or leave it out",
+    "snapshot": "a snapshot is only good as a whole: its observer publishes the next one",
+}
+ANSWERED = ("desired", "finalizer", "approval")
+"""What people and services ask for: the decider answers it."""
+
+_MOST_ID_CHARACTERS = 240
+
+
+class LetterRefusedError(ReconcilerError):
+    """A dead letter cannot be retried or dismissed; the message says why, and what can be done."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
+    """A dead letter with its number, and what was done about it, oldest first."""
+
+    number: int
+    record: DeadLetterRecord
+    handled: tuple[LetterHandled, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """How it stands: the last thing that was done about it."""
+        return self.handled[-1].what if self.handled else "Open"
+
+    @property
+    def shape(self) -> ShapeKey | None:
+        """The shape that the message was about, if its subject names one."""
+        return shape_of(self.record)
+
+    @property
+    def sender(self) -> str:
+        """The source of the message, if it can be read."""
+        return sender_of(self.record)
+
+    @property
+    def payload(self) -> bytes:
+        """What is kept of the message."""
+        return payload_of(self.record)
+
+
+class Retried(msgspec.Struct, frozen=True, rename="camel"):
+    """Where a retried message is in the intake, and the decider's answer if there is one.
+
+    What nobody asked for (observations, results, timers) has no answer.
+    """
+
+    number: int
+    position: int
+    answer: Answer | None = None
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """A message that is to be published once more."""
+
+    subject: str
+    payload: bytes
+    message_id: str
+    what: Intake
+    key: ShapeKey
+
+
+def collect(
+    letters: Mapping[int, DeadLetterRecord], handled: Iterable[LetterHandled]
+) -> list[DeadLetter]:
+    """Put letters and what was done about them together, newest last."""
+    done: dict[int, list[LetterHandled]] = {}
+    for each in handled:
+        done.setdefault(each.letter, []).append(each)
+    return [
+        DeadLetter(number, record, tuple(done.get(number, ())))
+        for number, record in sorted(letters.items())
+    ]
+
+
+def matching(
+    letters: Iterable[DeadLetter],
+    *,
+    stage: str | None = None,
+    shape: ShapeKey | None = None,
+    since: datetime | None = None,
+    only_open: bool = True,
+) -> list[DeadLetter]:
+    """Choose letters."""
+    return [
+        each
+        for each in letters
+        if (stage is None or each.record.stage == stage)
+        and (shape is None or each.shape == shape)
+        and (since is None or each.record.at >= since)
+        and (not only_open or each.state == "Open")
+    ]
+
+
+def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> Retry:
+    """Make the message that retries a letter, with its own payload or a corrected one.
+
+    Raises ``LetterRefusedError`` for what would only become the next dead letter.
+    """
+    record = letter.record
+    if record.stage in _COMES_AGAIN:
+        raise _refused(letter, _COMES_AGAIN[record.stage])
+    if letter.state != "Open" and not force:
+        last = letter.handled[-1]
+        raise _refused(
+            letter,
+            f"it was {last.what.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}: "
+            "look at what became of that; --force does it all the same",
+        )
+    if payload is None and record.payload_truncated:
+        raise _refused(
+            letter,
+            f"only the beginning of its {record.size} bytes was kept, and no message may have more "
+            f"than {MOST_MESSAGE_BYTES}: give a corrected payload",
+        )
+    chosen = letter.payload if payload is None else payload
+    if len(chosen) > MOST_MESSAGE_BYTES:
+        raise _refused(
+            letter, f"{len(chosen)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
+        )
+    subject = published_subject(record)
+    try:
+        what, key = parse_intake(subject)
+        identity = f"{record.message_id[:_MOST_ID_CHARACTERS]}.retry-{len(letter.handled) + 1}"
+        decode_intake(chosen, expected=what, fallback_id=identity)
+    except (ValueError, InvalidMessageError) as error:
+        still = "it still cannot be read" if payload is None else "the new payload cannot be read"
+        raise _refused(letter, f"{still}: {error}") from None
+    return Retry(subject, chosen, identity, what, key)
+
+
+def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> None:
+    """Raise ``LetterRefusedError`` if something newer was declared: a retry would take it back."""
+    for _position, event in history:
+        is_declaration = isinstance(event.data, (SpecDeclared, SpecWithdrawn))
+        if is_declaration and event.causeposition > letter.record.position:
+            raise _refused(
+                letter,
+                f"something newer was declared by {event.actor} at {event.time:%Y-%m-%dT%H:%M:%SZ},"
+                " and a retry would take that back: --force does it all the same",
+            )
+
+
+def _refused(letter: DeadLetter, why: str) -> LetterRefusedError:
+    return LetterRefusedError(f"letter {letter.number} cannot be retried: {why}")

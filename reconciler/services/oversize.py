@@ -1,0 +1,63 @@
+"""Objects that are too long to be observed: told once, so that the rest of a listing gets through.
+
+The decider would refuse such an observation, and the next listing would bring it again, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from events.envelope import MOST_MESSAGE_BYTES
+from events.external import ExternalObject, digest
+from events.intake import Observed
+from events.names import ShapeKey
+from events.subjects import intake
+from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery
+
+MOST_OBJECT_BYTES = MOST_MESSAGE_BYTES // 2
+"""A longer object reaches neither the log nor a result."""
+
+_encoder = msgspec.json.Encoder()
+_logger = structlog.get_logger(__name__)
+
+
+def is_too_long(seen: ExternalObject | None) -> bool:
+    """Tell whether an object is too long to be reported."""
+    return seen is not None and len(_encoder.encode(seen)) > MOST_OBJECT_BYTES
+
+
+def too_long(key: ShapeKey, observed: Observed) -> DeadLetter:
+    """Make the letter about an object that is too long, the same one for the same content."""
+    assert observed.object is not None
+    payload = _encoder.encode(observed.object)
+    reason = (
+        f"object {observed.external_name!r} of {observed.provider_config!r} has {len(payload)} "
+        f"bytes, and {MOST_OBJECT_BYTES} are allowed: its changes are not seen"
+    )
+    delivery = IntakeDelivery(
+        position=observed.as_of,
+        subject=intake("observed", key),
+        payload=payload,
+        message_id="",
+        reply_to=None,
+        delivered=1,
+        receipt=None,
+    )
+    about = f"{observed.provider_config}/{key.kind}/{observed.external_name}"
+    return DeadLetter("observation", reason, delivery, about, digest(observed.object))
+
+
+async def tell_too_long(sink: DecisionSink | None, letters: Sequence[DeadLetter]) -> None:
+    """Store the letters that are new; a listing does not fail for them, the next one tells them."""
+    if not letters:
+        return
+    _logger.warning("objects are too long to be observed", count=len(letters))
+    if sink is None:
+        return
+    try:
+        await sink.bury(letters)
+    except Exception as error:  # noqa: BLE001 - such as the bus being away
+        _logger.warning("dead letters were not stored", error=str(error), count=len(letters))

@@ -1,0 +1,67 @@
+"""What cannot be used: read as far as it goes, and told to whoever can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from events.dead_letter import sender_in
+from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
+from events.intake import Answer
+from events.names import ShapeKey
+from events.subjects import Intake, parse_stored_intake
+from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
+from reconciler.shape.inputs import Command
+
+_ASKED_FOR: tuple[Intake, ...] = ("desired", "finalizer", "approval")
+_COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")
+
+
+def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
+    """Decode a message; raises ``ValueError`` that says what is wrong with it."""
+    if len(delivery.payload) > MOST_MESSAGE_BYTES:
+        raise InvalidMessageError(
+            f"{len(delivery.payload)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
+        )
+    what, key = parse_stored_intake(delivery.subject)
+    message = decode_intake(
+        delivery.payload, expected=what, fallback_id=delivery.message_id, about=str(key)
+    )
+    return key, Command(delivery.position, message.id, message.source, message.data)
+
+
+def undecidable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
+    """Make the letter for a message that could not be decided.
+
+    Of what comes again by itself, as a listing's observations do, one letter a shape is enough.
+    """
+    what, key = parse_stored_intake(delivery.subject)
+    if what in _COME_AGAIN:
+        return DeadLetter("decision", reason, delivery, f"{what}/{key}", reason)
+    return DeadLetter("decision", reason, delivery)
+
+
+async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
+    """Store the letters; then answer who asked, and tell it on the outcome stream."""
+    await sink.bury(letters)
+    rejections = [each for letter in letters for each in _rejection(letter, now)]
+    if rejections:
+        await sink.reject(rejections)
+    asked = [letter for letter in letters if letter.delivery.reply_to is not None]
+    await sink.answer([(str(each.delivery.reply_to), _answer(each)) for each in asked])
+
+
+def _answer(letter: DeadLetter) -> Answer:
+    reason = "Invalid" if letter.stage == "intake" else "Undecidable"
+    return Answer(False, reason, 0, letter.delivery.position, letter.reason)
+
+
+def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:
+    """Give the rejected outcome of what somebody asked for, if its shape is known."""
+    try:
+        what, key = parse_stored_intake(letter.delivery.subject)
+    except ValueError:
+        return []
+    if what not in _ASKED_FOR:
+        return []
+    return [Rejection(key, _answer(letter), sender_in(letter.delivery.payload), now)]

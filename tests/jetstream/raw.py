@@ -1,0 +1,28 @@
+"""A publisher without a client: it sends any bytes that the server takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+_OPTIONS = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+
+
+async def publish_raw(
+    port: int, subject: bytes, payload: bytes, *, headers: bytes | None = None
+) -> None:
+    """Publish by hand, and wait until the server has taken it; raises what it complains of."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        if headers is None:
+            line = b"PUB %b %d\r\n" % (subject, len(payload))
+        else:
+            sizes = len(headers), len(headers) + len(payload)
+            line = b"HPUB %b %d %d\r\n%b" % (subject, *sizes, headers)
+        writer.write(_OPTIONS + line + payload + b"\r\nPING\r\n")
+        await writer.drain()
+        await reader.readline()  # INFO
+        answer = await asyncio.wait_for(reader.readline(), 10)
+        if not answer.startswith(b"PONG"):
+            raise AssertionError(f"the server says {answer!r}")
+    finally:
+        writer.close()

@@ -1,0 +1,89 @@
+"""Whatever others write into subjects and headers, readers get it, and what comes behind it."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from nats.aio.client import Client
+
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect
+from infra.jetstream.follow import follow
+from infra.jetstream.publish import publish
+from infra.jetstream.pull import PullReader
+from infra.jetstream.reads import read_subject, stream_state
+from infra.jetstream.topology import ensure_consumer, ensure_stream
+from tests.jetstream.raw import publish_raw
+
+SUBJECTS = {
+    "not UTF-8": b"a\xffb",
+    "a form feed": b"a\x0cb",
+    "a vertical tab": b"a\x0bb",
+    "NUL": b"a\x00b",
+    "a separator of groups": b"a\x1db",
+    "a line separator": "a\u2028b".encode(),
+    "a wildcard": b"*",
+    "long": b"x" * 2_900,
+}
+HEADERS = {
+    "not UTF-8": b"NATS/1.0\r\nName: \xff\xfe\r\n\r\n",
+    "a status of nothing": b"NATS/1.0 \xff\xff\xff \xff\r\n\r\n",
+    "a status of the server's": b"NATS/1.0 404 No Messages\r\n\r\n",
+    "a heartbeat": b"NATS/1.0 100 Idle Heartbeat\r\n\r\n",
+    "without a colon": b"NATS/1.0\r\nnothing\r\n\r\n",
+    "nothing but a beginning": b"NATS/1.0\r\n\r\n",
+}
+
+
+async def by_pull(nc: Client, stream: str) -> list[bytes]:
+    await ensure_consumer(nc, stream, {"durable_name": "reader", "ack_policy": "explicit"})
+    reader = PullReader(nc, stream, "reader")
+    found: list[bytes] = []
+    while found[-1:] != [b"last"]:
+        found += [each.payload for each in await reader.next_batch()]
+    await reader.close()
+    return found
+
+
+async def by_following(nc: Client, stream: str) -> list[bytes]:
+    async with follow(nc, stream) as follower:
+        found: list[bytes] = []
+        while found[-1:] != [b"last"]:
+            found += [each.payload for each in await anext(follower)]
+    return found
+
+
+async def by_direct_read(nc: Client, stream: str) -> list[bytes]:
+    return [each.payload for each in await read_subject(nc, stream, f"{stream}.>")]
+
+
+@pytest.mark.parametrize("read", [by_pull, by_following, by_direct_read])
+async def test_all_of_it_is_read_on_one_connection(
+    nats_server: EmbeddedServer, unique: str, read: Callable[[Client, str], Awaitable[list[bytes]]]
+) -> None:
+    nc = await connect(nats_server.url, name="test")
+    config = {"name": unique, "subjects": [f"{unique}.>"], "allow_direct": True}
+    await ensure_stream(nc, {**config, "retention": "limits", "storage": "memory"})
+    prefix = f"{unique}.".encode()
+    for name, token in SUBJECTS.items():
+        await publish_raw(nats_server.port, prefix + token, name.encode())
+    for name, headers in HEADERS.items():
+        await publish_raw(nats_server.port, prefix + b"h", name.encode(), headers=headers)
+    await publish(nc, f"{unique}.last", b"last")
+    assert (await stream_state(nc, unique)).messages == len(SUBJECTS) + len(HEADERS) + 1
+
+    found = await read(nc, unique)
+
+    assert found == [*map(str.encode, SUBJECTS), *map(str.encode, HEADERS), b"last"]
+    assert nc.stats["reconnects"] == 0
+    await nc.close()
+
+
+async def test_a_subscription_reads_on_behind_any_header(
+    nats_server: EmbeddedServer, nc: Client, unique: str
+) -> None:
+    subscription = await nc.subscribe(unique)  # pyright: ignore[reportUnknownMemberType]
+    await nc.flush()
+    for name, headers in HEADERS.items():
+        await publish_raw(nats_server.port, unique.encode(), name.encode(), headers=headers)
+    found = [(await subscription.next_msg(timeout=10)).data for _ in HEADERS]
+    assert found == [*map(str.encode, HEADERS)]
