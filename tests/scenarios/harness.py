@@ -206,9 +206,9 @@ class Human:
 class World:
     """One story's bus and reconciler; ``human`` is in the API."""
 
-    def __init__(self, folder: Path, human: Human) -> None:
+    def __init__(self, folder: Path, human: Human, server: EmbeddedServer | None = None) -> None:
         self.human = human
-        self.server = EmbeddedServer()
+        self.server = server or EmbeddedServer()
         self.nc: Client
         self.client: SdkClient
         self.log: JetStreamShapeLog
@@ -266,6 +266,10 @@ class World:
         await self.start_reconciler()
 
     async def kill_nats(self) -> None:
+        await self.server.kill()
+
+    async def end_server(self) -> None:
+        """Have the story's end be the server's."""
         await self.server.kill()
 
     async def start_nats(self) -> None:
@@ -455,7 +459,7 @@ class World:
             if self._reconciler is not None:
                 self._reconciler.cancel()
                 await asyncio.gather(self._reconciler, return_exceptions=True)
-            await self.server.kill()
+            await self.end_server()
 
 
 def every(kind: type[_E], events: Sequence[object]) -> list[_E]:
