@@ -246,15 +246,25 @@ class Lane:
         """Count everything that ever happened in the API."""
         return len((await self.http.get("/_journal")).raise_for_status().json()["entries"])
 
+    async def count_objects(self) -> int:
+        """Count what exists in the API."""
+        return (await self.http.get("/_stats")).raise_for_status().json()["shapes"]
+
     async def count_events(self) -> int:
         """Count the events of the log."""
         return (await stream_state(self.nc, SHAPES)).last_seq
 
     # --- waiting and looking
 
-    async def until(self, condition: Callable[[], Awaitable[_T]], what: str) -> _T:
+    async def until(
+        self,
+        condition: Callable[[], Awaitable[_T]],
+        what: str,
+        *,
+        seconds: float = PATIENCE_SECONDS,
+    ) -> _T:
         """Wait until a condition gives something true; a bus or an API may be away meanwhile."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 found = await condition()
@@ -264,7 +274,7 @@ class Lane:
                 return found
             if time.monotonic() > deadline:
                 said = "\n".join(each.said for each in self._processes[-2:])
-                raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:g} s\n{said}")
+                raise AssertionError(f"{what}: not within {seconds:g} s\n{said}")
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def until_outcome(self, of: str | ShapeKey, wanted: str, generation: int = 0) -> None:
