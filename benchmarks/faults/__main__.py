@@ -20,7 +20,8 @@ from benchmarks.faults.results import Report
 
 async def _run(folder: Path, options: argparse.Namespace) -> Report:
     rows = [] if options.no_matrix else await run_matrix(folder / "matrix")
-    rows.append(await run_churn(folder / "churn", shapes=options.shapes, kills=options.kills))
+    if options.shapes:
+        rows.append(await run_churn(folder / "churn", shapes=options.shapes, kills=options.kills))
     fleet = await run_fleet(folder / "fleet", shapes=options.fleet) if options.fleet else None
     return Report(os.getloadavg()[0], tuple(rows), fleet)
 
@@ -49,9 +50,7 @@ def _show(report: Report) -> None:
 def main() -> int:
     """Run it; exit status 1 if anything was doubled, leaked or lost, or read one by one."""
     parser = argparse.ArgumentParser(prog="benchmarks.faults", description="What crashes cost.")
-    parser.add_argument(
-        "--shapes", type=int, default=500, help="objects of the churn (%(default)s)"
-    )
+    parser.add_argument("--shapes", type=int, default=500, help="objects of the churn; 0: none")
     parser.add_argument("--kills", type=int, default=20, help="SIGKILLs meanwhile (%(default)s)")
     parser.add_argument("--fleet", type=int, default=5_000, help="shapes of the restart; 0: none")
     parser.add_argument("--no-matrix", action="store_true", help="without the matrix of faults")

@@ -66,8 +66,7 @@ class _Killing:
 
 def _declared(lane: Lane, names: list[str]) -> asyncio.Future[None]:
     async def work() -> None:
-        for name in names:
-            await lane.declare(name)
+        await lane.declare_all(names)
         await _until_count(lane, len(names))
 
     return asyncio.ensure_future(work())
@@ -75,8 +74,7 @@ def _declared(lane: Lane, names: list[str]) -> asyncio.Future[None]:
 
 def _withdrawn(lane: Lane, names: list[str]) -> asyncio.Future[None]:
     async def work() -> None:
-        for name in names:
-            await lane.withdraw(name)
+        await lane.declare_all(names, withdrawn=True)
         await _until_count(lane, 0)
 
     return asyncio.ensure_future(work())
@@ -100,7 +98,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         await lane.configure("default", PREFIX, resync_seconds=3_600)
         await lane.settle()
         first = lane.fork()
-        await asyncio.gather(*(_declare_some(lane, names[start::16]) for start in range(16)))
+        await lane.declare_all(names)
         await _until_count(lane, shapes)
         await lane.until_at_rest()
         await first.kill()
@@ -124,11 +122,6 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
             external_writes=writes,
             new_events=(await stream_state(lane.nc, SHAPES)).last_seq - events,
         )
-
-
-async def _declare_some(lane: Lane, names: list[str]) -> None:
-    for name in names:
-        await lane.declare(name)
 
 
 async def _has_listed(http: httpx.AsyncClient, pages: int) -> bool:

@@ -36,6 +36,7 @@ from events.manifest import (
 )
 from events.names import SYSTEM_NAMESPACE, ShapeKey
 from events.subjects import intake, log_filter, outcome
+from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
     OUTCOMES,
@@ -47,7 +48,7 @@ from infra.bus.streams import (
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.errors import BusError
-from infra.jetstream.outgoing import MESSAGE_ID
+from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.shapes_api import ShapesProcess
@@ -162,6 +163,27 @@ class Lane:
         """Declare a shape; when it returns, the bus has it."""
         fields: Fields = {"type": "Square", "color": color, **spec}
         await self.tell(key(name), Declared(Manifest("shapes/v1", "Shape", Metadata(name), fields)))
+
+    async def declare_all(self, names: Sequence[str], *, withdrawn: bool = False) -> None:
+        """Declare many shapes at once, or take them back; when it returns, the bus has it."""
+        now = datetime.now(UTC)
+        messages: list[OutgoingMessage] = []
+        told: list[Acknowledged] = []
+        for name in names:
+            metadata, spec = Metadata(name), {"type": "Square", "color": "Red"}
+            data = (
+                Withdrawn()
+                if withdrawn
+                else Declared(Manifest("shapes/v1", "Shape", metadata, spec))
+            )
+            identity = uuid.uuid4().hex
+            payload = encode_intake(identity, ACTOR, data, time=now)
+            messages.append(
+                OutgoingMessage(intake("desired", key(name)), payload, {MESSAGE_ID: identity})
+            )
+            told.append(Acknowledged(key(name), identity))
+        await store_all(self.nc, messages)
+        self.acknowledged += told
 
     async def withdraw(self, name: str) -> None:
         """Take a declaration back."""
