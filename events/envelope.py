@@ -65,6 +65,7 @@ _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(CloudEvent)
 _log_decoder = msgspec.json.Decoder(LogEvent)
 _object_decoder = msgspec.json.Decoder(JsonObject)
+_parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _manifest_decoder = msgspec.json.Decoder(Manifest)
 _intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
     name: msgspec.json.Decoder(struct) for name, struct in INTAKE_TYPES.items()
@@ -97,10 +98,14 @@ def _encode(message_id: str, source: str, event_type: str, data: object, time: d
     )
 
 
-def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> IntakeMessage:
+def decode_intake(
+    payload: bytes, *, expected: Intake, fallback_id: str, about: str | None = None
+) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
-    ``fallback_id`` names a bare manifest, which has no id of its own. Raises
+    ``fallback_id`` names a bare manifest, which has no id of its own. ``about`` is the shape that
+    the bus's subject names, as ``namespace/kind/name``: a CloudEvent with another subject of its
+    own is refused, for only the bus's was checked against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
     if len(fallback_id) > MOST_ID_CHARACTERS:
@@ -124,6 +129,11 @@ def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> Inta
             f"id and source of a CloudEvent have at most {MOST_ID_CHARACTERS} characters: "
             "they are copied into every event that follows"
         )
+    if about is not None and envelope.subject not in (None, about):
+        raise InvalidMessageError(
+            f"the CloudEvent's subject is {envelope.subject[:200]!r}, but it was published for "
+            f"{about}: they must agree, or leave the CloudEvent's out"
+        )
     decoder = _intake_decoders.get(envelope.type)
     if decoder is None or envelope.type.split(".")[1] != expected:
         allowed = [name for name in INTAKE_TYPES if name.split(".")[1] == expected]
@@ -140,13 +150,21 @@ def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> Inta
 def _bare_manifest(
     payload: bytes, expected: Intake, fallback_id: str, error: Exception
 ) -> IntakeMessage:
-    if expected == "desired" and b'"apiVersion"' in payload and b'"specversion"' not in payload:
+    if expected == "desired" and b'"apiVersion"' in payload and _has(payload, "apiVersion"):
         try:
             manifest = _manifest_decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
             raise InvalidMessageError(f"manifest: {manifest_error}") from None
         return IntakeMessage(fallback_id, "anonymous", Declared(manifest))
     raise InvalidMessageError(f"not a CloudEvent in structured JSON: {error}") from None
+
+
+def _has(payload: bytes, field: str) -> bool:
+    """Tell whether a payload is an object with that field."""
+    try:
+        return field in _parts_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _check_nesting(payload: bytes) -> None:
@@ -186,7 +204,7 @@ def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
     """
     try:
         return _log_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         upcast = _upcast(payload, upcasters)
         if upcast is None:
             raise InvalidMessageError(f"not an event of the log: {error}") from None
@@ -197,7 +215,7 @@ def _upcast(payload: bytes, upcasters: Upcasters) -> LogEvent | None:
     """Decode an older form; None if it is none that has an upcaster."""
     try:
         stored = _object_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     try:
         newest = upcasters.upcast(stored)

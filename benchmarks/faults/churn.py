@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.faults.results import Fleet, Row, row
-from infra.bus.streams import SHAPES
+from infra.bus.streams import SHAPES, ensure_topology
 from infra.jetstream.reads import stream_state
 from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.role_process import RoleProcess
@@ -95,6 +95,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
     """
     names = [f"{PREFIX}{number}" for number in range(shapes)]
     async with Lane(folder).here() as lane:
+        await ensure_topology(lane.nc)  # with the product's leases: much is leased at once here
         await lane.configure("default", PREFIX, resync_seconds=3_600)
         await lane.settle()
         first = lane.fork()

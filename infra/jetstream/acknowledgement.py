@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.errors import AppendConflictError, BusUnavailableError, StreamFullError
 from infra.jetstream.outgoing import OutgoingMessage, subjects_of
 from infra.jetstream.wire import ApiError, status_of, to_bus_error
 
@@ -52,7 +52,19 @@ def checked(answer: Msg, messages: Sequence[OutgoingMessage]) -> Acknowledgement
         return ack
     if ack.error.err_code in _CONFLICT:
         raise _conflict(ack.error, messages)
-    raise to_bus_error(ack.error, f"publish to {subjects_of(messages)}")
+    error = to_bus_error(ack.error, f"publish to {subjects_of(messages)}")
+    if isinstance(error, StreamFullError):
+        raise _full(ack)
+    raise error
+
+
+def _full(ack: Acknowledgement) -> StreamFullError:
+    assert ack.error is not None
+    return StreamFullError(
+        f"stream {ack.stream or '(not named)'} takes no more: {ack.error.description} (code "
+        f"{ack.error.code}/{ack.error.err_code}); nothing was stored. Give it room: a higher "
+        "max_bytes, a larger account or disk; then what waits goes on by itself"
+    )
 
 
 def _conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> AppendConflictError:

@@ -22,6 +22,7 @@ from infra.jetstream.errors import (
     BusRefusedError,
     BusUnavailableError,
     NotFoundOnBusError,
+    StreamReplacedError,
 )
 from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
 from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
@@ -98,6 +99,7 @@ class Follower:
         self._names = names
         self._position = None if start_seq is None else max(0, start_seq - 1)
         self._target: int | None = None
+        self._created = ""
         self._feed = _Feed(nc)
 
     @property
@@ -113,7 +115,8 @@ class Follower:
             BusUnavailableError: no answer.
         """
         if not self._names:
-            self._target = (await stream_state(self._nc, self._stream)).last_seq
+            state = await stream_state(self._nc, self._stream)
+            self._target, self._created = state.last_seq, state.created
         await self._restart()
         if await self._is_caught_up():
             self._reached_target()
@@ -134,7 +137,7 @@ class Follower:
         """Return the next messages: at least one, except for an empty list that says caught up.
 
         Raises:
-            NotFoundOnBusError: the stream was deleted.
+            StreamReplacedError: the stream was deleted, and perhaps made anew.
             BusUnavailableError: the connection was closed.
         """
         while True:
@@ -161,8 +164,8 @@ class Follower:
     async def _is_caught_up(self) -> bool:
         """Whether all that was there at the start has been handed out.
 
-        Only the leader knows: the copy of the stream that feeds us may lag behind, and believe that
-        there is no more. Where the answer does not come, it is asked again.
+        In a cluster only the leader knows: the copy of the stream that feeds us may lag behind, and
+        believe that there is no more. Who may not ask the leader believes the copy.
         """
         if self._target is not None and self.position >= self._target:
             return True
@@ -173,7 +176,7 @@ class Follower:
         try:
             last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
         except BusUnavailableError:
-            return False
+            return False  # it is asked again soon
         return max((one.seq for one in last if one is not None), default=0) <= self.position
 
     def _reached_target(self) -> None:
@@ -184,14 +187,32 @@ class Follower:
         while True:
             _log.info("following %s anew after %d", self._stream, self.position)
             try:
+                await self._check_identity()
                 await self._restart()
-            except NotFoundOnBusError:
+            except StreamReplacedError:
                 raise
             except BusError as error:
                 _log.info("following %s: %s", self._stream, error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
+
+    async def _check_identity(self) -> None:
+        """Make sure that this is still the stream that was opened, where we may ask for it."""
+        if self._names:
+            return
+        try:
+            created = (await stream_state(self._nc, self._stream)).created
+        except NotFoundOnBusError as error:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted while it was followed"
+            ) from error
+        if created != self._created:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted and made anew while it was followed "
+                f"(created {created}, before {self._created}): positions of the old one mean "
+                "nothing in it"
+            )
 
     async def _restart(self) -> None:
         """Replace the feed by one from the position on."""

@@ -45,7 +45,7 @@ _SPREAD_SECONDS = 0.5
 _NOTICEABLE_SECONDS = 0.01
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
-_STILL_FAILING = frozenset({408, 425})
+_NOBODY_IS_SERVED = frozenset({401, 408, 425})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class ApiGate:
         reporter: str,
         report: Callable[[GateReport], None],
         clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.limiter: RateLimiter | None = None
         self.members: dict[str, Member] = {}
@@ -85,6 +86,7 @@ class ApiGate:
         self._reporter = reporter
         self._report = report
         self._clock = clock
+        self._jitter = jitter
         self._is_troubled = False
         self._failures = 0
         self._own_throttle_until = 0.0
@@ -142,7 +144,7 @@ class ApiGate:
                 await self._until_changed(PROBE_PATIENCE_SECONDS / 4)
         waited = self._clock() - began
         if waited > _NOTICEABLE_SECONDS:  # not all that waited call at the same moment
-            await asyncio.sleep(random.random() * min(waited, _SPREAD_SECONDS))  # noqa: S311
+            await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
 
     def calls(self, config: str, *, is_probe: bool = False) -> Calls:
@@ -352,7 +354,7 @@ def _is_failure(error: ProviderError) -> bool:
         return False
     status = error.status
     is_refusal = status is not None and _CLIENT_ERROR <= status < _SERVER_ERROR
-    return not is_refusal or status in _STILL_FAILING
+    return not is_refusal or status in _NOBODY_IS_SERVED
 
 
 def _moment(at: datetime | None) -> str:

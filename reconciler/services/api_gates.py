@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
+import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -61,18 +63,25 @@ class ApiGates:
         intake: IntakeWriter,
         rates: RateStore,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        self._reporter = f"{name}#{uuid.uuid4().hex[:8]}"
+        self._reporter = f"{name}#{new_id()[:8]}"
         self._configurations = configurations
         self._intake = intake
         self._rates = rates
         self._now = now
+        self._clock = clock
+        self._jitter = jitter
+        self._new_id = new_id
         self._members: dict[str, Member] = {}
         self._gates: dict[str, ApiGate] = {}
         self._by_config: dict[str, ApiGate] = {}
         self._undeclared = self._new_gate()
         self._reports: dict[tuple[str, str], GateReport] = {}
         self._report_came = asyncio.Event()
+        self._is_loaded = False
         configurations.listen(lambda _name: self._match())
 
     async def load(self, log: ShapeLog) -> None:
@@ -80,6 +89,7 @@ class ApiGates:
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             self.apply(stored.event)
         self._match()
+        self._is_loaded = True
 
     def of(self, config_name: str) -> ApiGate:
         """Give the gate of a configuration; one that is not declared has an open gate."""
@@ -93,6 +103,8 @@ class ApiGates:
         member = self._members.setdefault(name, Member(name, Breaker().failures))
         if event.shapeversion > member.seen:
             self.of(name).apply(member, event, self._now())
+            if self._is_loaded:
+                _tell(name, event)
 
     async def run(self) -> None:
         """Report for ever."""
@@ -109,7 +121,12 @@ class ApiGates:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _new_gate(self) -> ApiGate:
-        return ApiGate(reporter=self._reporter, report=self._take_report)
+        return ApiGate(
+            reporter=self._reporter,
+            report=self._take_report,
+            clock=self._clock,
+            jitter=self._jitter,
+        )
 
     def _take_report(self, report: GateReport) -> None:
         """Keep a report until it is sent; of one kind only the newest is of interest."""
@@ -127,7 +144,7 @@ class ApiGates:
             report.message,
         )
         key = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, report.config)
-        return IntakeMessageOut("result", key, data, uuid.uuid4().hex)
+        return IntakeMessageOut("result", key, data, self._new_id())
 
     # --- which configuration has which gate
 
@@ -158,5 +175,23 @@ class ApiGates:
             return
         burst = min(each.burst for each in limits if each.requests_per_second is not None)
         if gate.limiter is None:
-            gate.limiter = RateLimiter(self._rates, name, per_second=min(rates), burst=burst)
+            gate.limiter = RateLimiter(
+                self._rates,
+                name,
+                per_second=min(rates),
+                burst=burst,
+                clock=self._clock,
+                jitter=self._jitter,
+            )
         gate.limiter.per_second, gate.limiter.burst = min(rates), burst
+
+
+def _tell(name: str, event: LogEvent) -> None:
+    """Tell the people who read this process's log."""
+    match event.data:
+        case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
+            _logger.warning("an API is left alone", config=name, until=f"{until:%FT%TZ}", why=why)
+        case BreakerClosed():
+            _logger.info("an API may be called again", config=name)
+        case _:
+            pass

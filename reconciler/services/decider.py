@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared, Observed, TimerFired, Withdrawn
+from events.intake import Answer, Declared, Withdrawn
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -37,7 +37,7 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.services.configurations import Configurations
-from reconciler.services.refusing import tell_refused, undecidable, understand
+from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
@@ -55,7 +55,6 @@ _HELD_SECONDS = 2.0
 
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
-_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -88,12 +87,6 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
-
-    @property
-    def commit(self) -> Commit:
-        """What is to be stored. An observation or a timer that changes nothing will come again."""
-        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
-        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
 
 
 class Decider:
@@ -143,9 +136,7 @@ class Decider:
         reach(Failpoint.DECIDER_TOOK)
         work, letters = self._sort(batch)
         if letters:
-            await tell_refused(self._sink, letters, self._now())
-            reach(Failpoint.DECIDER_BURIED)
-            await self._reader.ack([letter.delivery for letter in letters])
+            await self._refuse(letters)
         await self._add_what_overtook(work)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
@@ -166,12 +157,12 @@ class Decider:
             try:
                 key, command = understand(delivery)
             except ValueError as error:
-                letters.append(DeadLetter("intake", str(error), delivery))
+                letters.append(unreadable(delivery, str(error)))
                 continue
             except Exception as error:  # one message must never hold up the others
                 _logger.exception("a message could not be read", position=delivery.position)
                 reason = f"it could not be read: {type(error).__name__}"
-                letters.append(DeadLetter("intake", reason, delivery))
+                letters.append(unreadable(delivery, reason))
                 continue
             mine = work.get(key)
             if mine is None:
@@ -216,7 +207,7 @@ class Decider:
         self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
     ) -> list[_Decided]:
         """Append; give what is stored. What the bus will never take must not hold up the others."""
-        commits = [each.commit for each in group]
+        commits = [Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
         except AppendRefusedError as error:
@@ -331,9 +322,22 @@ class Decider:
                     await self._reader.retry_later([each], wait)
 
     async def _park(self, deliveries: Sequence[IntakeDelivery], reason: str) -> None:
-        letters = [undecidable(each, reason) for each in deliveries]
-        await tell_refused(self._sink, letters, self._now())
-        await self._reader.ack(deliveries)
+        await self._refuse([undecidable(each, reason) for each in deliveries])
+
+    async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
+        """Tell of messages that cannot be used; those wait for which there is no room."""
+        try:
+            await tell_refused(self._sink, letters, self._now())
+        except Exception as error:  # noqa: BLE001 - such as the stream being full
+            await self._hold_letters(letters, error)
+        else:
+            reach(Failpoint.DECIDER_BURIED)
+            await self._reader.ack([letter.delivery for letter in letters])
+
+    async def _hold_letters(self, letters: Sequence[DeadLetter], why: Exception) -> None:
+        """Have messages delivered again whose letters cannot be stored; no other waits for them."""
+        _logger.error("dead letters are held back", why=str(why), count=len(letters))
+        await self._reader.retry_later([letter.delivery for letter in letters], _HELD_SECONDS)
 
     def _why_held(self, key: ShapeKey) -> str:
         damage = self._repository.broken.get(key)
@@ -346,6 +350,17 @@ class Decider:
 
     # --- telling and acknowledging
 
+    async def _bury(self, news: _News) -> None:
+        """Store the letters of refused declarations; those without room are not finished."""
+        if not news.letters:
+            return
+        try:
+            await self._sink.bury(news.letters)
+        except Exception as error:  # noqa: BLE001 - such as the stream being full
+            await self._hold_letters(news.letters, error)
+            held = {letter.delivery.position for letter in news.letters}
+            news.finished = [each for each in news.finished if each.position not in held]
+
     async def _finish(self, done: Sequence[_Decided]) -> None:
         """Tell what came of it, then acknowledge: a crash in between tells twice, never not."""
         news = _News()
@@ -355,6 +370,7 @@ class Decider:
                 for event in each.turn.events:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
+        await self._bury(news)
         await news.send(self._sink)
         reach(Failpoint.DECIDER_TOLD)
         await self._reader.ack(news.finished)
@@ -388,9 +404,7 @@ class _News:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
 
     async def send(self, sink: DecisionSink) -> None:
-        """Tell it; what is most costly to lose first."""
-        if self.letters:
-            await sink.bury(self.letters)
+        """Tell it, besides the letters; what is most costly to lose first."""
         if self.timers:
             await sink.set_timers(self.timers)
         if self.rejections:

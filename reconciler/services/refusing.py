@@ -24,8 +24,16 @@ def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
             f"{len(delivery.payload)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
         )
     what, key = parse_stored_intake(delivery.subject)
-    message = decode_intake(delivery.payload, expected=what, fallback_id=delivery.message_id)
+    message = decode_intake(
+        delivery.payload, expected=what, fallback_id=delivery.message_id, about=str(key)
+    )
     return key, Command(delivery.position, message.id, message.source, message.data)
+
+
+def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
+    """Make the letter for a message that could not be read; as ``undecidable``."""
+    about = _comes_again(delivery)
+    return DeadLetter("intake", reason, delivery, about, reason if about else "")
 
 
 def undecidable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
@@ -33,10 +41,17 @@ def undecidable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
 
     Of what comes again by itself, as a listing's observations do, one letter a shape is enough.
     """
-    what, key = parse_stored_intake(delivery.subject)
-    if what in _COME_AGAIN:
-        return DeadLetter("decision", reason, delivery, f"{what}/{key}", reason)
-    return DeadLetter("decision", reason, delivery)
+    about = _comes_again(delivery)
+    return DeadLetter("decision", reason, delivery, about, reason if about else "")
+
+
+def _comes_again(delivery: IntakeDelivery) -> str:
+    """Name what would come again and again; nothing for what is sent once."""
+    try:
+        what, key = parse_stored_intake(delivery.subject)
+    except ValueError:
+        return ""
+    return f"{what}/{key}" if what in _COME_AGAIN else ""
 
 
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:

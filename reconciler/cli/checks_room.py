@@ -1,0 +1,64 @@
+"""Checks whether there is room left: in the streams that must not drop anything, on the disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from infra.bus.streams import DEADLETTERS, INTAKE, ROWS, SHAPES
+from infra.jetstream.reads import stream_state
+from reconciler.cli.connection import DATA_FOLDER, read_up_file
+from reconciler.cli.finding import Finding, Verdict, some
+
+_KEPT = (SHAPES, INTAKE, DEADLETTERS, ROWS)
+_FULL_PERCENT = 90
+_LONG_MESSAGE_BYTES = 4_096
+_LITTLE_BYTES = 1024**3
+_TOO_LITTLE_BYTES = 64 * 1024**2
+
+
+async def check_room_of_streams(nc: Client) -> list[Finding]:
+    """Check how much of its limit each stream uses that refuses what does not fit."""
+    limited: dict[str, tuple[int, int]] = {}
+    for name in _KEPT:
+        state = await stream_state(nc, name)
+        limit = int(state.config.get("max_bytes", -1))
+        if limit > 0:
+            limited[name] = (state.bytes, limit)
+    return [judge_room(limited)]
+
+
+def judge_room(limited: Mapping[str, tuple[int, int]]) -> Finding:
+    """Tell which streams are full or nearly full, by the bytes that each has and may have."""
+    full = [name for name, (used, most) in limited.items() if most - used < _LONG_MESSAGE_BYTES]
+    nearly = [name for name, (used, most) in limited.items() if used * 100 >= most * _FULL_PERCENT]
+    if not full and not nearly:
+        return Finding("room", "ok", "every stream has room for more")
+    verdict: Verdict = "fail" if full else "warn"
+    remedy = (
+        "raise the limit: `nats stream edit <stream> --max-bytes=…`; a full stream refuses what "
+        "comes, and loses nothing that it took"
+    )
+    return Finding("room", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
+
+
+def check_own_disk() -> list[Finding]:
+    """Check the disk of the server that a running `up` has started in this folder."""
+    return [] if read_up_file(DATA_FOLDER) is None else [check_disk(DATA_FOLDER)]
+
+
+def check_disk(folder: Path) -> Finding:
+    """Check how much space a server's disk has left."""
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1e6:.0f} MB free for {folder}"
+    if free >= _LITTLE_BYTES:
+        return Finding("disk", "ok", text)
+    verdict: Verdict = "fail" if free < _TOO_LITTLE_BYTES else "warn"
+    remedy = (
+        "free some space. A server that has met a full disk answers no more: start it again then; "
+        "what it acknowledged is there"
+    )
+    return Finding("disk", verdict, text, remedy)
