@@ -22,7 +22,7 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
-from reconciler.ports import DeadLetter, IntakeDelivery
+from reconciler.ports import DeadLetter
 
 _RECORD_BYTES: Final = 32 * 1024  # more than reason, subject and headers take
 
@@ -108,12 +108,6 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
     token = _digest(letter.told_once)
     subject = deadletter(letter.stage, token if letter.told_once else "")
     return OutgoingMessage(subject, _encoder.encode(record), {MESSAGE_ID: identity})
-
-
-def may_hold_a_secret(delivery: IntakeDelivery) -> bool:
-    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens."""
-    tokens = delivery.subject.split(".")
-    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
 
 
 def _digest(text: str) -> str:

@@ -33,6 +33,9 @@ class Bus:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         assert not deliveries
 
+    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
+        raise NotImplementedError
+
     async def close(self) -> None: ...
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
