@@ -97,10 +97,14 @@ def _encode(message_id: str, source: str, event_type: str, data: object, time: d
     )
 
 
-def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> IntakeMessage:
+def decode_intake(
+    payload: bytes, *, expected: Intake, fallback_id: str, about: str | None = None
+) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
-    ``fallback_id`` names a bare manifest, which has no id of its own. Raises
+    ``fallback_id`` names a bare manifest, which has no id of its own. ``about`` is the shape that
+    the bus's subject names, as ``namespace/kind/name``: a CloudEvent with another subject of its
+    own is refused, for only the bus's was checked against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
     if len(fallback_id) > MOST_ID_CHARACTERS:
@@ -123,6 +127,11 @@ def decode_intake(payload: bytes, *, expected: Intake, fallback_id: str) -> Inta
         raise InvalidMessageError(
             f"id and source of a CloudEvent have at most {MOST_ID_CHARACTERS} characters: "
             "they are copied into every event that follows"
+        )
+    if about is not None and envelope.subject not in (None, about):
+        raise InvalidMessageError(
+            f"the CloudEvent's subject is {envelope.subject[:200]!r}, but it was published for "
+            f"{about}: they must agree, or leave the CloudEvent's out"
         )
     decoder = _intake_decoders.get(envelope.type)
     if decoder is None or envelope.type.split(".")[1] != expected:

@@ -167,6 +167,18 @@ class CredentialsRef(_Declared, frozen=True):
     file: str | None = None
 
 
+class Tls(_Declared, frozen=True):
+    """TLS to an API: files where the worker and the observer run. Verification is always on.
+
+    ``ca_file``: certificates of the authorities to trust, in the place of the system's.
+    ``certificate_file`` and ``key_file``: who we are, where the API asks for a certificate.
+    """
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+
 class Scope(_Declared, frozen=True):
     """Which objects of the external API this configuration looks at, and whether all are ours."""
 
@@ -240,6 +252,7 @@ class ProviderConfigSpec(_Declared, frozen=True):
     provider: str
     endpoint: str
     credentials_ref: CredentialsRef | None = None
+    tls: Tls | None = None
     kinds: tuple[str, ...] = ()
     scope: Scope = Scope()
     ownership: Ownership = "Log"

@@ -61,6 +61,10 @@ class TransientError(ProviderError):
     error_class: ErrorClass = "Transient"
 
 
+class UntrustedApiError(TransientError):
+    """The API's certificate cannot be trusted; nothing was sent."""
+
+
 class ThrottledError(ProviderError):
     """The API wants fewer calls (429); nothing was done."""
 

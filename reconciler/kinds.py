@@ -77,8 +77,28 @@ class Kind:
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
 
 
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
+
+
 def _without_secret(fields: Fields) -> Fields:
-    """Give a ProviderConfig's fields; refuse an endpoint with a password or a query in its URL."""
+    """Give a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
+
+    What is accepted stays in the log for ever. So an endpoint has no password and no query in its
+    URL, and what should name a variable or a file looks like one: tokens have other characters.
+    The refusal does not repeat them.
+    """
+    reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
+    env, file = reference.get("env"), reference.get("file")
+    if env is not None and _VARIABLE.fullmatch(env) is None:
+        raise InvalidManifestError(
+            "spec.credentialsRef.env: the name of an environment variable is wanted, of the"
+            " characters A-Z 0-9 _; never the secret itself"
+        )
+    if file is not None and not file.startswith("/"):
+        raise InvalidManifestError(
+            "spec.credentialsRef.file: the path of a file is wanted, beginning with /; never the"
+            " secret itself"
+        )
     if _MAY_HOLD_A_SECRET.match(fields["endpoint"]):
         raise InvalidManifestError(
             "spec.endpoint: a URL must not contain credentials or a query, since it is kept in the"

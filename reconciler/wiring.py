@@ -20,6 +20,7 @@ from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.patience import patiently
 from infra.bus.rates import JetStreamRates
+from infra.bus.removed import check_intake_positions
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import Topology, ensure_topology
@@ -138,6 +139,7 @@ async def running(
 async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
     log = await open_log(nc)
     store = JetStreamRows(nc)
+    await check_intake_positions(nc)
     needs_models = "projector" in roles or "observer" in roles
     models = ReadModels()
     if needs_models:

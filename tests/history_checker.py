@@ -27,7 +27,10 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionHeld,
+    ActionNotDone,
     ActionRetried,
+    ActionSought,
     ActionSucceeded,
     ExternalObserved,
     LogEvent,
@@ -293,17 +296,27 @@ def _unended(history: History) -> Iterator[Finding]:
             continue
         if state == "ended":
             open_actions.pop(action_id, None)
-        elif state != "scheduled" or action_id in open_actions:
+        elif state in _STEPS or action_id in open_actions:
             open_actions[action_id] = (each.event.subject, state)
     for action_id, (subject, state) in open_actions.items():
-        if state != "scheduled":
+        if state in _STEPS:
             yield Finding("unended", subject, f"action {action_id} is {state}, and nothing follows")
+
+
+_STEPS = ("under way", "failed", "not done")
+"""States of an action after which something must follow; a held one waits for a person."""
 
 
 def _progress(data: ShapeEvent) -> tuple[str | None, str]:
     match data:
         case ActionDecided(action=action) | ActionRetried(action=action):
             return action.action_id, "under way"
+        case ActionSought(action=action):
+            return action.action_id, "under way"
+        case ActionNotDone(action_id=action_id):
+            return action_id, "not done"
+        case ActionHeld(action_id=action_id):
+            return action_id, "held"
         case ActionSucceeded(action_id=action_id) | ActionAbandoned(action_id=action_id):
             return action_id, "ended"
         case ActionFailed(action_id=action_id, error=error):
@@ -375,6 +388,7 @@ def _late_observations(history: History) -> Iterator[Finding]:
 
 
 _EXCUSED = ("Failed", "Conflict", "Disputed", "Held", "Paused")
+_KEPT_FOR_A_REASON = ("Disputed", "Held", "Paused")
 
 
 def _losses(history: History) -> Iterator[Finding]:
@@ -408,7 +422,10 @@ def _differences(key: ShapeKey, spec: SpecDeclared, found: Shape) -> Iterator[Fi
 
 
 def _leaks(history: History) -> Iterator[Finding]:
-    """What we made and nobody declares any more is gone, unless it was let go in the log."""
+    """What we made and nobody declares any more is gone.
+
+    Unless it was let go in the log, or the shape's outcome says what keeps it there.
+    """
     let_go = {
         each.event.data.uid
         for each in history.log
@@ -416,7 +433,11 @@ def _leaks(history: History) -> Iterator[Finding]:
     }
     wanted = {spec.external_name for _key, spec in _declared(history)}
     for live in _made_by_us(history):
-        if live.name not in wanted and live.uid not in let_go:
+        if live.name in wanted or live.uid in let_go:
+            continue
+        decision = history.decided.get(live.key)
+        told = None if decision is None else _last_outcome(history, decision.event.key)
+        if told not in _KEPT_FOR_A_REASON:
             yield Finding("leak", live.name, f"{live.uid} is ours, and nobody declares it")
 
 
@@ -467,7 +488,7 @@ _METHODS: Mapping[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete"
 
 def _action(event: LogEvent) -> Action | None:
     data = event.data
-    return data.action if isinstance(data, (ActionDecided, ActionRetried)) else None
+    return data.action if isinstance(data, (ActionDecided, ActionRetried, ActionSought)) else None
 
 
 def _is_rejection(event: LogEvent) -> bool:

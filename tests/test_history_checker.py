@@ -366,6 +366,14 @@ def test_what_was_let_go_in_the_log_is_no_leak() -> None:
     assert findings(history) == []
 
 
+def test_what_is_kept_for_a_reason_that_is_told_is_no_leak() -> None:
+    history = sound()
+    there = Shape("gone", "Square", "Red", {}, "uid-gone", 1, "")
+    held = more(history, GONE, OutcomeRecorded("Held", 2, "ProviderConfigMissing"), 99)
+    told = [*held.outcomes, held.log[-1].event]
+    assert findings(replace(held, outcomes=told, listing=[*held.listing, there])) == []
+
+
 def test_an_action_that_waits_for_its_next_attempt_has_a_schedule() -> None:
     history = more(sound(), FOO, ActionDecided(action(FOO, 5, "Update")))
     history = more(history, FOO, ActionFailed(event_id(FOO, 5), "Update", 1, TRANSIENT))

@@ -13,6 +13,7 @@ from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class
 from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, WORKERS
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError
@@ -36,7 +37,9 @@ class JetStreamActionReader:
         """Wait for actions."""
         while True:
             actions: list[ActionDelivery] = []
-            for each in await self._reader.next_batch():
+            with telling_what_to_do():
+                delivered = await self._reader.next_batch()
+            for each in delivered:
                 try:
                     event = _action(each)
                 except ValueError as error:

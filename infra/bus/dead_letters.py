@@ -11,6 +11,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.dead_letter import KEPT_BYTES, DeadLetterRecord, LetterHandled, make_record
+from events.manifest import PROVIDER_CONFIG_KIND
 from events.subjects import HANDLED, deadletter
 from infra.bus.streams import DEADLETTERS
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
@@ -21,7 +22,7 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
-from reconciler.ports import DeadLetter
+from reconciler.ports import DeadLetter, IntakeDelivery
 
 _RECORD_BYTES: Final = 32 * 1024  # more than reason, subject and headers take
 
@@ -81,6 +82,8 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
     delivery = letter.delivery
     # Base64 takes four bytes for three; the bus may allow shorter messages than we do.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
+    if may_hold_a_secret(delivery):
+        room = 0
     record = make_record(
         stage=letter.stage,
         reason=letter.reason,
@@ -95,6 +98,12 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
     token = hashlib.blake2b(letter.told_once.encode(), digest_size=12).hexdigest()
     subject = deadletter(letter.stage, token if letter.told_once else "")
     return OutgoingMessage(subject, _encoder.encode(record), {MESSAGE_ID: identity})
+
+
+def may_hold_a_secret(delivery: IntakeDelivery) -> bool:
+    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens."""
+    tokens = delivery.subject.split(".")
+    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
 
 
 def _handled(message: StoredMessage) -> list[LetterHandled]:

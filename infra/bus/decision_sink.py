@@ -7,13 +7,17 @@ from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
+import structlog
 from nats.aio.client import Client
 
 from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.subjects import fired, outcome, schedule
-from infra.bus.dead_letters import store_letters
+from infra.bus.dead_letters import may_hold_a_secret, store_letters
+from infra.bus.streams import INTAKE
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
 from infra.jetstream.schedules import Schedule, schedule_many
@@ -22,6 +26,7 @@ from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _encoder = msgspec.json.Encoder()
+_logger = structlog.get_logger(__name__)
 
 
 class JetStreamDecisionSink:
@@ -59,8 +64,21 @@ class JetStreamDecisionSink:
         _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
 
     async def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Store dead letters, but those that were told already."""
+        """Store dead letters, but those that were told already.
+
+        Of what may hold a secret only the reason is kept, and the message is erased from the
+        intake, too, where it would stay for a while.
+        """
         await store_letters(self._nc, letters)
+        for each in letters:
+            if may_hold_a_secret(each.delivery):
+                await self._erase(each.delivery.position)
+
+    async def _erase(self, position: int) -> None:
+        try:
+            await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
+        except BusError as error:  # an earlier try did it; or people have to
+            _logger.warning("a refused message was not erased", position=position, error=str(error))
 
 
 def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:

@@ -11,6 +11,7 @@ from nats.aio.client import Client
 from events.envelope import encode_intake
 from events.subjects import REPLY_HEADER
 from events.subjects import intake as intake_subject
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import DECIDER_GROUP, INTAKE, decider_consumers
 from infra.jetstream.deliveries import Delivered, ack, nak
 from infra.jetstream.outgoing import OutgoingMessage
@@ -58,7 +59,8 @@ class JetStreamIntakeReader:
 
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         """Wait for messages of any partition."""
-        return [_delivery(each) for each in await self._group.next_batch()]
+        with telling_what_to_do():
+            return [_delivery(each) for each in await self._group.next_batch()]
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         """Say that these are done with."""

@@ -115,7 +115,7 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
             "type": each.form,
             **({"response_type": "Stream"} if each.many_answers else {}),
         }
-        for _account, each in _exchanges(users)
+        for each in dict.fromkeys(each for _account, each in _exchanges(users))
     ]
     return {
         "accounts": [{"name": ACCOUNT, "nats": {"exports": exports}}, *services],

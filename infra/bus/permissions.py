@@ -14,19 +14,20 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from events import subjects
+from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
     OBSERVATIONS,
     OUTCOMES,
+    RATES,
     ROWS,
     ROWS_PREFIX,
     SHAPES,
     SNAPSHOTS,
     TIMERS,
     WORKERS,
-    decider_consumers,
     follower_names,
 )
 
@@ -44,17 +45,19 @@ ALL_STREAMS: Final = (
     SNAPSHOTS,
     OBSERVATIONS,
     DEADLETTERS,
+    RATES,
     ROWS,
 )
 _EVERY: Final = ShapeKey("*", "*", "*")
+_CONFIGURATION: Final = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*")
 _API: Final = "$JS.API"
-_BY_MACHINES: Final = ("observed", "result", "timer")
+_BY_MACHINES: Final = ("reference", "observed", "result", "timer")
 """Intake that only the reconciler's own roles write; people and services declare the rest."""
 
 PURPOSES: Final[dict[Role, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, answers and dead letters",
     "worker": "calls the APIs: reads decided actions, writes results",
-    "observer": "lists the APIs: writes observations and wake-ups, takes in others' snapshots",
+    "observer": "lists the APIs: writes what it sees and wake-ups, takes in others' snapshots",
     "projector": "keeps the read models: reads the log, writes rows",
     "operator": "people and their command line: reads everything, declares anywhere, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
@@ -121,19 +124,17 @@ def service_exchanges(
         f"{_API}.STREAM.NAMES",
         f"{_API}.DIRECT.GET.{SHAPES}.{subjects.log(mine, 'outcome')}",
     ]
-    pulled: list[str] = []
     for name in (namespace, *follower_names(namespace)):
-        asked += [
-            f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>",
-            f"{_API}.CONSUMER.INFO.{OUTCOMES}.{name}",
-            f"{_API}.CONSUMER.DELETE.{OUTCOMES}.{name}",
-            f"$JS.ACK.{OUTCOMES}.{name}.>",
-            f"$JS.FC.{OUTCOMES}.{name}.>",
-        ]
-        pulled.append(f"{_API}.CONSUMER.MSG.NEXT.{OUTCOMES}.{name}")
+        asked.append(f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>")
+        asked.append(f"{_API}.CONSUMER.DELETE.{OUTCOMES}.{name}")
+    # The one that remembers is asked for messages; the others are sent theirs.
+    asked.append(f"{_API}.CONSUMER.INFO.{OUTCOMES}.{namespace}")
+    asked.append(f"$JS.ACK.{OUTCOMES}.{namespace}.>")
+    asked += [f"$JS.FC.{OUTCOMES}.{name}.>" for name in follower_names(namespace)]
+    pulled = f"{_API}.CONSUMER.MSG.NEXT.{OUTCOMES}.{namespace}"
     return (
         *(Exchange(subject, "service") for subject in asked),
-        *(Exchange(subject, "service", many_answers=True) for subject in pulled),
+        Exchange(pulled, "service", many_answers=True),
         *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
     )
 
@@ -165,12 +166,11 @@ def _gets(*streams: str) -> Iterator[str]:
         yield f"{_API}.STREAM.MSG.GET.{stream}"
 
 
-def _takes(stream: str, *consumers: str) -> Iterator[str]:
-    """Take messages of shared consumers, and acknowledge them."""
-    for consumer in consumers:
-        yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
-        yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        yield f"$JS.ACK.{stream}.{consumer}.>"
+def _takes(stream: str, consumer: str) -> Iterator[str]:
+    """Take messages of shared consumers, and acknowledge them; ``*`` stands for all of a stream."""
+    yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
+    yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
 def _of_every_role() -> Iterator[str]:
@@ -180,11 +180,18 @@ def _of_every_role() -> Iterator[str]:
     yield from _gets(SHAPES)
 
 
+def _calls_apis() -> Iterator[str]:
+    """Share a rate limit with the other processes, and tell of throttling and broken APIs."""
+    yield f"{_API}.STREAM.INFO.{RATES}"
+    yield f"{_API}.STREAM.MSG.GET.{RATES}"
+    yield subjects.rate("*")
+    yield subjects.intake("result", _CONFIGURATION)
+
+
 def _decider() -> Iterator[str]:
     yield from _of_every_role()
-    yield from _takes(INTAKE, *decider_consumers())
-    for consumer in decider_consumers():
-        yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.{consumer}"
+    yield from _takes(INTAKE, "*")  # all its consumers are deciders'
+    yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
@@ -200,6 +207,7 @@ def _decider() -> Iterator[str]:
 def _worker() -> Iterator[str]:
     yield from _of_every_role()
     yield from _takes(SHAPES, WORKERS)
+    yield from _calls_apis()
     yield subjects.intake("result", _EVERY)
 
 
@@ -207,7 +215,9 @@ def _observer() -> Iterator[str]:
     yield from _of_every_role()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield from _follows(ROWS, OBSERVATIONS)
+    yield from _calls_apis()
     yield subjects.intake("observed", _EVERY)
+    yield subjects.intake("reference", _EVERY)
     yield subjects.intake("timer", _EVERY)
     yield subjects.snapshot("*", "*", "*")
     yield subjects.deadletter("snapshot")
@@ -231,12 +241,11 @@ def _operator() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
     yield f"{_API}.STREAM.LIST"
-    yield from _follows(*ALL_STREAMS)
-    yield from _gets(*ALL_STREAMS)
-    for stream in ALL_STREAMS:
-        yield f"{_API}.CONSUMER.INFO.{stream}.*"
-        yield f"{_API}.CONSUMER.NAMES.{stream}"
-        yield f"{_API}.CONSUMER.LIST.{stream}"
+    yield from _follows("*")
+    yield from _gets("*")
+    yield f"{_API}.CONSUMER.INFO.*.*"
+    yield f"{_API}.CONSUMER.NAMES.*"
+    yield f"{_API}.CONSUMER.LIST.*"
     for what in subjects.INTAKE_KINDS:
         if what not in _BY_MACHINES:
             yield subjects.intake(what, _EVERY)
@@ -246,8 +255,7 @@ def _installer() -> Iterator[str]:
     yield f"{_API}.INFO"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
-    consumers = [*((INTAKE, name) for name in decider_consumers()), (SHAPES, WORKERS)]
-    for stream, name in consumers:
+    for stream, name in ((INTAKE, "*"), (SHAPES, WORKERS)):
         yield f"{_API}.CONSUMER.INFO.{stream}.{name}"
         yield f"{_API}.CONSUMER.CREATE.{stream}.{name}.>"
 

@@ -23,11 +23,13 @@ from events.integrity import (
 )
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
-from events.subjects import LOG_CLASSES, log, log_filter, state_snapshot
+from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
 from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
+from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
 from infra.jetstream.append import append
+from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
     AppendConflictError,
     BusUnavailableError,
@@ -175,6 +177,21 @@ class JetStreamShapeLog:
 
     # --- loading
 
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        """Give each shape's newest position.
+
+        The only server answers for all at once. In a cluster one that lags behind could answer
+        that: there the leader is asked, shape by shape.
+        """
+        if is_clustered(self._nc):
+            newest = await asyncio.gather(*(self._newest_position(key) for key in keys))
+            return dict(zip(keys, newest, strict=True))
+        found = dict.fromkeys(keys, 0)
+        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+            key = parse_log(message.subject)
+            found[key] = max(found[key], message.seq)
+        return found
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -214,11 +231,6 @@ class JetStreamShapeLog:
             else:
                 loaded[key] = short
         return loaded, longer
-
-    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Ask the leader for each shape's newest position; a read each, many at once."""
-        positions = await asyncio.gather(*(self._newest_position(key) for key in keys))
-        return dict(zip(keys, positions, strict=True))
 
     async def _newest_position(self, key: ShapeKey) -> int:
         async with self._reads:
@@ -315,7 +327,9 @@ class JetStreamShapeLog:
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace."""
-        return _readable(await read_subject(self._nc, SHAPES, f"log.{namespace}.{kind}.>"))
+        filters = [f"log.{namespace}.{kind}.>"]
+        async with follow(self._nc, SHAPES, filters=filters) as follower:
+            return [each async for some in follower.replay() for each in _readable(some)]
 
     def follow(
         self, after: int = 0, *, damaged: DamageListener | None = None
@@ -353,7 +367,9 @@ class _Feed:
 
     async def next_events(self) -> Sequence[StoredEvent]:
         events: list[StoredEvent] = []
-        for message in await anext(self._follower):
+        with telling_what_to_do():
+            messages = await anext(self._follower)
+        for message in messages:
             try:
                 event = self._chains.take(_recorded(message))
             except LogDamagedError as error:

@@ -325,6 +325,7 @@ def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
         ["deadletter.>"],
+        discard="new",  # with a limit of bytes: what is dead must not go unseen
         max_age=90 * _DAY,
         max_bytes=1024**3,
         duplicate_window=_DUPLICATE_WINDOW,

@@ -7,11 +7,16 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.errors import AppendConflictError, BusUnavailableError, StreamFullError
 from infra.jetstream.outgoing import OutgoingMessage, subjects_of
 from infra.jetstream.wire import ApiError, status_of, to_bus_error
 
-TIMEOUT_SECONDS: Final = 15.0  # above the 8 s that a cluster took to replace a killed leader
+TIMEOUT_SECONDS: Final = 5.0
+"""How long an answer is waited for, before the result counts as unknown.
+
+Less than an election takes: what a leader took with it is never answered, and whoever asks again
+soon finds the next one soon. Being patient is for those who ask.
+"""
 
 _CONFLICT: Final = frozenset({10071, 10164})
 _FOUND_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
@@ -47,7 +52,19 @@ def checked(answer: Msg, messages: Sequence[OutgoingMessage]) -> Acknowledgement
         return ack
     if ack.error.err_code in _CONFLICT:
         raise _conflict(ack.error, messages)
-    raise to_bus_error(ack.error, f"publish to {subjects_of(messages)}")
+    error = to_bus_error(ack.error, f"publish to {subjects_of(messages)}")
+    if isinstance(error, StreamFullError):
+        raise _full(ack)
+    raise error
+
+
+def _full(ack: Acknowledgement) -> StreamFullError:
+    assert ack.error is not None
+    return StreamFullError(
+        f"stream {ack.stream or '(not named)'} takes no more: {ack.error.description} (code "
+        f"{ack.error.code}/{ack.error.err_code}); nothing was stored. Give it room: a higher "
+        "max_bytes, a larger account or disk; then what waits goes on by itself"
+    )
 
 
 def _conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> AppendConflictError:

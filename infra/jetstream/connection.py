@@ -32,7 +32,7 @@ _CONNECT_SECONDS: Final = 5
 _REFUSED_WAIT_SECONDS: Final = 1.0
 _NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
-_PING_SECONDS: Final = 10  # two unanswered: the connection is dead
+_PING_SECONDS: Final = 5  # two unanswered: the connection is dead
 _log = logging.getLogger(__name__)
 
 
@@ -209,6 +209,11 @@ async def require_jetstream(nc: Client) -> ServerVersion:
             ) from error
         raise
     return version
+
+
+def is_clustered(nc: Client) -> bool:
+    """Whether the server is one of several, of which another may know more."""
+    return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
 async def api_request(

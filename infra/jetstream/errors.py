@@ -70,6 +70,10 @@ class NotFoundOnBusError(BusError):
     """The stream, consumer or message does not exist."""
 
 
+class StreamReplacedError(BusError):
+    """A stream was deleted while it was read, and perhaps made anew: positions mean nothing now."""
+
+
 class BusRefusedError(BusError):
     """The server answered with an error that none of the others describes.
 

@@ -16,18 +16,20 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from infra.jetstream.connection import api_request
+from infra.jetstream.connection import api_request, is_clustered
 from infra.jetstream.errors import (
     BusError,
     BusRefusedError,
     BusUnavailableError,
     NotFoundOnBusError,
+    StreamReplacedError,
 )
-from infra.jetstream.reads import StoredMessage, stream_state
+from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
 from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
 
 HEARTBEAT_SECONDS: Final = 2.0
 _MISSED_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
+_CREATE_SECONDS: Final = 3.0  # without a leader no answer comes; there may be one the next time
 _LOOK_SECONDS: Final = 0.25  # between two looks at a connection from which nothing comes
 _RETRY_SECONDS: Final = 0.25
 _INACTIVE_SECONDS: Final = 10  # after which the server forgets a follower that is gone
@@ -97,6 +99,7 @@ class Follower:
         self._names = names
         self._position = None if start_seq is None else max(0, start_seq - 1)
         self._target: int | None = None
+        self._created = ""
         self._feed = _Feed(nc)
 
     @property
@@ -112,8 +115,10 @@ class Follower:
             BusUnavailableError: no answer.
         """
         if not self._names:
-            self._target = (await stream_state(self._nc, self._stream)).last_seq
-        if await self._restart() == 0:
+            state = await stream_state(self._nc, self._stream)
+            self._target, self._created = state.last_seq, state.created
+        await self._restart()
+        if await self._is_caught_up():
             self._reached_target()
         return self
 
@@ -132,23 +137,22 @@ class Follower:
         """Return the next messages: at least one, except for an empty list that says caught up.
 
         Raises:
-            NotFoundOnBusError: the stream was deleted.
+            StreamReplacedError: the stream was deleted, and perhaps made anew.
             BusUnavailableError: the connection was closed.
         """
         while True:
             batch = await self._feed.take()
+            if batch and batch[0].seq <= self.position:  # of a copy that lags behind: known
+                batch = [message for message in batch if message.seq > self.position]
             if batch:
                 self._position = batch[-1].seq
-                if not self.caught_up.is_set() and (
-                    self._feed.nothing_pending
-                    or (self._target is not None and self._position >= self._target)
-                ):
+                if not self.caught_up.is_set() and await self._is_caught_up():
                     self._reached_target()
                 return batch
             if self._feed.broken:
                 await self._repair()
-            if self._feed.nothing_pending and not self.caught_up.is_set():
-                self._reached_target()  # what was left has been deleted in the meantime
+            if not self.caught_up.is_set() and await self._is_caught_up():
+                self._reached_target()
                 return []
             await self._feed.wait()
 
@@ -156,6 +160,24 @@ class Follower:
         """Yield the batches up to the moment of being caught up, then end."""
         while not self.caught_up.is_set():
             yield await anext(self)
+
+    async def _is_caught_up(self) -> bool:
+        """Whether all that was there at the start has been handed out.
+
+        Only the leader knows: the copy of the stream that feeds us may lag behind, and believe that
+        there is no more. Where the answer does not come, it is asked again.
+        """
+        if self._target is not None and self.position >= self._target:
+            return True
+        if not self._feed.is_exhausted:
+            return False
+        if self._names or not is_clustered(self._nc):
+            return True
+        try:
+            last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
+        except BusUnavailableError:
+            return False
+        return max((one.seq for one in last if one is not None), default=0) <= self.position
 
     def _reached_target(self) -> None:
         self._position = max(self.position, self._target or 0)
@@ -165,8 +187,9 @@ class Follower:
         while True:
             _log.info("following %s anew after %d", self._stream, self.position)
             try:
+                await self._check_identity()
                 await self._restart()
-            except NotFoundOnBusError:
+            except StreamReplacedError:
                 raise
             except BusError as error:
                 _log.info("following %s: %s", self._stream, error)
@@ -174,14 +197,30 @@ class Follower:
             else:
                 return
 
-    async def _restart(self) -> int:
-        """Replace the feed by one from the position on; return the number of messages to come."""
+    async def _check_identity(self) -> None:
+        """Make sure that this is still the stream that was opened, where we may ask."""
+        if self._names:
+            return
+        try:
+            created = (await stream_state(self._nc, self._stream)).created
+        except NotFoundOnBusError as error:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted while it was followed"
+            ) from error
+        if created != self._created:
+            raise StreamReplacedError(
+                f"stream {self._stream} was deleted and made anew while it was followed "
+                f"(created {created}, before {self._created}): positions of the old one mean "
+                "nothing in it"
+            )
+
+    async def _restart(self) -> None:
+        """Replace the feed by one from the position on."""
         await self._feed.close()
         self._feed = _Feed(self._nc)
-        pending = await self._feed.open(self._stream, self._filters, self._position, self._names)
+        await self._feed.open(self._stream, self._filters, self._position, self._names)
         if self._position is None:  # a loss before the first message must not skip any
             self._position = self._feed.began_after
-        return pending
 
 
 class _Feed:
@@ -203,14 +242,19 @@ class _Feed:
         self._reconnects = nc.stats["reconnects"]
 
     @property
+    def is_exhausted(self) -> bool:
+        """Whether all that the server says there is has been taken."""
+        return self.nothing_pending and not self._waiting
+
+    @property
     def broken(self) -> bool:
         """Whether nothing more can be expected from it."""
         return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
 
     async def open(
         self, stream: str, filters: Sequence[str], after: int | None, names: Sequence[str]
-    ) -> int:
-        """Make the consumer; return how many messages it will send."""
+    ) -> None:
+        """Make the consumer."""
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
         config = _consumer_config(inbox, filters, after)
@@ -218,12 +262,11 @@ class _Feed:
             answer = await self._create_named(stream, config, names)
         else:
             body = {"stream_name": stream, "config": config, "action": "create"}
-            answer = await api_request(self._nc, f"CONSUMER.CREATE.{stream}", body)
+            subject = f"CONSUMER.CREATE.{stream}"
+            answer = await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS)
         self.began_after = int(answer["delivered"]["stream_seq"])
-        pending = int(answer.get("num_pending", 0))
-        if pending == 0:  # else the messages say it, and may have come before this answer
+        if not answer.get("num_pending", 0):  # else the messages say it, perhaps before this answer
             self.nothing_pending = True
-        return pending
 
     async def _create_named(
         self, stream: str, config: Mapping[str, Any], names: Sequence[str]

@@ -327,6 +327,11 @@ class FastClient(Client):
         """Whether the server says that it has JetStream on, be it ready or not."""
         return bool(self._server_info.get("jetstream"))
 
+    @property
+    def server_is_clustered(self) -> bool:
+        """Whether the server says that it is part of a cluster."""
+        return bool(self._server_info.get("cluster"))
+
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.
 

@@ -36,6 +36,13 @@ _T = TypeVar("_T")
 _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
 _NOTHING_DONE_YET = frozenset({408, 425, 503})
+_CONFIGURATION_AT_FAULT = {
+    401: "check the secret of spec.credentialsRef",
+    403: "check the secret of spec.credentialsRef, and what it may do",
+    404: "nothing is there at all: check spec.endpoint",
+}
+"""What no other generation of an object would mend: it is tried again until people have."""
+
 _SERVER_ERROR = 500
 _UNUSABLE_REQUEST = 400
 
@@ -59,7 +66,10 @@ def inconclusive(method: str) -> type[TransientError | UnknownResultError]:
 
 
 def refusal(response: httpx.Response) -> ProviderError:
-    """Classify an answer that is not a success, and that means nothing special to this API."""
+    """Classify an answer that is not a success, and that means nothing special to this API.
+
+    404 is of the collection: that an object is not there is for the provider to tell.
+    """
     status = response.status_code
     text = f"{_call(response)} was answered {status}: {problem_text(response)}"
     wait = retry_after_seconds(response)
@@ -67,14 +77,13 @@ def refusal(response: httpx.Response) -> ProviderError:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
     if status in _NOTHING_DONE_YET:
         return TransientError(text, status=status, retry_after_seconds=wait)
-    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return PermanentError(f"{text} (check the secret of spec.credentialsRef)", status=status)
+    if status in _CONFIGURATION_AT_FAULT or response.is_redirect:
+        hint = _CONFIGURATION_AT_FAULT.get(status, "redirects are not followed: set spec.endpoint")
+        return TransientError(f"{text} ({hint})", status=status, retry_after_seconds=wait)
     if _UNUSABLE_REQUEST <= status < _SERVER_ERROR:
+        if wait is not None or (status == HTTPStatus.GONE and is_read(response.request.method)):
+            return TransientError(text, status=status, retry_after_seconds=wait)
         return PermanentError(text, status=status)
-    if response.is_redirect:
-        return PermanentError(
-            f"{text} (redirects are not followed: set spec.endpoint)", status=status
-        )
     return inconclusive(response.request.method)(text, status=status, retry_after_seconds=wait)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlencode
@@ -20,8 +20,10 @@ from yarl import URL
 from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.answers import inconclusive, refusal
 from infra.providers.endpoint import authorization, checked_endpoint
-from reconciler.errors import ConfigurationError, TransientError
+from infra.providers.trust import certificate_problem, trusting
+from reconciler.errors import ConfigurationError, TransientError, UntrustedApiError
 from reconciler.provider import may_call
+from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
 """Less than the five seconds after which many servers close an idle connection: a call that meets
@@ -54,10 +56,10 @@ class HttpApi:
         self.endpoint = checked_endpoint(config.endpoint)
         _check_limits(config.limits)
         self._headers = {**_HEADERS, **authorization(secret)}
-        self._token = secret.strip().encode() if secret is not None else None
+        self._secrecy = Secrecy(secret)
         self._timeout_seconds = config.limits.request_timeout_seconds
         self._connections = config.limits.concurrency
-        self._ssl = httpx.create_ssl_context()
+        self._ssl = trusting(config.tls)
         self._session: aiohttp.ClientSession | None = None
 
     async def call(
@@ -80,6 +82,11 @@ class HttpApi:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 answer = await self._exchange(method, url, target, headers or {}, body)
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise UntrustedApiError(
+                f"{method} {url}: not sent, its certificate is not trusted: "
+                f"{certificate_problem(error)}"
+            ) from error
         except _NOTHING_SENT as error:
             raise TransientError(
                 f"{method} {url}: not sent, no connection: {_words(error)}"
@@ -92,12 +99,19 @@ class HttpApi:
             raise inconclusive(method)(
                 f"{method} {url}: no usable answer: {_words(error)}"
             ) from error
-        return answer if answer.is_success else self._without_secret(answer)
+        return self._without_secret(answer)
 
-    async def find(self, path: str) -> httpx.Response | None:
-        """Read one object; None if the API says that there is none. Other refusals are raised."""
+    async def find(
+        self, path: str, *, confirm: Callable[[], Awaitable[object]]
+    ) -> httpx.Response | None:
+        """Read one object; None if the API says that there is none. Other refusals are raised.
+
+        ``confirm`` asks for the collection, and raises if that is not there either: then 404 comes
+        from a wrong endpoint or from a gateway, and says nothing about the object.
+        """
         answer = await self.call("GET", path)
         if answer.status_code == HTTPStatus.NOT_FOUND:
+            await confirm()
             return None
         if answer.status_code != HTTPStatus.OK:
             raise refusal(answer)
@@ -142,14 +156,15 @@ class HttpApi:
         return self._session
 
     def _without_secret(self, answer: httpx.Response) -> httpx.Response:
-        """Hide the token in a refusal's text: it goes into messages, and some APIs repeat it."""
-        if self._token is None or self._token not in answer.content:
+        """Hide the secret in an answer: some APIs repeat it, and answers go into the log."""
+        content = self._secrecy.hide_in_bytes(answer.content)
+        if content is answer.content:
             return answer
         headers = [each for each in answer.headers.raw if each[0].lower() != b"content-length"]
         return httpx.Response(
             answer.status_code,
             headers=headers,
-            content=answer.content.replace(self._token, b"***"),
+            content=content,
             request=answer.request,
         )
 

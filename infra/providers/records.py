@@ -144,7 +144,10 @@ class RecordsProvider:
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.etag}"'}
         )
-        if response.status_code in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}:
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            await self._confirm_zone()
+            return Effect(object=None)
+        if response.status_code == HTTPStatus.NO_CONTENT:
             return Effect(object=None)
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise TransientError(f"{action.external_name!r} changed while it was to be deleted")
@@ -179,8 +182,12 @@ class RecordsProvider:
         )
 
     async def _found(self, external_name: str) -> _Record | None:
-        response = await self._api.find(_path(external_name))
+        response = await self._api.find(_path(external_name), confirm=self._confirm_zone)
         return None if response is None else _shown(response, external_name)
+
+    async def _confirm_zone(self) -> None:
+        """Have the zone answer before a 404 counts as absence: any gateway can answer 404."""
+        await self._page([("per_page", "1")], "")
 
     async def _page(self, query: list[tuple[str, str]], cursor: str) -> Page:
         full = [*query, ("cursor", cursor)] if cursor else query

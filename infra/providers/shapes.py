@@ -146,12 +146,16 @@ class ShapesProvider:
             HTTPStatus.OK,
             HTTPStatus.NOT_FOUND,
         }:
+            if response.status_code == HTTPStatus.NOT_FOUND:
+                await self._confirm_absence(action.external_name)
             return Effect(object=None, replayed=_is_replay(response))
         raise await self._refused(response, action)
 
     async def read(self, external_name: str) -> ExternalObject | None:
         """Read one shape."""
-        response = await self._api.find(_path(external_name))
+        response = await self._api.find(
+            _path(external_name), confirm=partial(self._confirm_absence, external_name)
+        )
         return None if response is None else _shown(response, external_name)
 
     async def pages(
@@ -179,6 +183,15 @@ class ShapesProvider:
         page = decoded(response, _page_decoder)
         return Page([shape.as_object() for shape in page.items], page.next)
 
+    async def _confirm_absence(self, external_name: str) -> None:
+        """Have the collection say, too, that there is no such shape: any gateway can answer 404.
+
+        Raises ``ProviderError`` if it does not.
+        """
+        page = await self._page([("prefix", external_name), ("limit", "1")], "")
+        if any(thing.name == external_name for thing in page.objects):
+            raise TransientError(f"shape {external_name!r} is listed, but was answered 404")
+
     async def _refused(self, response: httpx.Response, action: Action) -> ProviderError:
         """Classify a refused write, with what stands in its way."""
         status = response.status_code
@@ -193,6 +206,7 @@ class ShapesProvider:
         if status == HTTPStatus.PRECONDITION_FAILED:
             return await with_obstacle(self, action, NotFoundError(text, status=status))
         if status == HTTPStatus.NOT_FOUND and action.operation == "Update":
+            await self._confirm_absence(action.external_name)
             return NotFoundError(text, status=status)
         return refusal(response)
 

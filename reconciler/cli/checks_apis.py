@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from nats.aio.client import Client
 
-from events.manifest import ProviderConfigSpec
+from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from projections.status import StatusRow
+from reconciler.cli.api_standing import left_alone
 from reconciler.cli.finding import Finding
-from reconciler.cli.reading import log_of
+from reconciler.cli.reading import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.kinds import KindRegistry, installed_kinds
 from reconciler.services.configurations import Configurations
@@ -20,18 +24,22 @@ _PATIENCE_SECONDS = 5.0
 
 
 async def check_apis(nc: Client) -> list[Finding]:
-    """Ask each API for the first item of its scope; nothing is written."""
+    """Ask each API for the first item of its scope; nothing is written.
+
+    One that the workers leave alone is not asked either.
+    """
     configurations = Configurations()
     await configurations.load(await log_of(nc))
     if not configurations.by_name:
         remedy = "declare one: `reconciler apply -f`, or let `reconciler up` start the example API"
         return [Finding("API", "warn", "no ProviderConfig is declared", remedy)]
+    rows = (await current_models(nc)).status
     kinds = installed_kinds()
     pool = ProviderPool(kinds, configurations)
     try:
         return await asyncio.gather(
             *(
-                _check_api(name, config, kinds, pool)
+                _check_api(rows.get(_config_row(name)), name, config, kinds, pool)
                 for name, config in sorted(configurations.by_name.items())
             )
         )
@@ -39,10 +47,21 @@ async def check_apis(nc: Client) -> list[Finding]:
         await pool.close()
 
 
+def _config_row(name: str) -> str:
+    return str(ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name))
+
+
 async def _check_api(
-    name: str, config: ProviderConfigSpec, kinds: KindRegistry, pool: ProviderPool
+    row: StatusRow | None,
+    name: str,
+    config: ProviderConfigSpec,
+    kinds: KindRegistry,
+    pool: ProviderPool,
 ) -> Finding:
     check = f"API {name}"
+    found = left_alone(row, datetime.now(UTC))
+    if found is not None:
+        return found
     watched = [
         kind.name
         for kind in kinds.of_provider(config.provider)

@@ -174,6 +174,10 @@ def _status_pairs(row: StatusRow) -> list[tuple[str, str | Text]]:
         pairs.append(("refers to", row.target))
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
+    if row.throttled_until is not None:
+        pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
+    if row.breaker_until is not None:
+        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then a probe"))
     if row.retry_at is not None:
         pairs.append(("next try", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
     return [(name, value) for name, value in pairs if value]

@@ -9,6 +9,7 @@ from nats.aio.client import Client
 from infra.jetstream.errors import BusError
 from reconciler.cli.checks_apis import check_apis
 from reconciler.cli.checks_bus import check_server, check_stages, check_streams, check_sync
+from reconciler.cli.checks_cluster import check_copies
 from reconciler.cli.checks_log import (
     check_actions,
     check_dead_letters,
@@ -16,6 +17,7 @@ from reconciler.cli.checks_log import (
     check_rows,
     check_watched,
 )
+from reconciler.cli.checks_room import check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.finding import Finding
@@ -65,6 +67,8 @@ async def examine(nc: Client, *, full: bool) -> list[Finding]:
     for name, check in (
         ("server", check_server),
         ("streams", check_streams),
+        ("copies", check_copies),
+        ("room", check_room_of_streams),
         ("stages", check_stages),
         ("API", check_apis),
         ("log", partial(_check_log, full=full)),

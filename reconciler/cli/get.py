@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -11,6 +12,7 @@ from rich.text import Text
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE
 from projections.status import StatusRow
+from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
@@ -129,7 +131,7 @@ def _cells(row: StatusRow, with_namespace: bool, wide: bool) -> list[str | Text]
     if wide:
         action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
         cells += [row.provider_config, row.external_name, str(row.drifts), action]
-    return [*cells, " ".join(row.message.split())]
+    return [*cells, " ".join((row.message or throttled(row, datetime.now(UTC))).split())]
 
 
 def _generation(row: StatusRow) -> str:

@@ -45,7 +45,7 @@ _SPREAD_SECONDS = 0.5
 _NOTICEABLE_SECONDS = 0.01
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
-_STILL_FAILING = frozenset({408, 425})
+_NOBODY_IS_SERVED = frozenset({401, 408, 425})
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ def _is_failure(error: ProviderError) -> bool:
         return False
     status = error.status
     is_refusal = status is not None and _CLIENT_ERROR <= status < _SERVER_ERROR
-    return not is_refusal or status in _STILL_FAILING
+    return not is_refusal or status in _NOBODY_IS_SERVED
 
 
 def _moment(at: datetime | None) -> str:

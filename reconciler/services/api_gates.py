@@ -81,6 +81,7 @@ class ApiGates:
         self._undeclared = self._new_gate()
         self._reports: dict[tuple[str, str], GateReport] = {}
         self._report_came = asyncio.Event()
+        self._is_loaded = False
         configurations.listen(lambda _name: self._match())
 
     async def load(self, log: ShapeLog) -> None:
@@ -88,6 +89,7 @@ class ApiGates:
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             self.apply(stored.event)
         self._match()
+        self._is_loaded = True
 
     def of(self, config_name: str) -> ApiGate:
         """Give the gate of a configuration; one that is not declared has an open gate."""
@@ -101,6 +103,8 @@ class ApiGates:
         member = self._members.setdefault(name, Member(name, Breaker().failures))
         if event.shapeversion > member.seen:
             self.of(name).apply(member, event, self._now())
+            if self._is_loaded:
+                _tell(name, event)
 
     async def run(self) -> None:
         """Report for ever."""
@@ -180,3 +184,14 @@ class ApiGates:
                 jitter=self._jitter,
             )
         gate.limiter.per_second, gate.limiter.burst = min(rates), burst
+
+
+def _tell(name: str, event: LogEvent) -> None:
+    """Tell the people who read this process's log."""
+    match event.data:
+        case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
+            _logger.warning("an API is left alone", config=name, until=f"{until:%FT%TZ}", why=why)
+        case BreakerClosed():
+            _logger.info("an API may be called again", config=name)
+        case _:
+            pass

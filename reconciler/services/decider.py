@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared
+from events.intake import Answer, Declared, Observed, TimerFired
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -52,8 +52,10 @@ _TRIES = 20
 _HELD_SECONDS = 2.0
 """What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
 
+_FULL_SECONDS = 30.0
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
+_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -86,6 +88,12 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
+
+    @property
+    def commit(self) -> Commit:
+        """What is to be stored. An observation or a timer that changes nothing will come again."""
+        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
+        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
 
 
 class Decider:
@@ -135,9 +143,9 @@ class Decider:
         reach(Failpoint.DECIDER_TOOK)
         work, letters = self._sort(batch)
         if letters:
-            await tell_refused(self._sink, letters, self._now())
+            done_with = await self._bury(letters, refused=True)
             reach(Failpoint.DECIDER_BURIED)
-            await self._reader.ack([letter.delivery for letter in letters])
+            await self._reader.ack(done_with)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -192,7 +200,7 @@ class Decider:
         self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
     ) -> list[_Decided]:
         """Append; give what is stored. What the bus will never take must not hold up the others."""
-        commits = [Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group]
+        commits = [each.commit for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
         except AppendRefusedError as error:
@@ -308,8 +316,7 @@ class Decider:
 
     async def _park(self, deliveries: Sequence[IntakeDelivery], reason: str) -> None:
         letters = [undecidable(each, reason) for each in deliveries]
-        await tell_refused(self._sink, letters, self._now())
-        await self._reader.ack(deliveries)
+        await self._reader.ack(await self._bury(letters, refused=True))
 
     def _why_held(self, key: ShapeKey) -> str:
         damage = self._repository.broken.get(key)
@@ -331,10 +338,30 @@ class Decider:
                 for event in each.turn.events:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
+        buried = await self._bury(news.letters, refused=False) if news.letters else []
         await news.send(self._sink)
         reach(Failpoint.DECIDER_TOLD)
-        await self._reader.ack(news.finished)
+        letters = [letter.delivery for letter in news.letters]
+        await self._reader.ack([each for each in news.finished if each not in letters] + buried)
         reach(Failpoint.DECIDER_ACKED)
+
+    async def _bury(self, letters: Sequence[DeadLetter], *, refused: bool) -> list[IntakeDelivery]:
+        """Store dead letters; gives the messages that are done with by that.
+
+        ``refused``: nobody else tells who asked. Where there is no room for the letters, their
+        messages are held back, and nothing else waits for them.
+        """
+        deliveries = [letter.delivery for letter in letters]
+        try:
+            if refused:
+                await tell_refused(self._sink, letters, self._now())
+            else:
+                await self._sink.bury(letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away, or full
+            _logger.error("dead letters are held back", why=str(error), count=len(letters))
+            await self._reader.retry_later(deliveries, _FULL_SECONDS)
+            return []
+        return deliveries
 
 
 @dataclass(slots=True)
@@ -364,9 +391,7 @@ class _News:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
 
     async def send(self, sink: DecisionSink) -> None:
-        """Tell it; what is most costly to lose first."""
-        if self.letters:
-            await sink.bury(self.letters)
+        """Tell it, besides dead letters; what is most costly to lose first."""
         if self.timers:
             await sink.set_timers(self.timers)
         if self.rejections:

@@ -10,16 +10,25 @@ from events.manifest import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.kinds import KindRegistry
 from reconciler.provider import Provider
+from reconciler.secrecy import Secrecy
 from reconciler.services.configurations import Configurations
+from reconciler.services.secretive import SecretiveProvider, without_secret
+
+_Stamp = tuple[int, int, int]
+_Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
 
 
 class ProviderPool:
-    """Builds providers when they are first needed, and again when their configuration changes."""
+    """Builds providers when they are first needed, and again when what they rest on changes.
+
+    That is the configuration, and the files that it names. No error of a provider repeats its
+    secret.
+    """
 
     def __init__(self, kinds: KindRegistry, configurations: Configurations) -> None:
         self._kinds = kinds
         self._configurations = configurations
-        self._open: dict[tuple[str, str], tuple[ProviderConfigSpec, Provider]] = {}
+        self._open: dict[tuple[str, str], tuple[_Basis, Provider]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, config_name: str, kind_name: str) -> Provider:
@@ -30,13 +39,14 @@ class ProviderPool:
         config = self._configurations.by_name.get(config_name)
         if config is None:
             raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared")
+        basis = (config, _stamps(config))
         opened = self._open.get((config_name, kind_name))
-        if opened is not None and opened[0] == config:
+        if opened is not None and opened[0] == basis:
             return opened[1]
         provider = self._build(config_name, config, kind_name)
         if opened is not None:
             self._close_later(opened[1])
-        self._open[config_name, kind_name] = (config, provider)
+        self._open[config_name, kind_name] = (basis, provider)
         return provider
 
     def _build(self, name: str, config: ProviderConfigSpec, kind_name: str) -> Provider:
@@ -46,7 +56,10 @@ class ProviderPool:
                 f"ProviderConfig {name!r} is of provider {config.provider!r}, "
                 f"but {kind_name} needs {kind.provider!r}"
             )
-        return kind.connect(config, secret=resolve_secret(config.credentials_ref))
+        secret = resolve_secret(config.credentials_ref)
+        secrecy = Secrecy(secret)
+        with without_secret(secrecy):
+            return SecretiveProvider(kind.connect(config, secret=secret), secrecy)
 
     def _close_later(self, provider: Provider) -> None:
         """Close a replaced client; calls that are under way on it end as unknown results."""
@@ -56,9 +69,26 @@ class ProviderPool:
 
     async def close(self) -> None:
         """Close all connections."""
-        for _config, provider in self._open.values():
+        for _basis, provider in self._open.values():
             await provider.close()
         self._open.clear()
+
+
+def _stamps(config: ProviderConfigSpec) -> tuple[_Stamp | None, ...]:
+    """Tell when the files that a configuration names were replaced: a rotated key is used soon."""
+    credentials, tls = config.credentials_ref, config.tls
+    files = [] if credentials is None else [credentials.file]
+    if tls is not None:
+        files += [tls.ca_file, tls.certificate_file, tls.key_file]
+    return tuple(_stamp(file) for file in files if file is not None)
+
+
+def _stamp(file: str) -> _Stamp | None:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def resolve_secret(reference: CredentialsRef | None) -> str | None:

@@ -30,6 +30,10 @@ BROKEN_SECONDS = 10.0
 """A time that is farther ahead, or by more than sixteen calls, comes from a clock that was wrong:
 it is cut, so that nobody is blocked for longer."""
 
+LATE_SECONDS = 0.25
+"""A slot that could not be used by then is lost: used late, together with others, it would make
+more calls at once than the burst allows."""
+
 _BROKEN_CALLS = 16
 _RETRY_SECONDS = 0.5
 _CONFLICT_SECONDS = 0.005
@@ -99,11 +103,12 @@ class RateLimiter:
     async def _serve(self) -> None:
         while self._waiters:
             try:
-                for wait_until in await self._reserve(self._wanted()):
-                    wait = wait_until - self._clock()
+                for slot in await self._reserve(self._wanted()):
+                    wait = slot - self._clock()
                     if wait > 0:
                         await asyncio.sleep(wait)
-                    self._let_one_through()
+                    if self._clock() - slot <= LATE_SECONDS:
+                        self._let_one_through()
             except RateConflictError:
                 self._revision = None
                 await asyncio.sleep(self._jitter() * _CONFLICT_SECONDS)

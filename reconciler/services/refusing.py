@@ -24,7 +24,9 @@ def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
             f"{len(delivery.payload)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
         )
     what, key = parse_stored_intake(delivery.subject)
-    message = decode_intake(delivery.payload, expected=what, fallback_id=delivery.message_id)
+    message = decode_intake(
+        delivery.payload, expected=what, fallback_id=delivery.message_id, about=str(key)
+    )
     return key, Command(delivery.position, message.id, message.source, message.data)
 
 

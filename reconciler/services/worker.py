@@ -132,9 +132,11 @@ class Worker:
             replayed=effect is not None and effect.replayed,
             sought=sought,
         )
-        message_id = f"{action.action_id}:{attempt}"
         self._results.append(
-            (delivery, IntakeMessageOut("result", delivery.event.key, reported, message_id))
+            (
+                delivery,
+                IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported)),
+            )
         )
         self._result_came.set()
 
@@ -282,6 +284,16 @@ def _not_made(error: TurnedAwayError, delivery: ActionDelivery) -> ProviderError
         f"a worker that had it is gone; {error.message}",
         retry_after_seconds=error.retry_after_seconds,
     )
+
+
+def _result_id(reported: Reported) -> str:
+    """Name a result, so that the bus stores a repeated one once.
+
+    Two calls of one attempt may end differently, where a lease ended before its call: the refusal
+    of the second ("still running") must not stand for the success of the first.
+    """
+    ending = "Done" if reported.error is None else reported.error.error_class
+    return f"{reported.action_id}:{reported.attempt}:{ending}"
 
 
 def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:

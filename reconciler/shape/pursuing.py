@@ -73,7 +73,7 @@ def _is_outdated(state: ShapeState, flight: InFlight) -> bool:
 
 def _degraded_while_trying(state: ShapeState, flight: InFlight) -> Standing:
     """While an action is under way, only trouble is worth telling."""
-    if state.failure is None or state.failures == 0:
+    if state.failure is None or (state.failures == 0 and state.failure.attempted):
         return Standing("Converged", "")  # not said: see outcomes.is_worth_recording
     return Standing(
         "Degraded", state.failure.error_class, state.failure.message, flight.action.action_id

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from projections.status import StatusRow
+from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks_bus import check_clock, check_room, check_stage
 from reconciler.cli.checks_log import check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
@@ -48,6 +51,22 @@ def test_stages(consumer: dict[str, int], verdict: str) -> None:
     found = check_stage("intake", "decider", [consumer])
     assert found.verdict == verdict
     assert bool(found.remedy) == (verdict != "ok")
+
+
+def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
+    noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    later, over = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
+    billing = partial(StatusRow, "system", "ProviderConfig", "billing")
+    assert left_alone(None, noon) is None
+    assert left_alone(billing(throttled_until=over), noon) is None
+    throttled = left_alone(billing(throttled_until=later), noon)
+    assert throttled is not None
+    assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.found) == ("warn", True)
+    for until in (over, later):  # an open breaker is open until its probe is answered
+        broken = left_alone(billing(breaker_until=until, message="open because"), noon)
+        assert broken is not None
+        assert (broken.verdict, broken.found) == ("fail", "open because")
+        assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
 def row(**values: object) -> StatusRow:

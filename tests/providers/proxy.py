@@ -22,9 +22,13 @@ class Harm(Enum):
 
 @dataclass
 class Proxy:
-    """Forwards one request a connection to ``upstream``, unless a harm is planned for it."""
+    """Forwards one request a connection to ``upstream``, unless a harm is planned for it.
+
+    With ``spared`` methods, those are forwarded in any case.
+    """
 
     upstream: str
+    spared: frozenset[str] = frozenset()
     plan: deque[Harm | bytes] = field(default_factory=deque[Harm | bytes])
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     heads: list[str] = field(default_factory=list[str])
@@ -72,7 +76,8 @@ class Proxy:
     async def _treat(
         self, head: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        harm = self.plan.popleft() if self.plan else Harm.NONE
+        is_spared = head.split(" ", 1)[0] in self.spared
+        harm = self.plan.popleft() if self.plan and not is_spared else Harm.NONE
         if isinstance(harm, bytes):
             writer.write(harm)
             return

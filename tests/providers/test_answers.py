@@ -32,12 +32,17 @@ def answered(
 @pytest.mark.parametrize(
     ("status", "of_a_write", "of_a_read"),
     [
-        (302, PermanentError, PermanentError),
+        (302, TransientError, TransientError),
         (400, PermanentError, PermanentError),
-        (401, PermanentError, PermanentError),
-        (403, PermanentError, PermanentError),
-        (404, PermanentError, PermanentError),
+        (401, TransientError, TransientError),
+        (403, TransientError, TransientError),
+        (404, TransientError, TransientError),
+        (405, PermanentError, PermanentError),
         (408, TransientError, TransientError),
+        (409, PermanentError, PermanentError),
+        (410, PermanentError, TransientError),
+        (412, PermanentError, PermanentError),
+        (413, PermanentError, PermanentError),
         (422, PermanentError, PermanentError),
         (429, ThrottledError, ThrottledError),
         (500, UnknownResultError, TransientError),
@@ -56,6 +61,12 @@ def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
         assert type(error) is of_a_write
         assert error.status == status
     assert type(refusal(answered(status, method="GET", headers=headers))) is of_a_read
+
+
+def test_a_refusal_that_says_when_to_come_back_is_tried_again_then() -> None:
+    error = refusal(answered(409, headers={"Retry-After": "3"}))
+    assert type(error) is TransientError
+    assert error.retry_after_seconds == 3
 
 
 def test_a_refusal_says_which_call_and_why() -> None:

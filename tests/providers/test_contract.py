@@ -317,9 +317,9 @@ async def test_a_deletion_whose_answer_was_lost_succeeds_when_repeated(
         (answer(201, "{}"), UnknownResultError),
         (b"not http at all\r\n\r\n", UnknownResultError),
         (answer(400, '{"detail": "no good"}'), PermanentError),
-        (answer(401), PermanentError),
-        (answer(403), PermanentError),
-        (answer(307, Location="http://elsewhere.example/"), PermanentError),
+        (answer(401), TransientError),
+        (answer(403), TransientError),
+        (answer(307, Location="http://elsewhere.example/"), TransientError),
     ],
 )
 async def test_the_answer_to_a_write_decides_its_error_class(
@@ -372,7 +372,7 @@ async def test_the_secret_is_a_bearer_token_and_in_no_message(
     let_in = connect(case.kind, proxy.url + case.endpoint_path, secret="s3cr3t\n")
     proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
 
-    with pytest.raises(PermanentError) as caught:
+    with pytest.raises(TransientError) as caught:
         await let_in.create(action("Create", name, case.fields))
     assert "authorization: bearer s3cr3t" in proxy.heads[0].lower()
     assert "s3cr3t" not in str(caught.value)

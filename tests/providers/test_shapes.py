@@ -24,6 +24,7 @@ from tests.providers.proxy import Proxy, answer
 FIELDS = {"type": "Square", "color": "Red"}
 FOUND = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
 ABSENT = answer(404)
+NONE_LISTED = answer(200, '{"items": []}')
 REPLAYED = {"Idempotent_Replayed": "true"}
 
 
@@ -57,7 +58,8 @@ async def test_a_refused_create_is_understood(
     then: bytes | None,
     error: type[ProviderError],
 ) -> None:
-    planned.plan.extend(part for part in (refusal, then) if part is not None)
+    listed = NONE_LISTED if then is ABSENT else None
+    planned.plan.extend(part for part in (refusal, then, listed) if part is not None)
 
     with pytest.raises(error) as caught:
         await shapes.create(action("Create", "foo", FIELDS))
@@ -71,7 +73,7 @@ async def test_a_refused_create_is_understood(
     [
         (answer(412), FOUND, ConflictError),
         (answer(412), ABSENT, NotFoundError),
-        (answer(404), None, NotFoundError),
+        (answer(404), NONE_LISTED, NotFoundError),
         (answer(409, '{"detail": "this key is still running"}'), None, TransientError),
     ],
 )
@@ -82,12 +84,23 @@ async def test_a_refused_update_is_understood(
     then: bytes | None,
     error: type[ProviderError],
 ) -> None:
-    planned.plan.extend(part for part in (FOUND, refusal, then) if part is not None)
+    listed = NONE_LISTED if then is ABSENT else None
+    planned.plan.extend(part for part in (FOUND, refusal, then, listed) if part is not None)
 
     with pytest.raises(error) as caught:
         await shapes.update(action("Update", "foo", FIELDS))
     assert type(caught.value) is error
     assert (caught.value.obstacle is not None) == (then is FOUND)
+
+
+async def test_a_shape_that_is_listed_and_answered_404_is_not_absent(
+    shapes: Provider, planned: Proxy
+) -> None:
+    planned.plan.extend(
+        [ABSENT, answer(200, '{"items": [{"name": "foo", "type": "Star", "color": "Mauve"}]}')]
+    )
+    with pytest.raises(TransientError, match="is listed"):
+        await shapes.read("foo")
 
 
 async def test_every_write_carries_its_key(shapes: Provider, planned: Proxy) -> None:

@@ -9,6 +9,8 @@ Each test's name begins with the number of its scenario.
   scenario 7: a withdrawal while the reconciler is down does not leak; scenario 8: ownership is
   rebuilt from the log alone; scenario 19: adopted or refused; scenario 20: orphaned
   (``test_ownership``)
+- scenario 13: an answer after our time-out; scenario 14: 500, 429, no connection: the API's gate,
+  its breaker and its back-off, across restarts; scenario 15: 422 (``test_trouble``, ``test_rate``)
 - scenario 16: a listing that fails, lies or comes late (``test_listings``)
 - scenario 21: observe-only, create-only and paused (``test_modes``)
 - scenario 22: 1,000 shapes and a restart; scenario 23: ten resyncs (``test_many``)

@@ -253,6 +253,14 @@ class World:
             reconciler, self._reconciler = self._reconciler, None
             await reconciler
 
+    async def until_it_ends(self, seconds: float = 30.0) -> BaseException | None:
+        """Wait until the reconciler ends by itself; give its error."""
+        assert self._reconciler is not None
+        reconciler, self._reconciler = self._reconciler, None
+        async with asyncio.timeout(seconds):
+            await asyncio.wait({reconciler})
+        return reconciler.exception()
+
     async def restart_reconciler(self) -> None:
         await self.stop_reconciler()
         await self.start_reconciler()

@@ -95,13 +95,13 @@ class Guarded:
                 )
                 await stack.enter_async_context(running(nc, (role,)))
             operator = await stack.enter_async_context(self.sdk_as("operator"))
-            await operator.declare(_provider_config(self.api.url))
+            await operator.declare(provider_config(self.api.url))
             ready.set()
             await stop.wait()
 
 
-def _provider_config(endpoint: str) -> Manifest:
-    spec = {"provider": "shapes", "endpoint": endpoint, "resyncSeconds": 0.3}
+def provider_config(endpoint: str, **more: object) -> Manifest:
+    spec = {"provider": "shapes", "endpoint": endpoint, "resyncSeconds": 0.3, **more}
     return Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
 
 

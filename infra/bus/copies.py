@@ -1,0 +1,61 @@
+"""How many copies of each stream there are, and which of them are up to date."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from nats.aio.client import Client
+
+from infra.bus.streams import (
+    DEADLETTERS,
+    INTAKE,
+    OBSERVATIONS,
+    OUTCOMES,
+    ROWS,
+    SHAPES,
+    SNAPSHOTS,
+    TIMERS,
+)
+from infra.jetstream.connection import api_request
+
+STREAMS: Final = (
+    SHAPES,
+    INTAKE,
+    TIMERS,
+    OUTCOMES,
+    SNAPSHOTS,
+    OBSERVATIONS,
+    DEADLETTERS,
+    ROWS,
+)
+
+
+class Copies(msgspec.Struct, frozen=True):
+    """The copies of one stream.
+
+    Attributes:
+        leader: the server that all writes go through, "" while there is none.
+        behind: servers whose copy is away or not up to date: one more failure may lose it.
+    """
+
+    stream: str
+    wanted: int
+    leader: str
+    behind: tuple[str, ...]
+
+
+async def copies(nc: Client) -> list[Copies]:
+    """Look at every stream's copies; raises ``BusError``."""
+    return [_copies(name, await api_request(nc, f"STREAM.INFO.{name}", None)) for name in STREAMS]
+
+
+def _copies(stream: str, info: dict[str, Any]) -> Copies:
+    cluster: dict[str, Any] = info.get("cluster") or {}
+    behind = [
+        f"{each['name']} ({'away' if each.get('offline') else 'not up to date'})"
+        for each in cluster.get("replicas") or ()
+        if each.get("offline") or not each.get("current")
+    ]
+    leader = cluster.get("leader", "") if cluster else "the only server"
+    return Copies(stream, int(info["config"].get("num_replicas", 1)), leader, tuple(sorted(behind)))

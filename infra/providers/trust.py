@@ -1,0 +1,47 @@
+"""Whom an HTTPS client trusts, and who it says it is; verification is always on."""
+
+from __future__ import annotations
+
+import ssl
+
+import aiohttp
+import httpx
+
+from events.manifest import Tls
+from reconciler.errors import ConfigurationError
+
+
+def trusting(tls: Tls | None) -> ssl.SSLContext:
+    """Make a context that verifies the API's name and authority.
+
+    Without ``tls`` it trusts the authorities that come with httpx. Raises ``ConfigurationError``.
+    """
+    if tls is None or tls.ca_file is None:
+        context = httpx.create_ssl_context()
+    else:
+        try:
+            context = ssl.create_default_context(cafile=tls.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(f"spec.tls.caFile: {tls.ca_file}: {_why(error)}") from None
+    if tls is not None and tls.certificate_file is not None:
+        try:
+            context.load_cert_chain(tls.certificate_file, tls.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"spec.tls.certificateFile: {tls.certificate_file}: {_why(error)}"
+            ) from None
+    elif tls is not None and tls.key_file is not None:
+        raise ConfigurationError("spec.tls.keyFile: a key needs spec.tls.certificateFile, too")
+    return context
+
+
+def certificate_problem(error: aiohttp.ClientConnectorCertificateError) -> str:
+    """Say what is wrong with an API's certificate, and what to do."""
+    found = error.certificate_error
+    why = found.verify_message if isinstance(found, ssl.SSLCertVerificationError) else str(found)
+    return f"{why} (spec.tls.caFile names the authorities to trust, spec.endpoint the API's name)"
+
+
+def _why(error: OSError) -> str:
+    is_of_files = error.errno and not isinstance(error, ssl.SSLError)
+    return f"cannot be read: {error.strerror}" if is_of_files else "holds no usable PEM text"

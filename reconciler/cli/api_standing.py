@@ -1,0 +1,34 @@
+"""How the API of a ``ProviderConfig`` stands, by the log: what `get` and `doctor` tell of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from projections.status import StatusRow
+from reconciler.cli.finding import Finding
+
+
+def throttled(row: StatusRow, now: datetime) -> str:
+    """Say until when an API wants no call; nothing if that is over, or never was."""
+    until = row.throttled_until
+    if until is None or until <= now:
+        return ""
+    return f"the API wants no call before {until:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
+    """Tell of an API that no worker calls now; None if it may be asked."""
+    if row is None:
+        return None
+    check = f"API {row.name}"
+    if row.breaker_until is not None:
+        remedy = (
+            "it is probed after that time, and what waits goes on by itself when it answers;"
+            f" its story: `reconciler history {row.key}`"
+        )
+        return Finding(check, "fail", row.message, remedy)
+    text = throttled(row, now)
+    if text:
+        remedy = "nothing; if it comes often, set spec.limits.requestsPerSecond"
+        return Finding(check, "warn", text, remedy)
+    return None

@@ -1,0 +1,31 @@
+"""Checks of what a cluster adds: copies of each stream, and leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nats.aio.client import Client
+
+from infra.bus.copies import Copies, copies
+from reconciler.cli.finding import Finding, some
+
+
+async def check_copies(nc: Client) -> list[Finding]:
+    """Check that every stream has a leader, and as many copies as it should."""
+    return [judge_copies(await copies(nc))]
+
+
+def judge_copies(found: Sequence[Copies]) -> Finding:
+    """Tell which streams have no leader, or copies that are away or not up to date."""
+    wanted = min((each.wanted for each in found), default=1)
+    leaderless = [each.stream for each in found if not each.leader]
+    if leaderless:
+        remedy = "more than half of the servers must be up: start those that are down"
+        return Finding("copies", "fail", f"no leader: {some(leaderless)}", remedy)
+    behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
+    if behind:
+        remedy = "start the servers that are down; one more failure may stop the bus, or lose data"
+        return Finding("copies", "warn", f"not all copies are there: {some(behind)}", remedy)
+    if wanted == 1:
+        return Finding("copies", "ok", "one copy of each stream: back up what must not be lost")
+    return Finding("copies", "ok", f"{wanted} copies of each stream, all up to date")

@@ -1,0 +1,96 @@
+"""A provider whose errors never repeat its secret, whatever its API answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Scope
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.provider import Effect, Provider
+from reconciler.secrecy import Secrecy
+
+_encoder = msgspec.json.Encoder()
+
+
+class SecretiveProvider:
+    """Implements ``reconciler.provider.Provider`` by another one."""
+
+    def __init__(self, provider: Provider, secrecy: Secrecy) -> None:
+        self._provider = provider
+        self._secrecy = secrecy
+
+    async def create(self, action: Action) -> Effect:
+        """Create."""
+        with without_secret(self._secrecy):
+            return await self._provider.create(action)
+
+    async def update(self, action: Action) -> Effect:
+        """Update."""
+        with without_secret(self._secrecy):
+            return await self._provider.update(action)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete."""
+        with without_secret(self._secrecy):
+            return await self._provider.delete(action)
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        """Read one."""
+        with without_secret(self._secrecy):
+            return await self._provider.read(external_name)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List."""
+        with without_secret(self._secrecy):
+            async for page in self._provider.pages(scope, page_size=page_size):
+                yield page
+
+    async def close(self) -> None:
+        """Close connections."""
+        with without_secret(self._secrecy):
+            await self._provider.close()
+
+
+@contextmanager
+def without_secret(secrecy: Secrecy) -> Generator[None]:
+    """Let errors through without the secret; one that cannot be cleaned is told as another."""
+    try:
+        yield
+    except ProviderError as error:
+        error.message = secrecy.hide(error.message)
+        error.args = tuple(_hidden(each, secrecy) for each in error.args)
+        if error.obstacle is not None and secrecy.is_in(_encoder.encode(error.obstacle).decode()):
+            error.obstacle = None
+        if _is_in_cause(error, secrecy):
+            error.__cause__ = error.__context__ = None
+        raise
+    except ConfigurationError as error:
+        if not secrecy.is_in(str(error)) and not _is_in_cause(error, secrecy):
+            raise
+        raise ConfigurationError(secrecy.hide(str(error))) from None
+    except Exception as error:
+        if not secrecy.is_in(repr(error)) and not _is_in_cause(error, secrecy):
+            raise
+        text = secrecy.hide(f"{type(error).__name__}: {error}")
+        raise ProviderError(text) from None
+
+
+def _hidden(part: object, secrecy: Secrecy) -> object:
+    return secrecy.hide(part) if isinstance(part, str) else part
+
+
+def _is_in_cause(error: BaseException, secrecy: Secrecy) -> bool:
+    """Whether what led to an error repeats the secret: a traceback would show it."""
+    seen: BaseException | None = error.__cause__ or error.__context__
+    while seen is not None:
+        if secrecy.is_in(f"{seen!r} {seen}"):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,281 @@
+"""The gates of one process: what closes them, for whom, and what they report; on the real bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from nats.aio.client import Client
+
+from events.intake import ApiReported
+from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    LogEvent,
+    ShapeEvent,
+    SpecDeclared,
+    event_type,
+)
+from events.manifest import Breaker, CredentialsRef, Limits, ProviderConfigSpec
+from infra.bus.rates import JetStreamRates
+from reconciler.errors import (
+    ConfigurationError,
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.ports import IntakeMessageOut
+from reconciler.provider import may_call
+from reconciler.services.api_gate import MOST_INSIDE, TurnedAwayError
+from reconciler.services.api_gates import ApiGates, gate_name
+from reconciler.services.configurations import Configurations
+
+DOWN = TransientError("no connection")
+API = ProviderConfigSpec("test", "http://api.test/v1", breaker=Breaker(failures=3))
+SOON = 1.0
+
+
+class Process:
+    """The gates of a process with two configurations of one API, and one of another."""
+
+    def __init__(self, bus: Client, api: ProviderConfigSpec = API) -> None:
+        self.reported: list[ApiReported] = []
+        self.configurations = Configurations()
+        self.gates = ApiGates(
+            name="test",
+            configurations=self.configurations,
+            intake=self,
+            rates=JetStreamRates(bus),
+        )
+        self._versions: dict[str, int] = {}
+        self._tasks = asyncio.create_task(self.gates.run())
+        self.declare("first", api)
+        self.declare("second", api)
+        self.declare("other", ProviderConfigSpec("test", "http://other.test"))
+
+    def declare(self, name: str, spec: ProviderConfigSpec) -> None:
+        fields = {"provider": spec.provider, "endpoint": spec.endpoint}
+        limits = {
+            "requestsPerSecond": spec.limits.requests_per_second,
+            "burst": spec.limits.burst,
+        }
+        fields |= {"limits": limits, "breaker": {"failures": spec.breaker.failures}}
+        self.log(name, SpecDeclared(1, "", "", name, fields))
+
+    def log(self, name: str, data: ShapeEvent) -> int:
+        version = self._versions[name] = self._versions.get(name, 0) + 1
+        key = f"system/ProviderConfig/{name}"
+        event = LogEvent(f"{key}@{version}", "", event_type(data), key, _now(), version, data)
+        self.configurations.apply(event)
+        self.gates.apply(event)
+        return version
+
+    def opened(self, name: str = "first", seconds: float = 60.0) -> int:
+        until = _now() + timedelta(seconds=seconds)
+        return self.log(name, BreakerOpened(until, seconds, 3, "down"))
+
+    def call(self, error: ProviderError | ConfigurationError | None, name: str = "first") -> None:
+        """Make a call that ends so."""
+        try:
+            with self.gates.of(name).calls(name):
+                if error is not None:
+                    raise error
+        except (ProviderError, ConfigurationError):
+            pass
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        self.reported += [each.data for each in messages if isinstance(each.data, ApiReported)]
+
+    async def last_position(self) -> int:
+        return 0
+
+    async def reports(self) -> list[tuple[str, int]]:
+        await asyncio.sleep(0.01)
+        return [(each.state, each.as_of) for each in self.reported]
+
+    def end(self) -> None:
+        self._tasks.cancel()
+
+
+@pytest.fixture
+async def process(bus: Client):
+    process = Process(bus)
+    yield process
+    process.end()
+
+
+def test_the_same_endpoint_and_account_share_a_gate() -> None:
+    account = CredentialsRef(env="TOKEN")
+    assert gate_name(API) == gate_name(ProviderConfigSpec("x", "HTTP://API.test/v1/"))
+    assert gate_name(API) != gate_name(ProviderConfigSpec("x", "http://api.test/v2"))
+    assert gate_name(API) != gate_name(ProviderConfigSpec("x", API.endpoint, account))
+
+
+async def test_what_one_configuration_knows_closes_the_gate_of_both(process: Process) -> None:
+    process.opened("first")
+    assert not process.gates.of("second").is_open
+    assert process.gates.of("other").is_open
+    with pytest.raises(TurnedAwayError, match="breaker of API 'first' open until"):
+        await process.gates.of("second").enter("second")
+    process.log("first", BreakerClosed())
+    assert process.gates.of("second").is_open
+
+
+async def test_so_many_failures_in_a_row_close_it_at_once_and_are_reported(
+    process: Process,
+) -> None:
+    for _ in range(2):
+        process.call(DOWN)
+    process.call(None)
+    for _ in range(2):
+        process.call(UnknownResultError("time-out"))
+    assert process.gates.of("first").is_open
+    process.call(DOWN)
+    assert not process.gates.of("first").is_open  # before the log says so
+    process.call(DOWN)  # one that was under way
+    assert await process.reports() == [("Failing", 0)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermanentError("no", status=422),
+        TransientError("still running", status=409),
+        ThrottledError("slower", status=429, retry_after_seconds=0.0),
+        ConfigurationError("not declared"),
+        TurnedAwayError("closed"),
+    ],
+)
+async def test_an_api_that_answers_with_a_reason_is_not_down(
+    process: Process, error: ProviderError | ConfigurationError
+) -> None:
+    for _ in range(20):
+        process.call(error)
+    assert process.gates.of("first").is_open
+    assert await process.reports() == []
+
+
+@pytest.mark.parametrize("status", [401, 408, 500, 502, 503, 504, 200])
+async def test_an_api_that_serves_nobody_is_down(process: Process, status: int) -> None:
+    for _ in range(3):
+        process.call(UnknownResultError("what is this?", status=status))
+    assert not process.gates.of("first").is_open
+
+
+async def test_what_began_before_the_breaker_moved_says_nothing_new(process: Process) -> None:
+    with suppress(TransientError), process.gates.of("second").calls("second"):
+        process.opened("first", seconds=0.0)
+        raise DOWN
+    with process.gates.of("second").calls("second"):
+        process.opened("first", seconds=0.0)
+    assert await process.reports() == []
+
+
+async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process: Process) -> None:
+    version = process.opened(seconds=0.0)
+    gate = process.gates.of("second")
+    waiting = [asyncio.create_task(gate.enter("second")) for _ in range(5)]
+    while ("Probing", version) not in await process.reports():
+        pass
+    probed = BreakerProbed(_now() + timedelta(seconds=5), 5.0, process.reported[0].reporter)
+    version = process.log("first", probed)
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
+    assert [each.result() for each in waiting if each.done()] == [True]
+    with gate.calls("second", is_probe=True):
+        await may_call()
+    assert ("Answered", version) in await process.reports()
+    process.log("first", BreakerClosed())
+    done = await asyncio.gather(*waiting)
+    assert sum(done) == 1
+
+
+async def test_a_probe_that_another_process_makes_is_not_made_here(process: Process) -> None:
+    process.opened(seconds=0.0)
+    process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
+    with pytest.raises(TurnedAwayError):
+        await process.gates.of("first").enter("first")
+    assert process.gates.of("first").turn_away("first") is not None
+    assert await process.reports() == []
+
+
+async def test_a_throttle_is_honoured_by_all_and_told_once(process: Process) -> None:
+    slower = ThrottledError("slower", status=429, retry_after_seconds=60.0)
+    for _ in range(10):
+        process.call(slower)
+    assert await process.reports() == [("Throttled", 0)]
+    assert process.reported[0].retry_after_seconds == 60.0
+    turned_away = process.gates.of("second").turn_away("second")
+    assert turned_away is not None
+    assert 59 < (turned_away.retry_after_seconds or 0) <= 60
+
+
+async def test_503_with_retry_after_is_a_throttle_too(process: Process) -> None:
+    process.call(TransientError("maintenance", status=503, retry_after_seconds=30.0))
+    assert process.gates.of("second").closed_seconds > 29
+
+
+async def test_a_short_throttle_is_waited_for_in_place_but_not_by_a_crowd(
+    process: Process,
+) -> None:
+    until = _now() + timedelta(seconds=0.2)
+    process.log("first", ApiThrottled(until, 0.2, "slower"))
+    gate = process.gates.of("first")
+    assert gate.turn_away("first") is None
+    gate.inside = MOST_INSIDE + 1
+    assert gate.turn_away("first") is not None
+    assert await gate.enter("first") is False
+    assert _now() >= until
+    assert gate.is_open
+
+
+async def test_a_clock_that_is_behind_closes_a_gate_for_no_longer_than_was_meant(
+    process: Process,
+) -> None:
+    process.log("first", ApiThrottled(_now() + timedelta(hours=1), 8.0, "slower"))
+    assert process.gates.of("first").closed_seconds <= 8.0
+
+
+async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Process) -> None:
+    sent: list[int] = []
+    with suppress(TurnedAwayError), process.gates.of("first").calls("first"):
+        for number in range(3):
+            await may_call()
+            sent.append(number)
+            process.opened("first")
+    assert sent == [0]
+
+
+async def test_what_is_beyond_the_rate_is_turned_away_each_until_its_own_turn(
+    bus: Client,
+) -> None:
+    limited = ProviderConfigSpec("test", API.endpoint, limits=Limits(requests_per_second=10.0))
+    process = Process(bus, limited)
+    gate = process.gates.of("first")
+    assert not gate.is_open
+    gate.inside = 10
+    assert gate.turn_away("first") is None
+    gate.inside = 30
+    turns: list[float] = []
+    for _ in range(5):
+        turned_away = gate.turn_away("second")
+        assert turned_away is not None
+        turns.append(turned_away.retry_after_seconds or 0.0)
+    assert turns == pytest.approx([3.0, 3.1, 3.2, 3.3, 3.4], abs=0.05)
+    process.end()
+
+
+async def test_a_new_declaration_opens_the_gate(process: Process) -> None:
+    process.opened("first")
+    process.declare("first", API)
+    assert process.gates.of("first").is_open
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,140 @@
+"""One rate of calls for all processes, kept on the real bus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client
+
+from events.subjects import rate
+from infra.bus.rates import JetStreamRates
+from infra.jetstream.publish import publish
+from reconciler.ports import RateConflictError
+from reconciler.services.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
+
+
+class Process:
+    """What one process has of a limit, and when it was let through."""
+
+    def __init__(self, bus: Client, name: str, *, per_second: float, burst: int) -> None:
+        self.limiter = RateLimiter(JetStreamRates(bus), name, per_second=per_second, burst=burst)
+        self.times: list[float] = []
+        self.called = asyncio.Event()
+
+    async def calls(self, count: int) -> None:
+        await asyncio.gather(*(self._one() for _ in range(count)))
+
+    async def _one(self) -> None:
+        await self.limiter.take()
+        self.times.append(time.time())
+        self.called.set()
+
+
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+async def test_processes_share_one_rate_and_one_burst(bus: Client, name: str) -> None:
+    rate_, burst = 200.0, 10
+    processes = [Process(bus, name, per_second=rate_, burst=burst) for _ in range(3)]
+    began = time.time()
+    await asyncio.gather(*(each.calls(60) for each in processes))
+    times = sorted(each for process in processes for each in process.times)
+    assert len(times) == 180
+    for number, at in enumerate(times, start=1):
+        assert number <= rate_ * (at - began) + burst, f"call {number} came too early"
+    assert all(process.times for process in processes)
+
+
+async def test_a_restart_does_not_bring_a_new_burst(bus: Client, name: str) -> None:
+    await Process(bus, name, per_second=20, burst=10).calls(10)
+    began = time.time()
+    again = Process(bus, name, per_second=20, burst=10)
+    await again.calls(5)
+    assert again.times[-1] - began >= 3 / 20  # one or two slots may have come back meanwhile
+
+
+async def test_many_calls_cost_few_round_trips(
+    bus: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves: list[float] = []
+    really = JetStreamRates.save
+
+    async def counted(store: JetStreamRates, name: str, time: float, revision: int) -> int:
+        saves.append(time)
+        return await really(store, name, time, revision)
+
+    monkeypatch.setattr(JetStreamRates, "save", counted)
+    await Process(bus, name, per_second=1000, burst=1).calls(500)
+    assert len(saves) <= 10
+
+
+async def test_slots_that_come_too_late_are_lost_not_made_up_for(bus: Client, name: str) -> None:
+    process = Process(bus, name, per_second=400, burst=1)
+    calling = asyncio.create_task(process.calls(100))
+    await asyncio.wait_for(process.called.wait(), 10)
+    stalled = time.time()
+    time.sleep(2 * LATE_SECONDS)  # noqa: ASYNC251 - as a process that is paused
+    await calling
+    after = [each for each in process.times if each >= stalled + 2 * LATE_SECONDS]
+    assert len([each for each in after if each < after[0] + 0.01]) <= 20
+
+
+async def test_of_two_writers_one_wins(bus: Client, name: str) -> None:
+    store = JetStreamRates(bus)
+    revision = await store.save(name, 1.5, 0)
+    assert await store.load(name) == (1.5, revision)
+    with pytest.raises(RateConflictError):
+        await store.save(name, 2.5, 0)
+    assert await store.load(name) == (1.5, revision)
+
+
+async def test_a_clock_that_was_wrong_blocks_nobody_for_long(bus: Client, name: str) -> None:
+    store = JetStreamRates(bus)
+    await store.save(name, await store.now() + 1e9, 0)
+    process = Process(bus, name, per_second=100, burst=1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(process.calls(1), 0.5)
+    assert 0 < process.limiter.expected_wait(0) <= BROKEN_SECONDS
+    await process.limiter.close()
+
+
+async def test_what_is_no_time_is_written_over(bus: Client, name: str) -> None:
+    await publish(bus, rate(name), b"not ours")
+    await Process(bus, name, per_second=100, burst=1).calls(2)
+
+
+async def test_the_time_is_the_server_s(bus: Client) -> None:
+    store = JetStreamRates(bus)
+    assert abs(await store.now() - time.time()) < 1.0
+    times = [await store.now() for _ in range(3)]
+    assert all(earlier < later for earlier, later in pairwise(times))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.integers(1, 20)), min_size=1, max_size=30),
+    st.floats(0.001, 1.0),
+    st.integers(1, 20),
+)
+def test_no_time_span_has_more_calls_than_rate_and_burst_allow(
+    steps: list[tuple[float, int]], interval: float, burst: int
+) -> None:
+    now, arrival = 1_000.0, 0.0
+    times: list[float] = []
+    for pause, count in steps:
+        now += pause
+        arrival, given_ = slots(arrival, now, count, interval, burst)
+        assert all(each >= now for each in given_)
+        times += given_
+    times.sort()
+    for first, begin in enumerate(times):
+        for last in range(first, len(times)):
+            most = (times[last] - begin) / interval + burst
+            assert last - first + 1 <= most + 1e-6

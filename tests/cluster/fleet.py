@@ -1,0 +1,141 @@
+"""Roles as processes of their own, kept running as an init system would keep them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from reconciler.wiring import Role
+
+REPOSITORY = Path(__file__).parents[2]
+READY_SECONDS = 60.0
+_READY = "role is running"
+_LOOK_SECONDS = 0.1
+
+
+class RoleProcess:
+    """One `reconciler run`."""
+
+    def __init__(self, role: Role, url: str, log: Path) -> None:
+        self.role = role
+        self.starts = 0
+        self.is_paused = False
+        self._log = log
+        self._command = [sys.executable, "-m", "reconciler", "run", role, "--nats-url", url]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """How it ended, by itself or not; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    @property
+    def words(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def start(self) -> None:
+        self.starts += 1
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            )
+
+    async def until_ready(self) -> None:
+        """Wait until this start has been told in the log."""
+        deadline = time.monotonic() + READY_SECONDS
+        while self.words.count(_READY) < self.starts:
+            assert self.status is None, f"{self.role} ended: {self.words[-2_000:]}"
+            assert time.monotonic() < deadline, f"{self.role} is not ready: {self.words[-2_000:]}"
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.is_paused = False
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        self.is_paused = False
+
+    async def stop(self) -> None:
+        """End it in order, and give how it ended."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, 20)
+        self.kill()
+
+
+class Fleet:
+    """Several roles; what ends by itself is told in ``gave_up``, and started again."""
+
+    def __init__(self, processes: Sequence[RoleProcess]) -> None:
+        self.processes = processes
+        self.gave_up: list[str] = []
+
+    def of(self, role: Role) -> list[RoleProcess]:
+        return [each for each in self.processes if each.role == role]
+
+    def restart(self, process: RoleProcess) -> None:
+        """Kill a process without warning, and start it again."""
+        process.kill()
+        process.start()
+
+    async def watch(self) -> None:
+        """Start again what has ended by itself, for ever."""
+        while True:
+            for each in self.processes:
+                if each.status is not None:
+                    last = each.words.strip().splitlines()[-1:]
+                    self.gave_up.append(f"{each.role} ({each.status}): {' '.join(last)}")
+                    each.start()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def fleet(url: str, roles: Sequence[Role], folder: Path) -> AsyncGenerator[Fleet]:
+    """Start one process for each role named, and watch over them; the logs are in the folder."""
+    running = Fleet(
+        [
+            RoleProcess(role, url, folder / f"{number}-{role}.log")
+            for number, role in enumerate(roles)
+        ]
+    )
+    for each in running.processes:
+        each.start()
+    try:
+        await asyncio.gather(*(each.until_ready() for each in running.processes))
+        watching = asyncio.create_task(running.watch())
+        try:
+            yield running
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await asyncio.gather(*(each.stop() for each in running.processes))
+    finally:
+        for each in running.processes:
+            each.kill()

@@ -1,0 +1,162 @@
+"""What is declared in a cluster, how far it has come, and who dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from nats.aio.client import Client
+
+from events.log import OutcomeRecorded
+from events.manifest import (
+    PROVIDER_CONFIG_API_VERSION,
+    PROVIDER_CONFIG_KIND,
+    Manifest,
+    Metadata,
+)
+from events.names import SYSTEM_NAMESPACE
+from infra.bus.copies import copies
+from infra.bus.streams import OUTCOMES, SHAPES
+from infra.embedded import EmbeddedCluster
+from infra.embedded.cluster import leader
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import BusError
+from reconciler.sdk import Client as SdkClient
+from reconciler.sdk import client_on
+from reconciler.wiring import Role, connected
+from tests.cluster.fleet import Fleet, fleet
+from tests.history_reading import check
+from tests.scenarios.harness import api_config, manifest
+
+PATIENCE_SECONDS = 120.0
+_LOOK_SECONDS = 0.1
+
+
+class Story:
+    """A cluster, the roles that run on it, and shapes that are declared again and again.
+
+    ``converged`` has the names of the shapes that got there, by generation; ``moments`` has when
+    the decider that recorded it decided it, in seconds since 1970.
+    """
+
+    def __init__(
+        self, cluster: EmbeddedCluster, roles: Fleet, nc: Client, sdk: SdkClient, api_url: str
+    ) -> None:
+        self.cluster, self.roles, self.nc, self.sdk = cluster, roles, nc, sdk
+        self.converged: dict[int, set[str]] = {}
+        self.moments: dict[int, list[float]] = {}
+        self._api_url = api_url
+
+    async def follow(self) -> None:
+        """Take in from the log what has converged, for ever."""
+        async for events in self.sdk.replay(follow=True, namespace="default", kind="Shape"):
+            for _position, event in events:
+                if isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Converged":
+                    generation = event.data.generation
+                    self.moments.setdefault(generation, []).append(event.time.timestamp())
+                    self.converged.setdefault(generation, set()).add(event.subject)
+
+    async def declare(self, color: str, count: int) -> None:
+        manifests = [manifest(f"s{number}", color=color) for number in range(count)]
+        await self.sdk.publish(manifests, timeout_seconds=PATIENCE_SECONDS)
+
+    async def until_converged(self, generation: int, count: int) -> None:
+        """Wait until so many shapes have converged in this generation."""
+        await until(
+            lambda: len(self.converged.get(generation, ())) >= count,
+            lambda: f"{len(self.converged.get(generation, ()))} of {count} converged",
+        )
+
+    async def kill_leader(self, stream: str) -> int:
+        """Kill the node that leads a stream; gives which one it was."""
+        found: int | None = None
+
+        async def is_led() -> bool:
+            nonlocal found
+            found = await leader(self.nc, stream)
+            return found is not None
+
+        await until(is_led, lambda: f"{stream} has no leader")
+        assert found is not None
+        await self.cluster.nodes[found].kill()
+        return found
+
+    async def until_whole(self) -> None:
+        """Wait until every stream has a leader, and all its copies are up to date."""
+        await until(self._is_whole, lambda: "not all copies are up to date")
+
+    async def _is_whole(self) -> bool:
+        try:
+            return all(each.leader and not each.behind for each in await copies(self.nc))
+        except BusError:
+            return False
+
+    async def until_told(self) -> None:
+        """Wait until the server has copied all outcomes of the log to the outcome stream."""
+        await until(self._is_told, lambda: "not all outcomes are told")
+
+    async def _is_told(self) -> bool:
+        try:
+            recorded = await self._count(SHAPES, "log.*.*.*.outcome")
+            return recorded == await self._count(OUTCOMES, "outcome.>")
+        except BusError:
+            return False
+
+    async def _count(self, stream: str, subjects: str) -> int:
+        info = await api_request(self.nc, f"STREAM.INFO.{stream}", {"subjects_filter": subjects})
+        return sum(info["state"]["subjects"].values())
+
+    async def assert_nothing_lost_or_doubled(self) -> None:
+        await self.until_told()
+        assert await check(self.nc, self._api_url) == []
+
+    @property
+    def longest_gap(self) -> float:
+        """The longest time in which nothing converged, while a generation was about to."""
+        return max(
+            later - earlier
+            for moments in map(sorted, self.moments.values())
+            for earlier, later in itertools.pairwise(moments)
+        )
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], otherwise: Callable[[], str]
+) -> None:
+    """Wait until a condition holds; fail with what is otherwise."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        holds = condition()
+        if holds if isinstance(holds, bool) else await holds:
+            return
+        assert time.monotonic() < deadline, f"after {PATIENCE_SECONDS:g} s: {otherwise()}"
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def told(
+    cluster: EmbeddedCluster, roles: Sequence[Role], api_url: str, folder: Path
+) -> AsyncGenerator[Story]:
+    """Run roles that know the API, until the story ends."""
+    async with (
+        fleet(cluster.url, roles, folder) as processes,
+        connected(cluster.url) as nc,
+        client_on(nc, source="story") as sdk,
+    ):
+        fields = msgspec.to_builtins(api_config(api_url, resync=2), str_keys=True)
+        metadata = Metadata("default", SYSTEM_NAMESPACE)
+        await sdk.declare(
+            Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        )
+        story = Story(cluster, processes, nc, sdk, api_url)
+        following = asyncio.create_task(story.follow())
+        try:
+            yield story
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""The cases of the matrix: which step, of which operation, and what happens there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from events.log import Operation
+from reconciler.failpoints import Failpoint
+
+Trouble = Literal["process killed", "server killed", "API killed", "process paused", "clock moved"]
+OPERATIONS: tuple[Operation, ...] = ("Create", "Update", "Delete")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something happens at a step of an operation; ``arrival`` tells which message's step it is.
+
+    The decider comes to its steps twice: with the declaration (1) and with the result (2).
+    """
+
+    trouble: Trouble
+    point: Failpoint
+    operation: Operation
+    arrival: int = 1
+    lost_reply: bool = False
+
+    def __str__(self) -> str:
+        lost = ", its reply lost" if self.lost_reply else ""
+        return f"{self.trouble} at {self.point}:{self.arrival} of {self.operation}{lost}"
+
+
+DECIDER = (
+    Failpoint.DECIDER_TOOK,
+    Failpoint.DECIDER_DECIDED,
+    Failpoint.DECIDER_BETWEEN_EVENTS,
+    Failpoint.DECIDER_APPENDED,
+    Failpoint.DECIDER_TOLD,
+    Failpoint.DECIDER_ACKED,
+)
+WORKER = (
+    Failpoint.WORKER_CLAIMED,
+    Failpoint.WORKER_BEFORE_CALL,
+    Failpoint.WORKER_CALLED,
+    Failpoint.WORKER_REPORTED,
+    Failpoint.WORKER_ACKED,
+)
+OTHERS = (
+    Failpoint.DECIDER_BATCH_HALF_SENT,
+    Failpoint.OBSERVER_LISTED,
+    Failpoint.OBSERVER_PUBLISHED,
+    Failpoint.SWEEPER_FOUND,
+    Failpoint.SWEEPER_WOKE,
+    Failpoint.PROJECTOR_FOLDED,
+    Failpoint.PROJECTOR_SAVED,
+)
+ALONE = (Failpoint.INIT_STEP, Failpoint.DECIDER_BURIED)
+"""Steps that belong to no operation: each has a test of its own."""
+
+_STEPS = [
+    *((point, arrival) for point in DECIDER for arrival in (1, 2)),
+    *((point, 1) for point in (*WORKER, *OTHERS)),
+]
+
+
+def _rotating(trouble: Trouble, steps: list[tuple[Failpoint, int]]) -> list[Case]:
+    """Each step once, the operations taking turns: every operation meets every role."""
+    return [
+        Case(trouble, point, OPERATIONS[number % len(OPERATIONS)], arrival)
+        for number, (point, arrival) in enumerate(steps)
+    ]
+
+
+PROCESS_KILLED = [
+    *(
+        Case("process killed", point, operation, arrival)
+        for point, arrival in _STEPS
+        for operation in OPERATIONS
+    ),
+    *(
+        Case("process killed", Failpoint.WORKER_CALLED, operation, lost_reply=True)
+        for operation in OPERATIONS
+    ),
+]
+SERVER_KILLED = _rotating("server killed", _STEPS)
+API_KILLED = [
+    *_rotating("API killed", [(point, 1) for point in (*DECIDER, *WORKER)]),
+    *(
+        Case("API killed", Failpoint.WORKER_CALLED, operation, lost_reply=True)
+        for operation in OPERATIONS
+    ),
+]
+PROCESS_PAUSED = _rotating(
+    "process paused",
+    [*((point, 1) for point in (*DECIDER, *WORKER)), (Failpoint.DECIDER_DECIDED, 2)],
+)
+CLOCK_MOVED = [
+    *_rotating(
+        "clock moved", [(Failpoint.DECIDER_BETWEEN_EVENTS, 1), (Failpoint.WORKER_CALLED, 1)]
+    ),
+]
+ALL = list(chain(PROCESS_KILLED, SERVER_KILLED, API_KILLED, PROCESS_PAUSED))

@@ -1,0 +1,45 @@
+"""The matrix is run in the background, a few cases at once; each test waits for its own case."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.crashes.cases import Case
+from tests.crashes.lane import PREFIX, Lane
+from tests.crashes.matrix import Matrix
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def matrix(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Matrix]:
+    """Every case that was selected."""
+    matrix = Matrix(tmp_path_factory.mktemp("matrix"), _selected(request.session))
+    yield matrix
+    await matrix.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lane]:
+    """A bus and an API for all tests of a module; use objects with names of your own."""
+    async with Lane(tmp_path_factory.mktemp("lane")).here() as lane:
+        await lane.settle()
+        yield lane
+
+
+@pytest.fixture
+def name() -> str:
+    """Name an object that no other test uses."""
+    return f"{PREFIX}{uuid.uuid4().hex[:8]}"
+
+
+def _selected(session: pytest.Session) -> list[Case]:
+    return [
+        item.callspec.params["case"]  # pyright: ignore
+        for item in session.items
+        if isinstance(item, pytest.Function) and "matrix" in item.fixturenames
+    ]

@@ -1,0 +1,319 @@
+"""A bus and an API of one's own, on which cases of the matrix are run one after another.
+
+Leases are short here, so that a case does not wait ten seconds for what a dead process held: the
+consumers are the product's, with ``ack_wait`` and the pins' time-out of one second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+from nats.aio.client import Client
+
+from events.envelope import decode_log, encode_intake
+from events.intake import Declared, Withdrawn
+from events.log import LogEvent, OutcomeRecorded
+from events.manifest import (
+    PROVIDER_CONFIG_API_VERSION,
+    PROVIDER_CONFIG_KIND,
+    Fields,
+    Limits,
+    Manifest,
+    Metadata,
+    ProviderConfigSpec,
+    Retry,
+    Scope,
+)
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.subjects import intake, log_filter, outcome
+from infra.bus.streams import (
+    INTAKE,
+    OUTCOMES,
+    SHAPES,
+    WORKERS,
+    decider_consumers,
+    ensure_topology,
+)
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request, close, connect
+from infra.jetstream.errors import BusError
+from infra.jetstream.outgoing import MESSAGE_ID
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
+from infra.shapes_api import ShapesProcess
+from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess
+from tests.history_checker import Acknowledged
+from tests.history_reading import check
+
+ACTOR = "team-a"
+LEASE_SECONDS = 1.0
+PREFIX = "s-"
+"""What the default configuration looks at: other configurations have prefixes of their own."""
+
+_LOOK_SECONDS = 0.02
+_T = TypeVar("_T")
+
+
+class Lane:
+    """One bus, one API, and at most a few processes of the product on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = EmbeddedServer()
+        self.api = ShapesProcess()
+        self.acknowledged: list[Acknowledged] = []
+        self.by_hand: set[str] = set()
+        self.nc: Client
+        self.http: httpx.AsyncClient
+        self._folder = folder
+        self._logs = itertools.count()
+        self._processes: list[RoleProcess] = []
+
+    # --- beginning and end
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[Lane]:
+        """Start the servers, and end everything afterwards."""
+        try:
+            await self.server.start(self._folder / "nats")
+            await self.api.start(self._folder / "api")
+            async with httpx.AsyncClient(base_url=self.api.url, timeout=10) as self.http:
+                self.nc = await connect(self.server.url, name=ACTOR)
+                await ensure_topology(self.nc)
+                await self._shorten_leases()
+                await self.configure("default", PREFIX)
+                try:
+                    yield self
+                finally:
+                    await self.kill_processes()
+                    await close(self.nc)
+        finally:
+            await self.api.kill()
+            await self.server.kill()
+
+    async def _shorten_leases(self) -> None:
+        consumers = [(INTAKE, name) for name in decider_consumers()] + [(SHAPES, WORKERS)]
+        for stream, name in consumers:
+            info = await api_request(self.nc, f"CONSUMER.INFO.{stream}.{name}", None)
+            config: dict[str, Any] = info["config"] | {"ack_wait": int(LEASE_SECONDS * 1e9)}
+            if config.get("priority_timeout"):
+                config["priority_timeout"] = int(LEASE_SECONDS * 1e9)
+            body = {"stream_name": stream, "config": config, "action": "update"}
+            await api_request(self.nc, f"CONSUMER.CREATE.{stream}.{name}", body)
+
+    # --- processes
+
+    def fork(self, failpoint: str = "", roles: Sequence[str] | str | None = None) -> RoleProcess:
+        """Start a process of the product; all roles unless said otherwise."""
+        log = self._log()
+        process = (
+            RoleProcess.fork(self.server.url, log, failpoint=failpoint)
+            if roles is None
+            else RoleProcess.fork(self.server.url, log, failpoint=failpoint, roles=roles)
+        )
+        self._processes.append(process)
+        return process
+
+    def spawn(self, environment: dict[str, str]) -> RoleProcess:
+        """Start a process of the product afresh."""
+        process = RoleProcess.spawn(self.server.url, self._log(), environment)
+        self._processes.append(process)
+        return process
+
+    def _log(self) -> Path:
+        return self._folder / f"process-{next(self._logs)}.log"
+
+    async def settle(self) -> None:
+        """Have what was declared so far decided, by a process that ends afterwards."""
+        process = self.fork()
+        await self.until_outcome(
+            ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default"), "Converged"
+        )
+        await self.until_at_rest()
+        await process.stop()
+
+    async def kill_processes(self) -> None:
+        """End every process of the product that still lives."""
+        await asyncio.gather(*(each.kill() for each in self._processes))
+
+    async def restart_server(self) -> None:
+        """Start nats-server again, where it was and on its data."""
+        await self.server.kill()
+        await self.server.start(self.server.data_dir, port=self.server.port)
+
+    async def restart_api(self) -> None:
+        """Start the API again, where it was and on its data."""
+        port = self.api.port
+        await self.api.kill()
+        await self.api.start(self._folder / "api", port=port)
+
+    # --- declaring
+
+    async def declare(self, name: str, color: str = "Red", **spec: object) -> None:
+        """Declare a shape; when it returns, the bus has it."""
+        fields: Fields = {"type": "Square", "color": color, **spec}
+        await self.tell(key(name), Declared(Manifest("shapes/v1", "Shape", Metadata(name), fields)))
+
+    async def withdraw(self, name: str) -> None:
+        """Take a declaration back."""
+        await self.tell(key(name), Withdrawn())
+
+    async def configure(self, name: str, prefix: str, *, resync_seconds: float = 0.5) -> None:
+        """Declare where the API is, for the objects of a prefix."""
+        spec = ProviderConfigSpec(
+            "shapes",
+            self.api.url,
+            scope=Scope(prefix=prefix),
+            resync_seconds=resync_seconds,
+            retry=Retry(initial_seconds=0.2, max_seconds=1.0),
+            limits=Limits(request_timeout_seconds=5),
+        )
+        fields = msgspec.to_builtins(spec, str_keys=True)
+        metadata = Metadata(name, SYSTEM_NAMESPACE)
+        config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        await self.tell(config.key, Declared(config))
+
+    async def tell(
+        self, of: ShapeKey, data: Declared | Withdrawn, *, message_id: str | None = None
+    ) -> str:
+        """Publish until it is acknowledged; gives the message's id."""
+        identity = message_id or uuid.uuid4().hex
+        payload = encode_intake(identity, ACTOR, data, time=datetime.now(UTC))
+
+        async def stored() -> bool:
+            await publish(self.nc, intake("desired", of), payload, headers={MESSAGE_ID: identity})
+            return True
+
+        await self.until(stored, f"{of} is declared")
+        self.acknowledged.append(Acknowledged(of, identity))
+        return identity
+
+    async def withdraw_config(self, name: str) -> None:
+        """Take a configuration back."""
+        await self.tell(ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name), Withdrawn())
+
+    # --- what people do
+
+    async def break_api(self, **faults: object) -> None:
+        """Let the API go wrong; see ``infra.shapes_api.faults``."""
+        (await self.http.put("/_faults", json=faults)).raise_for_status()
+
+    async def mend(self) -> None:
+        """Have both servers running, and nothing go wrong."""
+        if not self.server.is_running:
+            await self.restart_server()
+        if not self.api.is_running:
+            await self.restart_api()
+        await self.break_api()
+
+    async def delete_by_hand(self, name: str) -> None:
+        """Delete an object without asking anybody."""
+        self.by_hand.add(name)
+        (await self.http.delete(f"/shapes/{name}")).raise_for_status()
+
+    async def paint_by_hand(self, name: str, color: str) -> None:
+        """Change an object without asking anybody."""
+        self.by_hand.add(name)
+        body = (await self.http.get(f"/shapes/{name}")).raise_for_status().json()
+        answer = await self.http.put(f"/shapes/{name}", json={**body, "color": color})
+        answer.raise_for_status()
+
+    async def make_by_hand(self, name: str) -> None:
+        """Make an object without asking anybody."""
+        self.by_hand.add(name)
+        body = {"name": name, "type": "Square", "color": "Red"}
+        (await self.http.post("/shapes", json=body)).raise_for_status()
+
+    async def effects(self, name: str) -> list[str]:
+        """What really happened to an object; what people did is told apart."""
+        entries = (await self.http.get("/_journal")).raise_for_status().json()["entries"]
+        return [
+            each["method"] if each["idempotency_key"] else f"human {each['method']}"
+            for each in entries
+            if each["name"] == name
+        ]
+
+    async def count_effects(self) -> int:
+        """Count everything that ever happened in the API."""
+        return len((await self.http.get("/_journal")).raise_for_status().json()["entries"])
+
+    async def count_events(self) -> int:
+        """Count the events of the log."""
+        return (await stream_state(self.nc, SHAPES)).last_seq
+
+    # --- waiting and looking
+
+    async def until(self, condition: Callable[[], Awaitable[_T]], what: str) -> _T:
+        """Wait until a condition gives something true; a bus or an API may be away meanwhile."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                found = await condition()
+            except (BusError, httpx.TransportError):
+                found = None
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                said = "\n".join(each.said for each in self._processes[-2:])
+                raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:g} s\n{said}")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def until_outcome(self, of: str | ShapeKey, wanted: str, generation: int = 0) -> None:
+        """Wait until the newest outcome is this one, of this generation or a newer one."""
+        shape = key(of) if isinstance(of, str) else of
+        told: list[str] = []
+
+        async def is_there() -> bool:
+            told.clear()
+            for message in await last_for_subjects(self.nc, OUTCOMES, [outcome(shape)]):
+                data = decode_log(message.payload).data
+                assert isinstance(data, OutcomeRecorded)
+                told.append(f"{data.outcome} {data.reason} {data.message} @{data.generation}")
+                return data.outcome == wanted and data.generation >= generation
+            return False
+
+        try:
+            await self.until(is_there, f"outcome {wanted} of {shape}")
+        except AssertionError as error:
+            history = [type(each.data).__name__ for each in await self.history(shape)]
+            raise AssertionError(f"told {told}, log {history}: {error}") from None
+
+    async def until_at_rest(self) -> None:
+        """Wait until nothing waits to be decided, and no action to be executed."""
+
+        async def nothing_waits() -> bool:
+            deciders = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
+            workers = await api_request(self.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+            return not any(
+                each["num_pending"] or each["num_ack_pending"]
+                for each in (*deciders["consumers"], workers)
+            )
+
+        await self.until(nothing_waits, "everything is decided and executed")
+
+    async def history(self, of: str | ShapeKey) -> list[LogEvent]:
+        """Every event of a shape."""
+        shape = key(of) if isinstance(of, str) else of
+        messages = await read_subject(self.nc, SHAPES, log_filter(shape))
+        return [decode_log(message.payload) for message in messages]
+
+    async def assert_sound(self) -> None:
+        """Have everything that ever happened here judged by the checker."""
+        found = await check(
+            self.nc, self.api.url, acknowledged=self.acknowledged, by_hand=self.by_hand
+        )
+        assert not found, "\n".join(map(str, found))
+
+
+def key(name: str) -> ShapeKey:
+    """Name a shape of the lane."""
+    return ShapeKey("default", "Shape", name)

@@ -1,0 +1,69 @@
+"""What a process under test runs: some roles on a bus, until it is told to stop, or dies.
+
+Also a program, for a process that must be started afresh: ``python -m tests.crashes.roles URL``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from reconciler.cli.errors import report
+from reconciler.cli.logs import configure_logs
+from reconciler.cli.stopping import until_stopped
+from reconciler.failpoints import VARIABLE
+from reconciler.wiring import ROLES, Role, connected, initialise, running
+
+READY = "roles are running"
+_PARENT_DEATH_SIGNAL = 1
+
+INIT = "init"
+"""Instead of roles: make the streams, and end."""
+
+
+def run_roles(url: str, roles: Sequence[Role] | str, failpoint: str, log: Path | None) -> None:
+    """Become a process of the product; ends with the process that forked it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if log is not None:
+        _write_to(log)
+    if failpoint:
+        os.environ[VARIABLE] = failpoint
+    configure_logs("info")
+    try:
+        uvloop.run(_initialise(url) if roles == INIT else _serve(url, roles))
+    except Exception as error:  # noqa: BLE001 - as the command line ends
+        os._exit(report(error))
+
+
+async def _initialise(url: str) -> None:
+    async with connected(url) as nc:
+        await initialise(nc)
+
+
+async def _serve(url: str, roles: Sequence[str]) -> None:
+    wanted: list[Role] = [role for role in ROLES if role in roles]
+
+    async def work() -> None:
+        async with connected(url) as nc, running(nc, wanted):
+            print(READY, file=sys.stderr, flush=True)
+            await asyncio.Event().wait()
+
+    await until_stopped(work())
+
+
+def _write_to(log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+
+
+if __name__ == "__main__":
+    run_roles(sys.argv[1], ROLES, "", None)

@@ -1,0 +1,62 @@
+"""The crash matrix: at every step of every operation somebody dies, and nothing is lost or doubled.
+
+Each case has real processes: one of the product that dies (or whose server, or API, dies) at the
+step, and one that goes on. It ends when the shape is as it was asked for; then there was exactly
+one effect, the log tells exactly one action and its end, and the checker finds nothing wrong with
+anything that happened on that bus.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from reconciler.failpoints import Failpoint
+from tests.crashes.cases import (
+    ALONE,
+    API_KILLED,
+    OPERATIONS,
+    PROCESS_KILLED,
+    PROCESS_PAUSED,
+    SERVER_KILLED,
+    Case,
+)
+from tests.crashes.matrix import Matrix
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("case", PROCESS_KILLED, ids=str)
+async def test_a_process_killed_at_any_step_costs_time_and_nothing_else(
+    matrix: Matrix, case: Case
+) -> None:
+    await matrix.result(case)
+
+
+@pytest.mark.parametrize("case", SERVER_KILLED, ids=str)
+async def test_a_server_killed_at_any_step_costs_time_and_nothing_else(
+    matrix: Matrix, case: Case
+) -> None:
+    await matrix.result(case)
+
+
+@pytest.mark.parametrize("case", API_KILLED, ids=str)
+async def test_an_api_killed_at_any_step_costs_time_and_nothing_else(
+    matrix: Matrix, case: Case
+) -> None:
+    await matrix.result(case)
+
+
+@pytest.mark.parametrize("case", PROCESS_PAUSED, ids=str)
+async def test_a_paused_process_that_wakes_after_another_took_over_changes_nothing(
+    matrix: Matrix, case: Case
+) -> None:
+    await matrix.result(case)
+
+
+async def test_every_failpoint_is_reached_with_every_operation() -> None:
+    """A case fails unless its process died at its step, so what is listed is reached."""
+    reached = {(case.point, case.operation) for case in PROCESS_KILLED}
+    wanted = {
+        (point, operation) for point in Failpoint if point not in ALONE for operation in OPERATIONS
+    }
+    assert reached == wanted

@@ -1,0 +1,107 @@
+"""Fault 14: a stream is full.
+
+Who publishes is told, nothing that was taken is lost, and all goes on by itself when there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from events.names import ShapeKey
+from events.subjects import intake
+from infra.bus.streams import DEADLETTERS, INTAKE, SHAPES
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import StreamFullError
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import stream_state
+from infra.shapes_api import ShapesProcess
+from reconciler.cli.doctor import examine
+from tests.history_reading import check
+from tests.scenarios.harness import Human, World, api_config, manifest
+
+PATIENCE_SECONDS = 60.0
+COUNT = 50
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "api"))
+    async with World(tmp_path / "nats", human).here() as world:
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.declare("first")
+        await world.until_outcome("first", "Converged")
+        await world.until_settled()
+        yield world
+    await human.leaves()
+    await process.stop()
+
+
+async def leave_room(world: World, stream: str, room_bytes: int) -> None:
+    """Let a stream take so many more bytes; negative for no limit."""
+    state = await stream_state(world.nc, stream)
+    most = state.bytes + room_bytes if room_bytes >= 0 else -1
+    await api_request(world.nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_bytes": most})
+
+
+async def doctor_says(world: World) -> str:
+    found = await examine(world.nc, full=False)
+    return " | ".join(f"{one.verdict}: {one.found}" for one in found if one.check == "room")
+
+
+async def declare_one_by_one(world: World) -> None:
+    for number in range(COUNT):
+        await world.declare_all([manifest(f"s{number}")])
+
+
+async def test_fault_14_a_full_intake_refuses_and_loses_nothing_that_it_took(world: World) -> None:
+    await leave_room(world, INTAKE, 6_000)
+    with pytest.raises(StreamFullError, match=r"stream INTAKE takes no more: .*max_bytes"):
+        await declare_one_by_one(world)
+    assert "fail: full or nearly full: INTAKE" in await doctor_says(world)
+    await leave_room(world, INTAKE, -1)
+    await world.declare_all([manifest(f"s{number}") for number in range(COUNT)])
+    for number in range(COUNT):
+        await world.client.wait_for(f"default/Shape/s{number}", generation=1)
+    await world.until_settled()
+    assert await check(world.nc, world.human.url) == []
+
+
+async def test_fault_14_a_full_log_holds_everything_back_until_there_is_room(world: World) -> None:
+    await leave_room(world, SHAPES, 4_000)
+    await world.declare_all([manifest(f"s{number}") for number in range(COUNT)])  # some 70 kB
+
+    async def is_full() -> bool:
+        return "fail: full or nearly full: SHAPES" in await doctor_says(world)
+
+    await world.until(is_full, "doctor sees it")
+    assert await world.history(f"s{COUNT - 1}") == [], "it waits in the intake"
+    await leave_room(world, SHAPES, -1)
+    for number in range(COUNT):
+        await world.client.wait_for(f"default/Shape/s{number}", generation=1)
+    await world.until_settled()
+    assert await check(world.nc, world.human.url) == []
+
+
+async def test_fault_14_full_dead_letters_hold_back_the_dead_and_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.services.decider._HELD_SECONDS", 0.5)
+    await leave_room(world, DEADLETTERS, 1)
+    await publish(world.nc, intake("desired", ShapeKey("default", "Shape", "bad")), b"not JSON")
+    await world.declare("good")
+    await world.until_outcome("good", "Converged")
+    assert "fail: full or nearly full: DEADLETTERS" in await doctor_says(world)
+    assert await world.dead_letters() == []
+    await leave_room(world, DEADLETTERS, -1)
+
+    async def is_buried() -> bool:
+        return bool(await world.dead_letters())
+
+    await world.until(is_buried, "the dead letter is there")
+    await world.until_settled()
+    assert [letter.stage for letter in await world.dead_letters()] == ["intake"]

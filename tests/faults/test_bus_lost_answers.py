@@ -1,0 +1,75 @@
+"""Fault 6: the server stores an append, and its answer never arrives."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from events.log import SpecDeclared
+from infra.embedded import EmbeddedServer
+from reconciler.sdk import Client, connect
+from reconciler.wiring import connected, initialise, running
+from tests.faults.tcp_proxy import TcpProxy, proxied
+from tests.scenarios.harness import manifest
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    server = EmbeddedServer()
+    async with connected(await server.start(tmp_path / "nats")) as nc:
+        await initialise(nc)
+    yield server
+    await server.stop()
+
+
+@pytest.mark.parametrize("count", [1, 20], ids=["plain publishes", "an atomic batch"])
+async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
+    bus: EmbeddedServer, count: int
+) -> None:
+    """The decider appends again, is told that somebody was faster, and finds that it was itself."""
+    async with (
+        proxied(bus.port, by_frames=True) as proxy,
+        connected(proxy.url) as behind,
+        running(behind, ["decider"]),
+        connect(bus.url, source="test") as client,
+    ):
+        _swallow_an_acknowledgement(proxy)
+        manifests = [manifest(f"s{number}") for number in range(count)]
+        answers = await client.declare_many(manifests, timeout_seconds=PATIENCE_SECONDS)
+        assert len(proxy.swallowed) == 1
+        assert [getattr(answer, "generation", answer) for answer in answers] == [1] * count
+        for number in range(count):
+            await _assert_declared_once(client, f"default/Shape/s{number}")
+
+
+def _swallow_an_acknowledgement(proxy: TcpProxy) -> None:
+    """The next one of the log; everything else passes."""
+    proxy.swallow_one(lambda frame: b'"stream":"SHAPES"' in frame and b'"seq"' in frame)
+
+
+async def _assert_declared_once(client: Client, shape: str) -> None:
+    events = [stored.event for stored in await client.history(shape)]
+    assert [event.shapeversion for event in events] == list(range(1, len(events) + 1))
+    assert len([event for event in events if isinstance(event.data, SpecDeclared)]) == 1
+
+
+async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_stored_once(
+    bus: EmbeddedServer,
+) -> None:
+    async with (
+        proxied(bus.port, by_frames=True) as proxy,
+        connect(proxy.url, source="test") as client,
+        connected(bus.url) as direct,
+        running(direct, ["decider"]),
+    ):
+        proxy.swallow_one(lambda frame: b'"stream":"INTAKE"' in frame and b'"seq"' in frame)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await client.publish([manifest("foo")], timeout_seconds=PATIENCE_SECONDS)
+        assert len(proxy.swallowed) == 1
+        assert await client.observation_time() == 1, "the intake has it once"
+        answer = await client.declare(manifest("foo"))
+        assert answer.generation == 1
+        await _assert_declared_once(client, "default/Shape/foo")

@@ -1,0 +1,97 @@
+"""Fault 18: an administrator deletes a consumer or a stream, or makes one anew."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import AsyncIterator
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from infra.bus.streams import INTAKE, SHAPES, WORKERS
+from infra.jetstream.connection import api_request
+from infra.jetstream.topology import delete_consumer, delete_stream
+from infra.shapes_api import ShapesProcess
+from reconciler.cli.errors import report
+from reconciler.wiring import ROLES, initialise
+from tests.scenarios.harness import Human, World, api_config
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "api"))
+    async with World(tmp_path / "nats", human).here() as world:
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.declare("foo")
+        await world.until_outcome("foo", "Converged")
+        yield world
+    await human.leaves()
+    await process.stop()
+
+
+async def halts(world: World) -> str:
+    """Wait until the reconciler ends by itself; give what its process would say."""
+    error = await world.until_it_ends()
+    assert error is not None
+    written = io.StringIO()
+    with redirect_stderr(written):
+        report(error)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(("stream", "consumer"), [(INTAKE, "decider-3"), (SHAPES, WORKERS)])
+async def test_fault_18_a_role_whose_consumer_was_deleted_says_so_and_ends(
+    world: World, stream: str, consumer: str
+) -> None:
+    await delete_consumer(world.nc, stream, consumer)
+    said = await halts(world)
+    wanted = rf"error: consumer {consumer} of stream {stream} was deleted: .*init.*\n"
+    assert re.fullmatch(wanted, said), "one line that says what, where, and what to do"
+    await initialise(world.nc)
+    await world.start_reconciler()
+    await world.declare("foo", color="Blue")
+    await world.until_outcome("foo", "Converged", generation=2)
+    assert await world.human.effects("foo") == ["POST", "PUT"]
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False], ids=["made anew", "gone"])
+async def test_fault_18_every_role_ends_when_its_log_was_replaced(
+    world: World, *, is_made_anew: bool
+) -> None:
+    await world.stop_reconciler()
+    await world.start_reconciler(("decider", "observer", "projector"))
+    await delete_stream(world.nc, SHAPES)
+    if is_made_anew:
+        await initialise(world.nc)
+    said = await halts(world)
+    assert f"stream {SHAPES} was deleted" in said
+    assert "restore the log from a backup" in said
+    assert await world.human.effects("foo") == ["POST"]
+
+
+async def test_fault_18_rows_of_another_log_are_not_believed(world: World) -> None:
+    await world.stop_reconciler()
+    await delete_stream(world.nc, SHAPES)
+    await initialise(world.nc)
+    parts = await world.start_reconciler()
+    assert not parts.models.status
+    assert await world.rows() == {}
+
+
+async def test_fault_18_an_intake_that_counts_from_one_again_is_refused(world: World) -> None:
+    await world.stop_reconciler()
+    config = (await api_request(world.nc, f"STREAM.INFO.{INTAKE}", None))["config"]
+    await delete_stream(world.nc, INTAKE)
+    await api_request(world.nc, f"STREAM.CREATE.{INTAKE}", config)
+    with pytest.raises(Exception, match=r"INTAKE is at 0, and the log knows its position \d+"):
+        await world.start_reconciler(ROLES)
+    await world.until_it_ends()
+    await delete_stream(world.nc, INTAKE)
+    await initialise(world.nc)
+    await world.start_reconciler()
+    await world.declare("foo", color="Blue")
+    await world.until_outcome("foo", "Converged", generation=2)

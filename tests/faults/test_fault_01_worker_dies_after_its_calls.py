@@ -1,0 +1,38 @@
+"""Fault 1: a worker is killed between its calls and their acknowledgement, many being under way.
+
+Fault 2, the same at every step of every operation, is the crash matrix (tests/crashes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reconciler.failpoints import Failpoint
+from tests.crashes.lane import Lane
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SHAPES = 30
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["answered", "reply lost"])
+async def test_1_each_call_that_was_made_is_made_again_with_its_key_and_has_one_effect(
+    lane: Lane, name: str, lost: bool
+) -> None:
+    names = [f"{name}-{number}" for number in range(SHAPES)]
+    await asyncio.gather(*(lane.declare(each) for each in names))
+    if lost:
+        await lane.break_api(lost_reply_rate=0.5, methods=["POST"], seed=1)
+    dying = lane.fork(f"{Failpoint.WORKER_CALLED}/Create:{SHAPES // 2}")
+    await dying.killed_at(Failpoint.WORKER_CALLED)
+    made_before = sum([len(await lane.effects(each)) for each in names])
+    assert made_before >= SHAPES // 2
+    await lane.break_api()
+    following = lane.fork()
+    for each in names:
+        await lane.until_outcome(each, "Converged")
+    await lane.until_at_rest()
+    assert [await lane.effects(each) for each in names] == [["POST"]] * SHAPES
+    await lane.assert_sound()
+    await following.stop()

@@ -1,0 +1,100 @@
+"""Fault 7: everything is delivered twice and more: after short leases, and as new messages."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from events.subjects import log
+from infra.bus.streams import INTAKE, SHAPES, TIMERS, WORKERS
+from infra.jetstream.connection import api_request
+from infra.jetstream.outgoing import MESSAGE_ID
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import read_subject, stream_state
+from tests.crashes.lane import Lane, key
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_7_what_is_published_again_with_its_own_id_after_the_window_changes_nothing(
+    lane: Lane, name: str
+) -> None:
+    """The stream takes it for new, since its header is: only the shape can know it."""
+    process = lane.fork()
+    for color in ("Red", "Green", "Purple"):
+        await lane.declare(name, color)
+    await lane.until_outcome(name, "Converged", 3)
+    await lane.until_at_rest()
+    told = await read_subject(lane.nc, INTAKE, f"in.*.*.{key(name).tokens}")
+    kinds = {message.subject.split(".")[2] for message in told}
+    assert {"desired", "result"} <= kinds
+    position = (await stream_state(lane.nc, SHAPES)).last_seq
+    effects = await lane.effects(name)
+
+    for message in [*told, *reversed(told)]:
+        subject = "rec." + message.subject.split(".", 2)[2]
+        fresh = {MESSAGE_ID: uuid.uuid4().hex}
+        ack = await publish(lane.nc, subject, message.payload, headers=fresh)
+        assert not ack.duplicate
+    await lane.until_at_rest()
+
+    assert await lane.effects(name) == effects
+    assert (await stream_state(lane.nc, SHAPES)).last_seq == position
+    await lane.assert_sound()
+    await process.stop()
+
+
+async def test_7_an_action_delivered_again_while_its_call_is_under_way_has_one_effect(
+    lane: Lane, name: str
+) -> None:
+    """The lease is 200 ms and the call takes a second: others get it too, again and again."""
+    await set_lease(lane, 0.2)
+    await lane.break_api(latency_ms=1000, methods=["POST"])
+    processes = [lane.fork(), lane.fork()]
+    for each in processes:
+        await each.ready()
+    before = await deliveries(lane)
+    await lane.declare(name)
+    await lane.until_outcome(name, "Converged")
+    await lane.break_api()
+    await lane.until_at_rest()
+    actions = await read_subject(lane.nc, SHAPES, log(key(name), "action"))
+    assert await deliveries(lane) - before > len(actions), "some were delivered again"
+    assert await lane.effects(name) == ["POST"]
+    await lane.assert_sound()
+    await asyncio.gather(*(each.stop() for each in processes))
+    await set_lease(lane, 1.0)
+
+
+async def test_7_a_timer_that_fires_twice_wakes_and_does_nothing_more(
+    lane: Lane, name: str
+) -> None:
+    process = lane.fork()
+    await lane.break_api(error_rate=1, methods=["POST"], remaining=1)
+    await lane.declare(name)
+    await lane.until_outcome(name, "Converged")
+    await lane.until_at_rest()
+    fired = await read_subject(lane.nc, TIMERS, f"fired.{key(name).tokens}")
+    assert fired, "the timer of the second attempt has fired"
+    position = (await stream_state(lane.nc, SHAPES)).last_seq
+    for _ in range(3):
+        await publish(lane.nc, fired[0].subject, fired[0].payload)
+    await lane.until_at_rest()
+    assert (await stream_state(lane.nc, SHAPES)).last_seq == position
+    assert await lane.effects(name) == ["POST"]
+    await lane.assert_sound()
+    await process.stop()
+
+
+async def deliveries(lane: Lane) -> int:
+    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    return int(info["delivered"]["consumer_seq"])
+
+
+async def set_lease(lane: Lane, seconds: float) -> None:
+    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    config = info["config"] | {"ack_wait": int(seconds * 1e9)}
+    body = {"stream_name": SHAPES, "config": config, "action": "update"}
+    await api_request(lane.nc, f"CONSUMER.CREATE.{SHAPES}.{WORKERS}", body)

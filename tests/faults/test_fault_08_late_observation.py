@@ -1,0 +1,91 @@
+"""Fault 8: observations come late, doubled and in any order, and never undo newer knowledge."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+
+from events.envelope import encode_intake
+from events.external import ExternalObject
+from events.intake import Observed
+from events.log import DriftDetected, ExternalObserved, OwnershipReleased
+from events.subjects import intake
+from infra.bus.streams import INTAKE, SHAPES
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import stream_state
+from tests.crashes.lane import Lane, key
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+WITHOUT_OBSERVER = ("decider", "worker", "projector")
+
+
+async def look(lane: Lane, name: str) -> Observed:
+    """See what is there now, as another observer would."""
+    as_of = (await stream_state(lane.nc, INTAKE)).last_seq
+    began = datetime.now(UTC)
+    answer = await lane.http.get(f"/shapes/{name}")
+    if answer.status_code == 404:
+        return Observed("default", name, None, "CompleteListing", as_of, began)
+    shown = answer.raise_for_status().json()
+    fields = {"type": shown["type"], "color": shown["color"]}
+    seen = ExternalObject(name, fields, shown["uid"], str(shown["version"]), shown["labels"])
+    return Observed("default", name, seen, "CompleteListing", as_of, began)
+
+
+async def tell(lane: Lane, name: str, observed: Observed) -> None:
+    payload = encode_intake(uuid.uuid4().hex, "observer-b", observed, time=datetime.now(UTC))
+    await publish(lane.nc, intake("observed", key(name)), payload)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_8_looks_from_before_our_effects_change_nothing_in_any_order(
+    lane: Lane, name: str, seed: int
+) -> None:
+    process = lane.fork(roles=WITHOUT_OBSERVER)
+    late = [await look(lane, name)]
+    for generation, color in enumerate(("Red", "Green", "Purple"), start=1):
+        await lane.declare(name, color)
+        await lane.until_outcome(name, "Converged", generation)
+        late.append(await look(lane, name))
+    await lane.until_at_rest()
+    newest = late.pop()
+    position = (await stream_state(lane.nc, SHAPES)).last_seq
+    order = [*late, *late, newest]
+    random.Random(seed).shuffle(order)
+    for each in order:
+        await tell(lane, name, each)
+    await lane.until_at_rest()
+    assert (await stream_state(lane.nc, SHAPES)).last_seq == position
+    assert await lane.effects(name) == ["POST", "PUT", "PUT"]
+    await lane.assert_sound()
+    await process.stop()
+
+
+async def test_8_an_absence_seen_before_it_was_made_again_is_not_believed(
+    lane: Lane, name: str
+) -> None:
+    process = lane.fork(roles=WITHOUT_OBSERVER)
+    await lane.declare(name)
+    await lane.until_outcome(name, "Converged")
+    await lane.until_at_rest()
+    await lane.delete_by_hand(name)
+    absence = await look(lane, name)
+    await tell(lane, name, absence)
+
+    async def made_again() -> bool:
+        return (await lane.effects(name)).count("POST") == 2
+
+    await lane.until(made_again, "it is made again")
+    await lane.until_at_rest()
+    for _ in range(3):
+        await tell(lane, name, absence)
+    await lane.until_at_rest()
+    assert await lane.effects(name) == ["POST", "human DELETE", "POST"]
+    facts = [type(each.data) for each in await lane.history(name)]
+    for once in (ExternalObserved, DriftDetected, OwnershipReleased):
+        assert facts.count(once) == 1
+    await lane.assert_sound()
+    await process.stop()

@@ -1,0 +1,114 @@
+"""Fault 9, a clock that is an hour wrong, or jumps: order is by sequence, never by the clock.
+
+Only the wall clock of the product's processes is moved (libfaketime); nats-server, the API and the
+monotonic clock keep the time.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import pytest
+
+from events.log import ActionRetried
+from reconciler.failpoints import VARIABLE, Failpoint
+from tests.crashes.lane import Lane
+
+HOUR = 3600
+LIBRARIES = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")  # noqa: PTH207 - an absolute one
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed (package faketime)"),
+]
+
+
+class Clock:
+    """The wall clock of some processes, which can be moved while they run."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.move(0)
+
+    def move(self, seconds: int) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+d}s\n")
+        new.replace(self._file)
+
+    def environment(self, failpoint: str = "") -> dict[str, str]:
+        faked = {
+            "LD_PRELOAD": LIBRARIES[0],
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+        return faked | ({VARIABLE: failpoint} if failpoint else {})
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "clock")
+
+
+@pytest.mark.parametrize("point", [Failpoint.DECIDER_BETWEEN_EVENTS, Failpoint.WORKER_CALLED])
+@pytest.mark.parametrize("before", [HOUR, -HOUR])
+async def test_9_a_crash_between_two_clocks_an_hour_apart_leaves_one_effect(
+    lane: Lane, name: str, clock: Clock, point: Failpoint, before: int
+) -> None:
+    await lane.declare(name)
+    clock.move(before)
+    dying = lane.spawn(clock.environment(point))
+    await dying.killed_at(point)
+    following = lane.fork()
+    await lane.until_outcome(name, "Converged")
+    await lane.until_at_rest()
+    times = [event.time.timestamp() for event in await lane.history(name)]
+    assert abs(times[-1] - times[0]) > HOUR / 2, "the two clocks were really apart"
+    assert await lane.effects(name) == ["POST"]
+    await lane.assert_sound()
+    await following.stop()
+
+
+async def test_9_a_clock_that_jumps_while_the_process_runs_changes_no_decision(
+    lane: Lane, name: str, clock: Clock
+) -> None:
+    process = lane.spawn(clock.environment())
+    await lane.declare(name, "Red")
+    await lane.until_outcome(name, "Converged", 1)
+    for generation, (offset, color) in enumerate(
+        [(HOUR, "Green"), (-HOUR, "Blue"), (HOUR, "White")], start=2
+    ):
+        clock.move(offset)
+        await lane.declare(name, color)
+        await lane.until_outcome(name, "Converged", generation)
+    await lane.withdraw(name)
+    await lane.until_outcome(name, "Deleted", 5)
+    await lane.until_at_rest()
+    assert await lane.effects(name) == ["POST", "PUT", "PUT", "PUT", "DELETE"]
+    await lane.assert_sound()
+    await process.stop()
+
+
+async def test_9_an_attempt_that_waits_is_made_in_time_though_the_clock_is_set_right(
+    lane: Lane, name: str, clock: Clock
+) -> None:
+    """The wait was decided by a clock that was an hour behind; the next process has the right one.
+
+    A clock that was ahead leaves a wait that ends an hour later, as it was recorded.
+    """
+    clock.move(-HOUR)
+    await lane.break_api(error_rate=1)
+    await lane.declare(name)
+    wrong = lane.spawn(clock.environment())
+    await lane.until_outcome(name, "Degraded")
+    await wrong.kill()
+    await lane.break_api()
+    right = lane.fork()
+    await lane.until_outcome(name, "Converged")
+    assert any(isinstance(event.data, ActionRetried) for event in await lane.history(name))
+    await lane.until_at_rest()
+    assert await lane.effects(name) == ["POST"]
+    await lane.assert_sound()
+    await right.stop()

@@ -1,0 +1,55 @@
+"""Fault 22: atomic batches that nobody commits: their sender died, or too many are open."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from events.subjects import log_filter
+from infra.bus.streams import SHAPES
+from infra.jetstream.reads import read_subject
+from reconciler.failpoints import Failpoint
+from tests.crashes.lane import Lane, key
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+MANY = 20
+MOST_OPEN_BATCHES = 50
+
+
+async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_decided_again(
+    lane: Lane, name: str
+) -> None:
+    names = [f"{name}-{number}" for number in range(MANY)]
+    await asyncio.gather(*(lane.declare(each) for each in names))
+    dying = lane.fork(Failpoint.DECIDER_BATCH_HALF_SENT)
+    await dying.killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
+    stored = [await read_subject(lane.nc, SHAPES, log_filter(key(each))) for each in names]
+    assert sum(map(len, stored)) < MANY, "a batch of them was on its way, and none of it is there"
+    following = lane.fork()
+    for each in names:
+        await lane.until_outcome(each, "Converged")
+    await lane.until_at_rest()
+    assert [await lane.effects(each) for each in names] == [["POST"]] * MANY
+    await lane.assert_sound()
+    await following.stop()
+
+
+async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_goes_on(
+    lane: Lane, name: str
+) -> None:
+    """Two declarations at once lead to more events than are appended one by one: to a batch."""
+    for number in range(MOST_OPEN_BATCHES):
+        headers = {"Nats-Batch-Id": f"{name}-{number}", "Nats-Batch-Sequence": "1"}
+        await lane.nc.publish(f"log.default.Shape.{name}-x.fact", b"{}", headers=headers)
+    await lane.nc.flush()
+    await lane.declare(name, "Red")
+    await lane.declare(name, "Green")
+    process = lane.fork()
+    await lane.until_outcome(name, "Converged", 2)
+    await lane.until_at_rest()
+    assert "a batch is decided again" in process.said, "the server refused one batch more"
+    assert await lane.history(f"{name}-x") == [], "what was sent of the open batches is not there"
+    assert await lane.effects(name) == ["POST"]
+    await lane.assert_sound()
+    await process.stop()

@@ -1,0 +1,195 @@
+"""What each failure of an API is taken for: the table of ``docs/adding-a-kind.md``, row by row.
+
+A scripted HTTP server stands before the real API of each reference provider, and does the harm of
+the row to the very request that the column names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from events.external import ExternalObject
+from events.manifest import Scope
+from reconciler import errors
+from reconciler.errors import ProviderError
+from reconciler.provider import Provider
+from tests.providers.cases import Case
+from tests.providers.connect import Connect, action, listing, upon
+from tests.providers.proxy import Harm, Proxy, answer
+
+PAGE = (Path(__file__).parents[2] / "docs/adding-a-kind.md").read_text()
+TABLE = PAGE.split("<!-- tried by tests/providers/test_classification.py -->\n")[1].split("\n\n")[0]
+ROWS = [
+    (row[0], row[1], row[2])
+    for row in (re.findall(r"[^|]+", line) for line in TABLE.splitlines()[2:])
+]
+TIMEOUT_SECONDS = 0.5
+
+SCRIPTS: dict[str, Harm | bytes] = {
+    "no answer in time, whether it was done or not": Harm.HOLD_REPLY,
+    "the connection is cut before the answer": Harm.LOSE_REPLY,
+    "the connection is cut within the answer": Harm.CUT_REPLY,
+    "what comes is no HTTP": b"not http at all\r\n\r\n",
+    "207, a part of it was done": answer(207, '{"done": "a part"}'),
+    "307 or another redirect": answer(307, Location="http://elsewhere.example/"),
+    "400": answer(400),
+    "401": answer(401),
+    "403": answer(403),
+    "405": answer(405),
+    "408": answer(408),
+    "409 with `Retry-After`": answer(409, Retry_After="1"),
+    "410 to a listing": answer(410),
+    "413": answer(413),
+    "422": answer(422),
+    "425": answer(425),
+    "429": answer(429, Retry_After="1"),
+    "500": answer(500),
+    "502": answer(502),
+    "503": answer(503),
+    "504": answer(504),
+    "a success that is not JSON": answer(200, "<html>welcome</html>"),
+    "a success of another schema": answer(200, '{"hello": "world"}'),
+}
+ELSEWHERE = {
+    "nobody listens",
+    "404, and the collection is not there",
+    "412, another object or version is there",
+    "a success about another object",
+}
+
+
+def test_the_table_and_the_scripts_name_the_same_failures() -> None:
+    assert {row[0].strip() for row in ROWS} == SCRIPTS.keys() | ELSEWHERE
+
+
+def error_class(cell: str) -> type[ProviderError]:
+    return getattr(errors, cell.strip().strip("`"))
+
+
+def cell_of(failure: str, column: int) -> type[ProviderError]:
+    (row,) = (row for row in ROWS if row[0].strip() == failure)
+    return error_class(row[column])
+
+
+async def fails(call: Awaitable[object], wanted: type[ProviderError]) -> None:
+    """Make a call that fails with this class."""
+    with pytest.raises(ProviderError) as caught:
+        await call
+    assert caught.value.error_class == wanted.error_class, caught.value
+
+
+Write = Callable[[Provider, Case, ExternalObject], Awaitable[object]]
+WRITES: dict[str, Write] = {
+    "create": lambda provider, case, thing: provider.create(
+        action("Create", f"{thing.name}-new", case.fields)
+    ),
+    "update": lambda provider, case, thing: provider.update(
+        upon("Update", thing, case.other_fields)
+    ),
+    "delete": lambda provider, _case, thing: provider.delete(upon("Delete", thing, {})),
+}
+
+
+@pytest.fixture
+async def thing(case: Case, provider: Provider, name: str) -> ExternalObject:
+    made = (await provider.create(action("Create", name, case.fields))).object
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def impatient(case: Case, proxy: Proxy, connect: Connect) -> Provider:
+    return connect(case.kind, proxy.url + case.endpoint_path, timeout_seconds=TIMEOUT_SECONDS)
+
+
+# The body of a deletion's answer is of no interest.
+FAILED_WRITES = [
+    (write, failure)
+    for write in WRITES
+    for failure in SCRIPTS
+    if failure != "410 to a listing" and not (write == "delete" and failure.startswith("a success"))
+]
+
+
+@pytest.mark.parametrize(("write", "failure"), FAILED_WRITES)
+async def test_a_write_that_fails_is_classified_as_the_table_says(
+    case: Case, impatient: Provider, proxy: Proxy, thing: ExternalObject, failure: str, write: str
+) -> None:
+    proxy.spared = frozenset({"GET"})
+    proxy.plan.append(SCRIPTS[failure])
+    await fails(WRITES[write](impatient, case, thing), cell_of(failure, 1))
+    assert not proxy.plan
+
+
+@pytest.mark.parametrize("failure", SCRIPTS)
+async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
+    impatient: Provider, proxy: Proxy, thing: ExternalObject, failure: str
+) -> None:
+    wanted = cell_of(failure, 2)
+    proxy.plan.append(SCRIPTS[failure])
+    await fails(listing(impatient, Scope()), wanted)
+    if failure != "410 to a listing":
+        proxy.plan.append(SCRIPTS[failure])
+        await fails(impatient.read(thing.name), wanted)
+    assert not proxy.plan
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_where_nobody_listens_nothing_was_done(
+    case: Case, connect: Connect, thing: ExternalObject, write: str
+) -> None:
+    async with Proxy("http://never-asked.invalid") as gone:
+        closed = gone.url
+    provider = connect(case.kind, closed + case.endpoint_path)
+    await fails(WRITES[write](provider, case, thing), cell_of("nobody listens", 1))
+    await fails(provider.read(thing.name), cell_of("nobody listens", 2))
+    await fails(listing(provider, Scope()), cell_of("nobody listens", 2))
+
+
+@pytest.mark.parametrize("path", ["/wrong", "/v2"])
+async def test_a_wrong_base_path_never_counts_as_absence(
+    case: Case, connect: Connect, provider: Provider, thing: ExternalObject, api_url: str, path: str
+) -> None:
+    wrong, failure = connect(case.kind, api_url + path), "404, and the collection is not there"
+    for write in WRITES.values():
+        await fails(write(wrong, case, thing), cell_of(failure, 1))
+    await fails(wrong.delete(action("Delete", thing.name, {})), cell_of(failure, 1))
+    await fails(wrong.read(thing.name), cell_of(failure, 2))
+    await fails(listing(wrong, Scope()), cell_of(failure, 2))
+    assert await provider.read(thing.name) == thing
+
+
+async def test_a_gateway_that_answers_404_to_a_deletion_does_not_make_it_done(
+    case: Case, harmed: Provider, proxy: Proxy, provider: Provider, thing: ExternalObject
+) -> None:
+    proxy.plan.extend([Harm.NONE, answer(404, "<html>"), answer(404, "<html>")])
+    failure = "404, and the collection is not there"
+    await fails(harmed.delete(upon("Delete", thing, {})), cell_of(failure, 1))
+    assert await provider.read(thing.name) == thing
+
+
+async def test_what_stands_in_the_way_is_a_conflict(
+    case: Case, provider: Provider, thing: ExternalObject
+) -> None:
+    failure = "412, another object or version is there"
+    stale = upon("Update", thing, case.other_fields)
+    await provider.update(stale)
+    await fails(provider.update(upon("Update", thing, case.fields)), cell_of(failure, 1))
+    await fails(provider.create(action("Create", thing.name, case.fields)), cell_of(failure, 1))
+
+
+async def test_a_success_about_another_object_is_not_believed(
+    case: Case, impatient: Provider, proxy: Proxy, thing: ExternalObject
+) -> None:
+    failure = "a success about another object"
+    await impatient.read(thing.name)
+    lie = await proxy.fetch(proxy.requests[-1][1])
+    proxy.plan.append(lie)
+    await fails(impatient.read(f"{thing.name}-2"), cell_of(failure, 2))
+    proxy.plan.append(lie.replace(b" 200 ", b" 201 ", 1))
+    create = action("Create", f"{thing.name}-3", case.fields)
+    await fails(impatient.create(create), cell_of(failure, 1))

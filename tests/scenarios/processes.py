@@ -1,0 +1,64 @@
+"""Roles in processes of their own, as people run them; what they log is kept to be looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from reconciler.wiring import Role
+from tests.scenarios.harness import World
+
+
+class RoleProcess:
+    """One ``reconciler run``."""
+
+    def __init__(self, role: Role, url: str, log: Path) -> None:
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "reconciler", "run", role, "--nats-url", url]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, env={**os.environ, "NO_COLOR": "1"}
+            )
+
+    def said(self, words: str) -> int:
+        """How often it has logged a line with these words."""
+        return sum(words in line for line in self._log.read_text(errors="replace").splitlines())
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+
+async def until_all_said(world: World, processes: list[RoleProcess], words: str) -> None:
+    """Wait until every process has logged a line with these words."""
+
+    async def have_said() -> bool:
+        assert not any(each.has_ended() for each in processes), "a process ended by itself"
+        return all(each.said(words) for each in processes)
+
+    await world.until(have_said, f"{words!r} in every process's log", seconds=30)
+
+
+@asynccontextmanager
+async def workers(world: World, folder: Path, count: int) -> AsyncGenerator[list[RoleProcess]]:
+    """Run so many workers, each in a process of its own, until the context ends."""
+    running = [
+        RoleProcess("worker", world.server.url, folder / f"worker-{number}.log")
+        for number in range(count)
+    ]
+    try:
+        await until_all_said(world, running, "role is running")
+        yield running
+    finally:
+        for each in running:
+            await asyncio.to_thread(each.kill)

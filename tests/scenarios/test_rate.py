@@ -1,0 +1,61 @@
+"""One rate limit for all workers of an API, judged by the API's own journal."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+
+from events.manifest import Limits
+from reconciler.wiring import Role
+from tests.scenarios.harness import World, api_config, manifest
+from tests.scenarios.processes import workers
+
+ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
+
+
+async def made_at_a_rate(
+    world: World, folder: Path, *, processes: int, per_second: float, burst: int, shapes: int
+) -> tuple[float, list[float]]:
+    """Give when shapes were declared and when the API made each, in seconds since 1970."""
+    await world.start_reconciler(ALL_BUT_WORKER)
+    limits = Limits(requests_per_second=per_second, burst=burst)
+    async with workers(world, folder, processes):
+        await world.configure(api_config(world.human.url, resync=3600, limits=limits))
+        await world.observed_again(0)
+        declared = time.time()
+        await world.declare_all([manifest(f"s{number}") for number in range(shapes)])
+
+        async def are_made() -> bool:
+            return len(await world.human.journal()) == shapes
+
+        await world.until(are_made, "all are made", seconds=60)
+    times = [each["time"] for each in await world.human.journal()]
+    return declared, [datetime.fromisoformat(each).timestamp() for each in times]
+
+
+async def test_all_workers_together_keep_to_the_rate_of_their_api(
+    bare_world: World, tmp_path: Path
+) -> None:
+    rate, burst, shapes = 40.0, 5, 120
+    declared, times = await made_at_a_rate(
+        bare_world, tmp_path / "logs", processes=2, per_second=rate, burst=burst, shapes=shapes
+    )
+    for number, at in enumerate(times, start=1):
+        assert number <= rate * (at - declared) + burst, f"call {number} came too early"
+    most = (shapes - burst) / rate
+    assert times[-1] - declared < 3 * most + 5, "far slower than allowed"
+
+
+async def test_listings_count_too(bare_world: World) -> None:
+    world = bare_world
+    await world.start_reconciler()
+    await world.human.forgets_counts()
+    began = time.time()
+    limits = Limits(requests_per_second=5)
+    await world.configure(api_config(world.human.url, resync=0.05, limits=limits))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.observed_again(5)
+    asked = await world.human.requests()
+    assert sum(sum(each.values()) for each in asked.values()) <= 5 * (time.time() - began) + 1

@@ -1,0 +1,327 @@
+"""An API in trouble: scenarios 13, 14 and 15, and invariant 9 for the gate and the back-off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from pathlib import Path
+
+from events.intake import ActionError
+from events.log import (
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    OutcomeRecorded,
+    RetryScheduled,
+)
+from events.manifest import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from infra.bus.streams import SHAPES, WORKERS
+from infra.jetstream.connection import api_request
+from infra.shapes_api import ShapesProcess
+from reconciler.wiring import Role
+from tests.scenarios.harness import World, api_config, every, manifest, only
+from tests.scenarios.processes import until_all_said, workers
+
+CONFIG = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
+ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
+SLOW_LISTINGS = 3600.0
+
+
+async def calls(world: World) -> int:
+    return sum(sum(each.values()) for each in (await world.human.requests()).values())
+
+
+async def until_breaker(world: World, wanted: str) -> OutcomeRecorded:
+    return await world.until_outcome(CONFIG, wanted)
+
+
+# --- scenario 13
+
+
+async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo(
+    bare_world: World,
+) -> None:
+    """Scenario 13: the repeat has the same key, and gets the first call's answer."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(
+        api_config(world.human.url, resync=SLOW_LISTINGS, limits=Limits(request_timeout_seconds=1))
+    )
+    await world.human.breaks(latency_ms=2500, methods=["POST"], remaining=1)
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+
+    facts = await world.facts("foo")
+    first = every(ActionFailed, facts)[0]
+    assert (first.error.error_class, first.attempt) == ("Unknown", 1)
+    assert "no answer within 1 s" in first.error.message
+    keys = {each.action.idempotency_key for each in every(ActionRetried, facts)}
+    assert keys == {only(ActionDecided, facts).action.idempotency_key}
+    success = only(ActionSucceeded, facts)
+    assert success.replayed
+    assert success.object is not None
+    assert success.object.uid == (await world.human.sees("foo"))["uid"]
+    assert await world.human.effects() == ["POST"]
+
+
+# --- scenario 14
+
+
+async def test_14_a_failing_api_is_left_alone_and_everybody_is_told_why(world: World) -> None:
+    """Scenario 14: 500 opens the breaker; a probe closes it; one effect in the end."""
+    await world.configure(
+        api_config(world.human.url, breaker=Breaker(3, initial_seconds=5.0, max_seconds=5.0))
+    )
+    await world.human.breaks(error_rate=1, error_status=500)
+    await world.declare("foo")
+    told = await until_breaker(world, "Degraded")
+    assert told.reason == "BreakerOpen"
+    assert "failures in a row" in told.message
+
+    async def foo_waits_for_the_breaker() -> bool:
+        recorded = await world.outcomes(_shape("foo"))
+        return any("breaker of API 'default' open until" in each.message for each in recorded)
+
+    await world.until(foo_waits_for_the_breaker, "foo Degraded because of the breaker")
+    await world.human.mends()
+    await world.until_outcome("foo", "Converged")
+    await until_breaker(world, "Converged")
+    assert await world.human.effects() == ["POST"]
+    facts = await world.facts("foo")
+    keys = {each.action.idempotency_key for each in every(ActionRetried, facts)}
+    assert keys == {only(ActionDecided, facts).action.idempotency_key}
+    gate = await world.facts(CONFIG)
+    assert every(BreakerOpened, gate)
+    assert every(BreakerClosed, gate)
+
+
+async def test_14_an_api_that_refuses_the_connection_is_waited_for(
+    bare_world: World, tmp_path: Path
+) -> None:
+    """Scenario 14: nothing listens there at first; then it does."""
+    world, api = bare_world, ShapesProcess()
+    await api.start(tmp_path / "late")
+    port = api.port
+    await api.stop()
+    await world.start_reconciler()
+    await world.configure(
+        api_config(f"http://127.0.0.1:{port}", breaker=Breaker(3, 0.5, 1.0)), name="late"
+    )
+    await world.declare_all([manifest("foo", config="late")])
+    told = await world.until_outcome("foo", "Degraded")
+    assert "no connection" in told.message
+    try:
+        await api.start(tmp_path / "late", port=port)
+        await world.until_outcome("foo", "Converged")
+    finally:
+        await api.stop()
+    waits = every(RetryScheduled, await world.facts("foo"))
+    assert len({each.delay_seconds for each in waits}) == len(waits), "without jitter"
+
+
+async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
+    bare_world: World, tmp_path: Path
+) -> None:
+    """Scenario 14: 429 with Retry-After slows every worker on that API, in every process."""
+    world = bare_world
+    await world.start_reconciler(ALL_BUT_WORKER)
+    await world.configure(api_config(world.human.url, resync=SLOW_LISTINGS))
+    async with workers(world, tmp_path / "logs", 2) as both:
+        await world.human.forgets_counts()
+        await world.human.breaks(
+            throttle_rate=1, retry_after_seconds=4, methods=["POST"], remaining=1
+        )
+        before = time.time()
+        await world.declare("foo")
+        await until_all_said(world, both, "an API is left alone")
+        others = [f"other{number}" for number in range(20)]
+        await world.declare_all([manifest(name) for name in others])
+        told = await world.until_outcome("foo", "Degraded")
+        assert told.reason == "Throttled"
+        for name in ("foo", *others):
+            await world.until(lambda name=name: world.human.finds(name), name, seconds=30)
+        journal = await world.human.journal()
+        assert (await world.human.requests())["POST"] == {"201": 21, "429": 1}
+    assert min(_moment(each["time"]) for each in journal) >= before + 4
+    only(ApiThrottled, await world.facts(CONFIG))
+    spread = {round(_moment(each["time"]), 1) for each in journal}
+    assert len(spread) > 1, "all came at the same moment"
+    held = [each for name in others for each in every(ActionFailed, await world.facts(name))]
+    assert held
+    assert all(not each.error.attempted for each in held)
+
+
+async def test_14_a_dead_api_does_not_starve_the_others(bare_world: World) -> None:
+    """Scenario 14: its actions go back into the log, so that those of other APIs are handed out."""
+    world, leases = bare_world, 16
+    await world.start_reconciler()
+    await _lease_at_most(world, leases)
+    async with _SilentApi() as silent:
+        await world.configure(
+            api_config(
+                silent,
+                resync=SLOW_LISTINGS,
+                limits=Limits(request_timeout_seconds=1),
+                breaker=Breaker(3, initial_seconds=60.0, max_seconds=60.0),
+            ),
+            name="dead",
+        )
+        await world.configure(api_config(world.human.url, resync=SLOW_LISTINGS))
+        names = [f"dead{number}" for number in range(4 * leases)]
+        await world.declare_all([manifest(name, config="dead") for name in names])
+        await world.until_outcome(_config("dead"), "Degraded")
+        await world.declare("alive")
+        await world.until_outcome("alive", "Converged")
+
+        async def holds_nothing() -> bool:
+            consumer = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+            return not consumer["num_ack_pending"] and not consumer["num_pending"]
+
+        await world.until(holds_nothing, "no action of the dead API is leased")
+        for name in names:
+            await world.until_outcome(name, "Degraded")
+
+
+# --- scenario 15
+
+
+async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world: World) -> None:
+    """Scenario 15: 422 makes no hot loop; the outcome has the API's own words."""
+    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
+    await world.human.forgets_counts()
+    await world.declare("foo")
+    told = await world.until_outcome("foo", "Failed", generation=1)
+    assert "422" in told.message
+    await world.observed_again(3)
+    assert (await world.human.requests())["POST"] == {"422": 1}
+    assert len(every(ActionDecided, await world.facts("foo"))) == 1
+
+    await world.human.mends()
+    await world.declare("foo", color="Blue")
+    await world.until_outcome("foo", "Converged", generation=2)
+    assert await world.human.effects() == ["POST"]
+
+
+# --- invariant 9
+
+
+async def test_14_a_restart_forgets_no_breaker_and_wakes_nobody_for_nothing(
+    bare_world: World, tmp_path: Path
+) -> None:
+    """Invariant 9, scenario 14: killed workers and a killed bus find the breaker still open."""
+    world = bare_world
+    await world.start_reconciler(ALL_BUT_WORKER)
+    await world.configure(
+        api_config(
+            world.human.url,
+            resync=SLOW_LISTINGS,
+            breaker=Breaker(3, initial_seconds=600.0, max_seconds=600.0),
+        )
+    )
+    await world.human.breaks(error_rate=1, error_status=500)
+    async with workers(world, tmp_path / "first", 2):
+        await world.declare("foo")
+        await until_breaker(world, "Degraded")
+        await _until_held(world, "foo")
+    await world.stop_reconciler()
+    await world.kill_nats()
+    await world.start_nats()
+    await world.human.forgets_counts()
+    await world.start_reconciler(ALL_BUT_WORKER)
+    position = await world.log_position()
+    async with workers(world, tmp_path / "second", 2):
+        await world.until_settled()
+        assert await world.log_position() == position, "somebody was woken for nothing"
+        await world.declare("bar")
+        told = await world.until_outcome("bar", "Degraded")
+        assert "breaker of API 'default' open until" in told.message
+        await world.until_settled()
+    assert await calls(world) == 0, "the API was called while its breaker was open"
+    failed = only(ActionFailed, await world.facts("bar")).error
+    assert failed == ActionError(
+        "Transient", failed.message, None, failed.retry_after_seconds, attempted=False
+    )
+    assert failed.retry_after_seconds is not None
+    assert 100 < failed.retry_after_seconds <= 600
+
+
+async def test_14_a_back_off_is_kept_by_workers_that_were_killed(
+    bare_world: World, tmp_path: Path
+) -> None:
+    """Invariant 9, scenario 14: the next attempt comes at its time in the log, not earlier."""
+    world = bare_world
+    await world.start_reconciler(ALL_BUT_WORKER)
+    await world.configure(
+        api_config(
+            world.human.url,
+            resync=SLOW_LISTINGS,
+            retry=Retry(initial_seconds=4.0, max_seconds=4.0),
+        )
+    )
+    await world.human.breaks(error_rate=1, error_status=500, methods=["POST"], remaining=1)
+    async with workers(world, tmp_path / "first", 2):
+        await world.declare("foo")
+        await world.until_outcome("foo", "Degraded")
+    async with workers(world, tmp_path / "second", 2):
+        await world.until(lambda: world.human.finds("foo"), "foo")
+    (waits,) = every(RetryScheduled, await world.facts("foo"))
+    (made,) = await world.human.journal()
+    assert 2.0 <= waits.delay_seconds <= 4.0
+    assert _moment(made["time"]) >= waits.at.timestamp()
+
+
+# --- helps
+
+
+def _shape(name: str) -> ShapeKey:
+    return ShapeKey("default", "Shape", name)
+
+
+def _config(name: str) -> ShapeKey:
+    return ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+async def _until_held(world: World, name: str) -> None:
+    async def is_held() -> bool:
+        recorded = await world.outcomes(_shape(name))
+        return bool(recorded) and "breaker of API" in recorded[-1].message
+
+    await world.until(is_held, f"{name} waits for the breaker", seconds=20)
+    await world.until_settled()
+
+
+async def _lease_at_most(world: World, actions: int) -> None:
+    found = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    config = {**found["config"], "max_ack_pending": actions}
+    question = {"stream_name": SHAPES, "config": config, "action": "update"}
+    await api_request(
+        world.nc, f"CONSUMER.CREATE.{SHAPES}.{WORKERS}.{config['filter_subject']}", question
+    )
+
+
+class _SilentApi:
+    """Something that takes connections, and never answers."""
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._server.close()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.read(65536):
+                pass
+        finally:
+            writer.close()

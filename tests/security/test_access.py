@@ -1,0 +1,223 @@
+"""Keys that expire, are revoked, replaced or damaged: told clearly, repaired by a fresh file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from infra.bus.permission_files import User
+from infra.bus.permissions import ROLES
+from infra.embedded import EmbeddedServer
+from infra.jetstream.access import Access
+from infra.jetstream.connection import connect
+from infra.jetstream.errors import BusAccessError
+from infra.jetstream.identity import Identity, KeyFile
+from infra.shapes_api.process import ShapesProcess
+from reconciler.sdk import connect as connect_sdk
+from reconciler.wiring import ROLES as RUNNING_ROLES
+from reconciler.wiring import connected, initialise, running
+from tests.cli.runner import Cli
+from tests.security.guarded import NAMESPACES, PATIENCE_SECONDS, provider_config, shape
+from tests.security.keys import Pair
+from tests.security.operator_mode import Operator
+
+SHORT_SECONDS = 3
+
+
+@dataclass
+class Signed:
+    """A server in operator mode, and a `.creds` file for each user."""
+
+    folder: Path
+    operator: Operator
+    bus: EmbeddedServer
+    api: ShapesProcess
+
+    def access(self, name: str) -> Access:
+        return Access(credentials=self.folder / f"{name}.creds")
+
+    def renew(self, name: str, *, seconds: int = 0) -> Access:
+        self.operator.write_credentials(self.folder / f"{name}.creds", name, seconds=seconds)
+        return self.access(name)
+
+
+@pytest.fixture
+async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
+    roles = [User(role, role) for role in ROLES if role != "service"]
+    services = [User(name, "service", namespace=name) for name in NAMESPACES]
+    found = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), ShapesProcess())
+    for user in (*roles, *services):
+        found.renew(user.name)
+    await found.bus.start(tmp_path / "nats", extra_config=found.operator.configuration)
+    await found.api.start(tmp_path / "api")
+    yield found
+    await found.api.stop()
+    await found.bus.stop()
+
+
+async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            found = is_so()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
+    by_jwt: Signed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every role, the operator and a service by `.creds`, until the worker's time is over."""
+    caplog.set_level(logging.WARNING)
+    url = by_jwt.bus.url
+    async with AsyncExitStack() as stack:
+        async with connected(url, access=by_jwt.access("installer")) as nc:
+            await initialise(nc)
+        connections: dict[str, Client] = {}
+        for role in RUNNING_ROLES:
+            seconds = SHORT_SECONDS if role == "worker" else 0
+            access = by_jwt.renew(role, seconds=seconds)
+            nc = await stack.enter_async_context(connected(url, access=access))
+            connections[role] = nc
+            await stack.enter_async_context(running(nc, (role,)))
+        client = await stack.enter_async_context(
+            connect_sdk(url, source="acme", access=by_jwt.access("acme"))
+        )
+        async with connect_sdk(url, source="op", access=by_jwt.access("operator")) as operator:
+            await operator.declare(provider_config(by_jwt.api.url))
+        await until(lambda: not connections["worker"].is_connected)
+
+        answer = await client.declare(shape("acme", "waiting"))
+        assert answer.accepted  # decided: only nobody may call the API
+        await until(lambda: caplog.text.count("refuses user worker of") > 0)
+        assert f"refuses user worker of {by_jwt.folder / 'worker.creds'}" in caplog.text
+        assert not connections["worker"].is_closed
+
+        (by_jwt.folder / "worker.creds").write_text("-----BEGIN NATS USER JWT-----\n")
+        await until(lambda: "worker.creds is no .creds file" in caplog.text)
+
+        by_jwt.renew("worker")
+        outcome = await client.wait_for("acme/Shape/waiting", generation=1)
+        assert outcome.outcome == "Converged"
+        assert all(nc.is_connected for nc in connections.values())
+
+
+async def test_a_revoked_nkey_is_replaced_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, fresh = Pair.of_user(), Pair.of_user()
+    key = old.write(tmp_path / "all.nk")
+    bus, api = EmbeddedServer(), ShapesProcess()
+
+    def only(pair: Pair) -> str:
+        return f'authorization {{ users: [ {{ nkey: "{pair.public}" }} ] }}'
+
+    url = await bus.start(tmp_path / "nats", extra_config=only(old))
+    await api.start(tmp_path / "api")
+    try:
+        async with connected(url, access=Access(nkey=key)) as nc:
+            await initialise(nc)
+            async with running(nc, RUNNING_ROLES):
+                config = bus.data_dir / "nats.conf"
+                config.write_text(config.read_text().replace(only(old), only(fresh)))
+                os.kill(bus.pid, signal.SIGHUP)
+                await until(lambda: "refuses user" in caplog.text and not nc.is_connected)
+
+                fresh.write(key)
+                async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
+                    await client.declare(provider_config(api.url))
+                    await client.declare(shape("default", "after"))
+                    done = await client.wait_for("default/Shape/after", generation=1)
+                    assert done.outcome == "Converged"
+    finally:
+        await api.stop()
+        await bus.stop()
+
+
+def test_the_jwt_of_every_role_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
+    """`max_control_line` is 4,096 bytes by default, and the JWT is part of a line."""
+    users = [User(role, role) for role in ROLES if role != "service"]
+    users.append(User("accounting", "service", namespace="accounting"))
+    operator = Operator(users)
+    for user in users:
+        path = operator.write_credentials(tmp_path / "any.creds", user.name)
+        assert len(KeyFile(path, with_jwt=True).read().jwt) < 3_600, user.name
+
+
+async def test_a_server_that_refuses_says_whom_at_once(by_jwt: Signed, tmp_path: Path) -> None:
+    stranger = Pair.of_user().write(tmp_path / "stranger.nk")
+    with pytest.raises(BusAccessError, match=rf"refuses user U\w+ of {stranger}"):
+        await connect(by_jwt.bus.url, name="stranger", access=Access(nkey=stranger))
+    ran = await asyncio.to_thread(
+        Cli(tmp_path).run, "get", "--nats-url", by_jwt.bus.url, RECONCILER_NKEY=str(stranger)
+    )
+    assert ran.status == 1
+    assert ran.err.startswith("error: cannot use nats://")
+    assert "refuses user" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read"),
+        ("", "is no .creds file"),
+        ("-----BEGIN NATS USER JWT-----\nabc\n", "is no .creds file"),
+        ("\x00\xff", "is no"),
+    ],
+)
+async def test_credentials_that_cannot_be_used_are_named(
+    tmp_path: Path, content: str | None, told: str
+) -> None:
+    path = tmp_path / "my.creds"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(BusAccessError, match=told) as error:
+        await connect("nats://127.0.0.1:1", name="t", access=Access(credentials=path))
+    assert str(path) in str(error.value)
+
+
+def test_options_come_before_the_environment() -> None:
+    environment = {
+        "RECONCILER_CREDENTIALS": "/env.creds",
+        "RECONCILER_INBOX_PREFIX": "_INBOX.me",
+        "RECONCILER_TLS_CA": "/ca.pem",
+    }
+    found = Access().completed(environment)
+    assert (found.credentials, found.inbox_prefix, found.tls_ca) == (
+        Path("/env.creds"),
+        "_INBOX.me",
+        Path("/ca.pem"),
+    )
+    given = Access(nkey=Path("/my.nk")).completed(environment)
+    assert (given.nkey, given.credentials) == (Path("/my.nk"), None)
+    with pytest.raises(BusAccessError, match="not both"):
+        Access().completed({"RECONCILER_CREDENTIALS": "/a", "RECONCILER_NKEY": "/b"})
+    with pytest.raises(BusAccessError, match="needs its certificate"):
+        Access(tls_key=Path("/k")).completed({})
+
+
+def test_the_inbox_is_the_users_own(tmp_path: Path) -> None:
+    pair = Pair.of_user()
+    nkey = pair.write(tmp_path / "a.nk")
+    operator = Operator([User("ann", "operator")])
+    credentials = operator.write_credentials(tmp_path / "ann.creds", "ann")
+    url = ["nats://h"]
+    assert Identity(url, Access(nkey=nkey)).inbox_prefix == f"_INBOX.{pair.public}"
+    assert Identity(url, Access(credentials=credentials)).inbox_prefix == "_INBOX.ann"
+    assert Identity(["nats://bob:secret@h"], Access()).inbox_prefix == "_INBOX.bob"
+    assert Identity(["nats://a-token@h"], Access()).inbox_prefix == "_INBOX"
+    assert Identity(url, Access()).inbox_prefix == "_INBOX"
+    assert Identity(url, Access(inbox_prefix="_INBOX_eve")).inbox_prefix == "_INBOX_eve"
+    for wrong in ("INBOX", "_INBOX.>", "_INBOX.*", "_INBOX. x", "_INBOX."):
+        with pytest.raises(BusAccessError, match="inbox prefix"):
+            Identity(url, Access(inbox_prefix=wrong))

@@ -1,0 +1,339 @@
+"""What is forbidden is denied: at once, and saying what and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from events.envelope import encode_intake
+from events.intake import Reported
+from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, SHAPES
+from infra.jetstream.access import Access
+from infra.jetstream.connection import api_request, connect
+from infra.jetstream.denials import Denial
+from infra.jetstream.errors import BusDeniedError, BusRefusedError
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish, publish_in_batches, publish_many
+from infra.jetstream.reads import last_from_leader, stream_state
+from infra.jetstream.wire import denial_noticed, request, subscribe
+from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
+
+WRITTEN_BY_OTHERS = [
+    "rec.desired.other.Shape.foo",
+    "rec.desired.system.ProviderConfig.default",
+    "rec.result.acme.Shape.foo",
+    "rec.observed.acme.Shape.foo",
+    "rec.timer.acme.Shape.foo",
+    "log.acme.Shape.foo.fact",
+    "outcome.acme.Shape.foo",
+    "sched.acme.Shape.foo.retry",
+    "fired.acme.Shape.foo",
+    "snap.acme.Shape.foo",
+    "snapshot.default.Shape.x",
+    "deadletter.intake",
+    "$KV.reconciler.status.acme.Shape.foo",
+    "_INBOX.other.x",
+    "_INBOX.decider.x",
+]
+BEYOND = [
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.INFO.SHAPES",  # with a filter it names everybody's shapes
+    "$JS.API.STREAM.INFO.OUTCOMES",
+    "$JS.API.STREAM.CREATE.MINE",
+    "$JS.API.STREAM.UPDATE.OUTCOMES",
+    "$JS.API.STREAM.DELETE.OUTCOMES",
+    "$JS.API.STREAM.PURGE.OUTCOMES",
+    "$JS.API.STREAM.SNAPSHOT.SHAPES",
+    "$JS.API.STREAM.MSG.GET.SHAPES",
+    "$JS.API.STREAM.MSG.DELETE.OUTCOMES",
+    "$JS.API.DIRECT.GET.SHAPES",
+    "$JS.API.DIRECT.GET.OUTCOMES",
+    "$JS.API.DIRECT.GET.SHAPES.log.other.Shape.foo.outcome",
+    "$JS.API.DIRECT.GET.SHAPES.log.acme.Shape.foo.fact",
+    "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.other.Shape.foo",
+    "$JS.API.CONSUMER.CREATE.OUTCOMES",
+    "$JS.API.CONSUMER.CREATE.OUTCOMES.acme",
+    "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.other.>",
+    "$JS.API.CONSUMER.CREATE.OUTCOMES.other.outcome.acme.>",
+    "$JS.API.CONSUMER.CREATE.OUTCOMES.other=0.outcome.other.>",
+    "$JS.API.CONSUMER.CREATE.SHAPES.acme.log.acme.>",
+    "$JS.API.CONSUMER.DURABLE.CREATE.OUTCOMES.acme",
+    "$JS.API.CONSUMER.MSG.NEXT.OUTCOMES.other",
+    "$JS.API.CONSUMER.INFO.OUTCOMES.other",
+    "$JS.API.CONSUMER.DELETE.OUTCOMES.other=0",
+    "$JS.API.CONSUMER.MSG.NEXT.SHAPES.workers",
+    "$JS.API.CONSUMER.DELETE.SHAPES.workers",
+    "$JS.API.CONSUMER.PAUSE.OUTCOMES.acme",
+    "$JS.ACK.SHAPES.workers.1.1.1.1.1",
+]
+
+FOR_ROLES = {
+    "decider": ["rec.desired.acme.Shape.foo", "rec.result.acme.Shape.foo", "$KV.reconciler.x"],
+    "worker": ["log.acme.Shape.foo.fact", "rec.desired.acme.Shape.foo", "rec.timer.acme.Shape.foo"],
+    "observer": ["rec.result.acme.Shape.foo", "log.acme.Shape.foo.fact", "$KV.reconciler.x"],
+    "projector": ["rec.observed.acme.Shape.foo", "log.acme.Shape.foo.fact"],
+    "operator": ["rec.result.acme.Shape.foo", "log.acme.Shape.foo.fact", "outcome.acme.Shape.foo"],
+    "auditor": ["rec.desired.acme.Shape.foo", "deadletter.intake", "$KV.reconciler.x"],
+    "installer": ["rec.desired.acme.Shape.foo", "log.acme.Shape.foo.fact"],
+}
+DESTRUCTIVE = [
+    f"$JS.API.{what}.{stream}"
+    for what in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE")
+    for stream in (SHAPES, OUTCOMES, DEADLETTERS)
+] + ["$JS.API.CONSUMER.DELETE.SHAPES.workers", "$JS.API.CONSUMER.CREATE.SHAPES.workers.log.>"]
+
+
+@pytest.mark.parametrize("subject", WRITTEN_BY_OTHERS + BEYOND)
+async def test_a_service_may_not(guarded: Guarded, subject: str) -> None:
+    async with guarded.bus_as("acme") as nc:
+        with pytest.raises(BusDeniedError) as denied:
+            await request(nc, subject, b"{}", timeout=PATIENCE_SECONDS)
+    assert subject.lower() in str(denied.value)
+    assert guarded.pairs["acme"].public in str(denied.value)
+
+
+@pytest.mark.parametrize("role", FOR_ROLES)
+async def test_a_role_may_not_do_what_another_does(guarded: Guarded, role: str) -> None:
+    allowed = {"installer": DESTRUCTIVE[-1:]}.get(role, [])
+    async with guarded.bus_as(role) as nc:
+        for subject in [*FOR_ROLES[role], *DESTRUCTIVE]:
+            if subject in allowed:
+                continue
+            with pytest.raises(BusDeniedError):
+                await request(nc, subject, b"{}", timeout=PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "subject", [">", "outcome.>", "_INBOX.>", "_INBOX.other.>", "rec.>", "$JS.EVENT.>", "_R_.>"]
+)
+async def test_a_service_may_not_listen(guarded: Guarded, subject: str) -> None:
+    async with guarded.bus_as("acme") as nc:
+        denied: list[str] = []
+
+        def listen(denial: Denial) -> bool:
+            denied.append(denial.subject)
+            return True
+
+        with denial_noticed(nc, listen):
+            await subscribe(nc, subject, _never)
+            await request(nc, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)  # sent behind it
+        assert denied == [subject.lower()]
+
+
+async def _never(_message: object) -> None:
+    raise AssertionError("nothing may come")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "acme=0", "filter_subject": "outcome.other.>"},
+        {"name": "acme=0", "filter_subject": "outcome.acme.>", "filter_subjects": ["outcome.>"]},
+        {"name": "acme=0", "filter_subjects": ["outcome.other.>"]},
+        {"name": "acme=0"},
+        {"name": "other=0", "filter_subject": "outcome.other.>"},
+        {"name": "other", "durable_name": "other", "filter_subject": "outcome.acme.>"},
+    ],
+)
+async def test_another_filter_or_name_inside_the_request_is_refused_too(
+    guarded: Guarded, admin: Client, config: dict[str, Any]
+) -> None:
+    question = "CONSUMER.CREATE.OUTCOMES.acme=0.outcome.acme.>"
+    body = {"stream_name": OUTCOMES, "config": {**config, "ack_policy": "explicit"}}
+    async with guarded.bus_as("acme") as nc:
+        with pytest.raises(BusRefusedError):
+            await api_request(nc, question, body)
+    names = await api_request(admin, f"CONSUMER.NAMES.{OUTCOMES}", {})
+    assert not {"other", "other=0"} & set(names["consumers"] or ())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"seq": 1},
+        {"last_by_subj": "log.other.Shape.hidden.outcome"},
+        {"multi_last": ["log.>"], "batch": 10},
+        {"batch": 10, "seq": 1, "next_by_subj": "log.>"},
+    ],
+)
+async def test_a_read_of_something_else_inside_the_request_gives_nothing(
+    guarded: Guarded, body: dict[str, Any]
+) -> None:
+    subject = f"$JS.API.DIRECT.GET.{SHAPES}.log.acme.Shape.nothing.outcome"
+    async with guarded.bus_as("acme") as nc:
+        answer = await request(nc, subject, json.dumps(body).encode(), timeout=PATIENCE_SECONDS)
+    assert (answer.headers or {}).get("Status") in ("404", "408")
+    assert answer.data == b""
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "log.other.Shape.victim.fact",
+        "rec.desired.other.Shape.victim",
+        "rec.result.other.Shape.victim",
+        "outcome.other.Shape.victim",
+        "$JS.API.STREAM.PURGE.INTAKE",
+        "_INBOX.other.victim",
+    ],
+)
+async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
+    guarded: Guarded, admin: Client, name: str, target: str
+) -> None:
+    """In one account, the acknowledgement of my message would be stored in another's log."""
+    heard: list[str] = []
+
+    async def hear(message: Any) -> None:
+        heard.append(message.subject)
+
+    await subscribe(admin, target, hear)
+    await admin.flush()
+    first = (await stream_state(admin, INTAKE)).first_seq
+    async with guarded.bus_as("acme") as nc:
+        await nc.publish(f"rec.desired.acme.Shape.{name}", b"{}", reply=target)
+        await nc.publish("$JS.API.STREAM.NAMES", b"", reply=target)
+        await nc.flush()
+        await request(nc, f"rec.desired.acme.Shape.{name}", b"{}", timeout=PATIENCE_SECONDS)
+    await admin.flush()
+    assert heard == []
+    assert await last_from_leader(admin, SHAPES, "log.other.Shape.victim.>") is None
+    assert (await stream_state(admin, INTAKE)).first_seq == first
+
+
+@pytest.mark.parametrize(
+    "target", ["log.other.Shape.pushed.fact", "rec.desired.other.Shape.pushed"]
+)
+async def test_outcomes_cannot_be_pushed_into_anothers_stream(
+    guarded: Guarded, admin: Client, name: str, target: str
+) -> None:
+    async with guarded.sdk_as("acme") as client:
+        await client.declare(shape("acme", name))
+        await client.wait_for(f"acme/Shape/{name}", generation=1)
+    before = [await _stored(admin, stream, "pushed") for stream in (INTAKE, SHAPES)]
+    config = {
+        "name": "acme=7",
+        "filter_subject": f"outcome.acme.Shape.{name}",
+        "deliver_subject": target,
+        "deliver_policy": "all",
+        "ack_policy": "none",
+    }
+    async with guarded.bus_as("acme") as nc:
+        subject = f"CONSUMER.CREATE.{OUTCOMES}.acme=7.outcome.acme.Shape.{name}"
+        try:
+            await api_request(nc, subject, {"stream_name": OUTCOMES, "config": config})
+            await api_request(nc, f"CONSUMER.DELETE.{OUTCOMES}.acme=7", None)
+        except BusRefusedError:
+            pass  # better still
+    assert [await _stored(admin, stream, "pushed") for stream in (INTAKE, SHAPES)] == before
+
+
+async def _stored(admin: Client, stream: str, name: str) -> int:
+    info = await api_request(admin, f"STREAM.INFO.{stream}", {"subjects_filter": ">"})
+    subjects: dict[str, int] = info["state"].get("subjects") or {}
+    return sum(count for subject, count in subjects.items() if f".{name}" in subject)
+
+
+async def test_many_at_once_are_denied_each_in_its_place(guarded: Guarded, name: str) -> None:
+    mine = OutgoingMessage(f"rec.desired.acme.Shape.{name}", b"{}")
+    others = OutgoingMessage(f"rec.desired.other.Shape.{name}", b"{}")
+    async with guarded.bus_as("acme") as nc:
+        for store in (publish_many, publish_in_batches):
+            first, denied, last = await store(nc, [mine, others, mine])
+            assert isinstance(denied, BusDeniedError)
+            assert not isinstance(first, Exception)
+            assert not isinstance(last, Exception)
+
+
+async def test_without_its_own_inbox_a_user_hears_what_is_wrong(guarded: Guarded) -> None:
+
+    access = Access(nkey=guarded.key("acme"), inbox_prefix="_INBOX.mistaken")
+    nc = await connect(guarded.bus.url, name="mistaken", access=access)
+    try:
+        for _ in range(2):
+            with pytest.raises(BusDeniedError, match=r"may not subscribe to '_inbox\.mistaken"):
+                await request(nc, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)
+    finally:
+        await nc.close()
+
+
+async def test_the_sdk_says_what_a_service_may_not_read(guarded: Guarded, name: str) -> None:
+    async with guarded.sdk_as("acme") as client:
+        with pytest.raises(BusDeniedError):
+            await client.history(f"other/Shape/{name}")
+        with pytest.raises(BusDeniedError):
+            await client.declare(shape("other", name))
+        with pytest.raises(BusDeniedError, match="durable"):
+            async with client.outcomes("acme", durable="elsewhere"):
+                pass
+        with pytest.raises(BusDeniedError):
+            async with client.outcomes():
+                pass
+
+
+async def test_forged_results_of_an_admitted_worker_name_no_action(
+    guarded: Guarded, admin: Client, name: str
+) -> None:
+    """Defence in depth: what the server lets through is checked again by the aggregate."""
+
+    async with guarded.sdk_as("acme") as client:
+        await client.declare(shape("acme", name))
+        await client.wait_for(f"acme/Shape/{name}", generation=1)
+    now = datetime.now(UTC)
+    before = await last_from_leader(admin, SHAPES, f"log.acme.Shape.{name}.>")
+    assert before is not None
+    forged = Reported("no-such-action", 1, now, now, "forger")
+    await publish(
+        admin, f"rec.result.acme.Shape.{name}", encode_intake("f1", "forger", forged, time=now)
+    )
+    await _decided(admin)
+    after = await last_from_leader(admin, SHAPES, f"log.acme.Shape.{name}.>")
+    assert after == before
+
+
+async def test_a_cloudevent_about_another_shape_is_a_dead_letter(
+    guarded: Guarded, admin: Client, name: str
+) -> None:
+    manifest = {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"namespace": "acme", "name": name},
+        "spec": {"type": "Square", "color": "Red"},
+    }
+    event = {
+        "specversion": "1.0",
+        "id": name,
+        "source": "acme",
+        "type": "reconciler.desired.Declared",
+        "subject": f"other/Shape/{name}",
+        "data": {"manifest": manifest},
+    }
+    async with guarded.bus_as("acme") as nc:
+        await publish(nc, f"rec.desired.acme.Shape.{name}", json.dumps(event).encode())
+        await _decided(admin)
+        letter = await last_from_leader(admin, DEADLETTERS, "deadletter.intake")
+        assert letter is not None
+        reason = json.loads(letter.payload)["reason"]
+        assert f"other/Shape/{name}" in reason
+        assert f"published for acme/Shape/{name}" in reason
+        event |= {"subject": f"acme/Shape/{name}", "id": f"{name}-2"}
+        await publish(nc, f"rec.desired.acme.Shape.{name}", json.dumps(event).encode())
+    async with guarded.sdk_as("acme") as client:
+        assert (await client.wait_for(f"acme/Shape/{name}", generation=1)).outcome == "Converged"
+
+
+async def _decided(admin: Client) -> None:
+    """Wait until nothing waits to be decided."""
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            found = await api_request(admin, f"CONSUMER.LIST.{INTAKE}", {})
+            if not any(
+                each["num_pending"] or each["num_ack_pending"] for each in found["consumers"]
+            ):
+                return
+            await asyncio.sleep(0.02)

@@ -1,0 +1,251 @@
+"""Secrets stay where they are: not in a stream, a log line, an error or a command's output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from nats.aio.client import Client
+
+from events.manifest import Manifest, Metadata
+from infra.bus.permissions import ALL_STREAMS
+from infra.embedded import EmbeddedServer
+from infra.jetstream.access import Access
+from infra.jetstream.connection import api_request, connect, without_secrets
+from infra.jetstream.errors import BusAccessError, BusError
+from infra.jetstream.reads import read_subject
+from reconciler.cli.logs import configure_logs
+from reconciler.errors import DeclarationRefusedError, ProviderError
+from reconciler.sdk import Client as Sdk
+from reconciler.sdk import client_on
+from reconciler.secrecy import Secrecy
+from reconciler.services.secretive import without_secret
+from reconciler.wiring import ROLES, connected, initialise, running
+from tests.cli.runner import Cli
+from tests.security.echo_api import EchoApi
+from tests.security.guarded import PATIENCE_SECONDS, Guarded
+from tests.security.keys import Pair
+
+FROM_VARIABLE = "planted-in/a+variable=7f3a"
+FROM_FILE = "planted-in-a-file-91c2"
+PASSWORD = "planted-in-the-url-55d0"
+SECRETS = (FROM_VARIABLE, FROM_FILE, PASSWORD)
+
+
+def _config(name: str, endpoint: str, reference: dict[str, str]) -> Manifest:
+    spec: dict[str, Any] = {
+        "provider": "shapes",
+        "endpoint": endpoint,
+        "credentialsRef": reference,
+        "resyncSeconds": 0.2,
+        "retry": {"initialSeconds": 0.1, "maxSeconds": 0.2},
+    }
+    return Manifest("reconciler/v1", "ProviderConfig", Metadata(name, "system"), spec)
+
+
+def _shape(name: str, config: str) -> Manifest:
+    spec = {"type": "Square", "color": "Red", "providerConfigRef": {"name": config}}
+    return Manifest("shapes/v1", "Shape", Metadata(name), spec)
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    """A server that wants a password, as the URL with it."""
+    server = EmbeddedServer()
+    users = f'authorization {{ user: "reconciler", password: "{PASSWORD}" }}'
+    await server.start(tmp_path / "nats", extra_config=users)
+    yield server.url.replace("//", f"//reconciler:{PASSWORD}@")
+    await server.stop()
+
+
+async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLANTED_TOKEN", FROM_VARIABLE)
+    (tmp_path / "token").write_text(f"{FROM_FILE}\n")
+    references = {400: {"env": "PLANTED_TOKEN"}, 409: {"env": "PLANTED_TOKEN"}}
+    references[500] = {"file": str(tmp_path / "token")}
+    logged = _log_everything()
+    async with AsyncExitStack() as stack:
+        apis = {each: await stack.enter_async_context(EchoApi(each)) for each in references}
+        nc = await stack.enter_async_context(connected(url))
+        await initialise(nc)
+        async with running(nc, ROLES), client_on(nc, source="test") as client:
+            for status, reference in references.items():
+                config = _config(f"c{status}", apis[status].url, reference)
+                await client.declare(config)
+                await client.declare(_shape(f"s{status}", f"c{status}"))
+            for status in references:
+                await _until_told(client, f"default/Shape/s{status}")
+            await _until_seen(client)
+        heard = {header for api in apis.values() for header in api.heard}
+        assert heard == {f"Bearer {FROM_VARIABLE}", f"Bearer {FROM_FILE}"}
+        stored = await _everything_stored(nc)
+        told = await asyncio.to_thread(_commands, tmp_path, url)
+    assert b"you sent Bearer ***" in stored  # the API's words are there, without the secret
+    logs = "\n".join(logged) + "".join(capfd.readouterr())
+    for secret in SECRETS:
+        for form in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
+            assert form.encode() not in stored
+            assert form not in logs
+            assert form not in told
+
+
+def _log_everything() -> list[str]:
+    """Have everything logged at debug level, as `--log-level debug` does, and keep it."""
+    configure_logs("debug")
+    lines: list[str] = []
+
+    class Keeping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(f"{record.getMessage()} {record.exc_info}")
+
+    root = logging.getLogger()
+    root.addHandler(Keeping())
+    return lines
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before():  # pyright: ignore[reportUnusedFunction]
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def _until_told(client: Sdk, shape: str) -> None:
+    """Wait until a call has failed, and its reason is in the log."""
+    await _until(client, shape, "reconciler.log.ActionFailed")
+
+
+async def _until_seen(client: Sdk) -> None:
+    """Wait until the listing with the header in a label is in the log."""
+    await _until(client, "default/Shape/echo", "")
+
+
+async def _until(client: Sdk, shape: str, event_type: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.replay(follow=True)) as batches:
+        async for batch in batches:
+            for _, event in batch:
+                if event.subject == shape and event.type.endswith(event_type.rpartition(".")[2]):
+                    return
+
+
+async def _everything_stored(nc: Client) -> bytes:
+    """Every message of every stream, headers and all."""
+    found: list[bytes] = []
+    for stream in ALL_STREAMS:
+        for message in await read_subject(nc, stream, ">"):
+            found += [message.payload, str(message.headers).encode(), message.subject.encode()]
+        found.append(json.dumps(await api_request(nc, f"STREAM.INFO.{stream}", None)).encode())
+    return b"\n".join(found)
+
+
+def _commands(folder: Path, url: str) -> str:
+    """What every command that reads shows, its errors and tracebacks included."""
+    cli = Cli(folder)
+    shown: list[str] = []
+    for arguments in (("describe", "Shape/s400"), ("history", "Shape/s500"), ("doctor",)):
+        ran = cli.run(
+            *arguments, "--nats-url", url, "--log-level", "debug", PLANTED_TOKEN=FROM_VARIABLE
+        )
+        shown += [ran.out, ran.err]
+    wrong = cli.run("get", "--nats-url", url.replace(PASSWORD, f"{PASSWORD}x"), "--debug")
+    assert wrong.status == 1
+    return "\n".join([*shown, wrong.out, wrong.err])
+
+
+async def test_a_secret_in_the_place_of_its_reference_is_refused_and_erased(
+    guarded: Guarded, admin: Client, name: str
+) -> None:
+    misplaced = "sk-live-planted-4711"
+    async with guarded.sdk_as("operator") as operator:
+        for reference in ({"env": misplaced}, {"file": misplaced}, {"token": misplaced}):
+            with pytest.raises(DeclarationRefusedError) as refused:
+                await operator.declare(_config(name, "http://127.0.0.1:1", reference))
+            assert misplaced not in str(refused.value)
+        with pytest.raises(DeclarationRefusedError):
+            await operator.declare(_config(name, f"http://u:{misplaced}@127.0.0.1:1", {}))
+    stored = await _everything_stored(admin)
+    assert misplaced.encode() not in stored
+    assert f"ProviderConfig.{name}".encode() in stored  # of the dead letters that say why
+
+
+async def test_a_seed_is_shown_by_no_error_and_no_log(
+    tmp_path: Path, guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    stranger = Pair.of_user()
+    key = stranger.write(tmp_path / "stranger.nk")
+    shown: list[str] = []
+    for path in (key, _damaged(tmp_path, stranger), _halved(tmp_path, stranger)):
+        with pytest.raises(BusAccessError) as refused:
+            await connect(guarded.bus.url, name="stranger", access=Access(nkey=path))
+        shown += traceback.format_exception(refused.value)
+    assert stranger.seed[:20] not in "\n".join([*shown, caplog.text])
+
+
+def _damaged(folder: Path, pair: Pair) -> Path:
+    path = folder / "damaged.nk"
+    path.write_text(pair.seed[:-1] + ("A" if pair.seed[-1] != "A" else "B"))
+    return path
+
+
+def _halved(folder: Path, pair: Pair) -> Path:
+    path = folder / "halved.nk"
+    path.write_text(pair.seed[:30])
+    return path
+
+
+def test_a_url_is_shown_without_its_secrets() -> None:
+    for given, shown in (
+        ("nats://u:p@h:1", "nats://h:1"),
+        ("nats://token@h:1,tls://u:p@i:2", "nats://h:1,tls://i:2"),
+        ("u:p@h:1", "h:1"),
+        ("nats://u:p@ss@h:1", "nats://h:1"),
+        ("nats://h:1", "nats://h:1"),
+    ):
+        assert without_secrets(given) == shown
+
+
+async def test_a_server_that_is_away_is_named_without_the_password() -> None:
+    with pytest.raises(BusError) as away:
+        await connect(f"nats://u:{PASSWORD}@127.0.0.1:1", name="t", patience_seconds=0.2)
+    assert PASSWORD not in str(away.value)
+
+
+def test_an_error_that_nobody_expected_is_told_without_the_secret() -> None:
+    secrecy = Secrecy(FROM_FILE)
+    with pytest.raises(ProviderError) as told, without_secret(secrecy):
+        _fail_with(FROM_FILE)
+    assert "***" in str(told.value)
+    chain: BaseException | None = told.value
+    while chain is not None and not (chain is not told.value and told.value.__suppress_context__):
+        assert FROM_FILE not in repr(chain)
+        chain = chain.__cause__
+    assert told.value.__suppress_context__
+
+
+def _fail_with(text: str) -> None:
+    raise KeyError(f"header {text}")
+
+
+def test_a_secret_is_hidden_in_every_form_in_which_it_is_repeated() -> None:
+    secrecy = Secrecy(FROM_VARIABLE)
+    text = f"{FROM_VARIABLE} {json.dumps({'a': FROM_VARIABLE})} planted-in%2Fa%2Bvariable%3D7f3a"
+    hidden = secrecy.hide(f"{text} cGxhbnRlZC1pbi9hK3ZhcmlhYmxlPTdmM2E=")
+    assert "planted" not in hidden
+    assert "cGxhbnRlZC" not in hidden
+    assert Secrecy(None).hide("nothing") == "nothing"
+    assert Secrecy("ab").hide("abc") == "abc"
+    assert FROM_VARIABLE not in repr(secrecy)
