@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared, Observed, TimerFired
+from events.intake import Answer, Declared
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -55,7 +55,6 @@ _HELD_SECONDS = 2.0
 _FULL_SECONDS = 30.0
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
-_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -91,9 +90,8 @@ class _Decided:
 
     @property
     def commit(self) -> Commit:
-        """What is to be stored. An observation or a timer that changes nothing will come again."""
-        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
-        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
+        """What is to be stored."""
+        return Commit(self.key, self.base, self.turn.state, self.turn.events)
 
 
 class Decider:

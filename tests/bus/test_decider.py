@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from events.envelope import encode_intake
-from events.intake import Answer, Declared
-from events.log import SpecDeclared
-from events.manifest import Manifest, Metadata
+from events.intake import Answer, Declared, TimerFired
+from events.log import ActionDecided, SpecDeclared
+from events.manifest import Manifest, Metadata, ProviderConfigSpec
 from events.names import ShapeKey
 from infra.bus.shape_log import JetStreamShapeLog
 from reconciler.kinds import installed_kinds
@@ -45,13 +45,15 @@ class Bus:
     async def bury(self, letters: Sequence[DeadLetter]) -> None: ...
 
 
-def decider(log: JetStreamShapeLog, bus: Bus) -> Decider:
+def decider(
+    log: JetStreamShapeLog, bus: Bus, configurations: Configurations | None = None
+) -> Decider:
     return Decider(
         reader=bus,
         log=log,
         sink=bus,
         kinds=installed_kinds(),
-        configurations=Configurations(),
+        configurations=Configurations() if configurations is None else configurations,
     )
 
 
@@ -113,3 +115,20 @@ async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStream
         ("Accepted", 1),
         ("Accepted", 3),
     ]
+
+
+async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
+    log: JetStreamShapeLog,
+) -> None:
+    key, ours, others = new_key(), Bus(), Bus()
+    configurations = Configurations()
+    stale, other = decider(log, ours, configurations), decider(log, others)
+    await stale.handle([declaration(key, 1, "Red")])
+    await other.handle([declaration(key, 2, "Blue")])
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    payload = encode_intake("t", "test", TimerFired("ConfigChanged"), time=datetime.now(UTC))
+    timer = IntakeDelivery(3, f"in.0.timer.{key.tokens}", payload, "t", None, 1, None)
+    await stale.handle([timer])
+    decided = [each.event.data for each in await log.history(key)]
+    [action] = [each.action for each in decided if isinstance(each, ActionDecided)]
+    assert action.fields["color"] == "Blue"
