@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from events.envelope import encode_intake
-from events.intake import Answer, Declared, TimerFired
-from events.log import ActionDecided, SpecDeclared
+from events.external import ExternalObject
+from events.intake import Answer, Declared, IntakeData, Reported, TimerFired
+from events.log import Action, ActionDecided, SpecDeclared
 from events.manifest import Manifest, Metadata, ProviderConfigSpec
 from events.names import ShapeKey
+from events.subjects import Intake
 from infra.bus.shape_log import JetStreamShapeLog
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
@@ -62,9 +64,12 @@ def declaration(
 ) -> IntakeDelivery:
     spec: dict[str, Any] = {"type": "Square", "color": color}
     manifest = Manifest("shapes/v1", key.kind, Metadata(key.name, key.namespace), spec)
-    data = Declared(manifest, expected)
+    return delivery("desired", key, position, Declared(manifest, expected))
+
+
+def delivery(what: Intake, key: ShapeKey, position: int, data: IntakeData) -> IntakeDelivery:
     payload = encode_intake(f"m{position}", "test", data, time=datetime.now(UTC))
-    subject = f"in.0.desired.{key.tokens}"
+    subject = f"in.0.{what}.{key.tokens}"
     return IntakeDelivery(position, subject, payload, f"m{position}", "_INBOX.x", 1, None)
 
 
@@ -120,15 +125,20 @@ async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStream
 async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
     log: JetStreamShapeLog,
 ) -> None:
-    key, ours, others = new_key(), Bus(), Bus()
-    configurations = Configurations()
-    stale, other = decider(log, ours, configurations), decider(log, others)
-    await stale.handle([declaration(key, 1, "Red")])
-    await other.handle([declaration(key, 2, "Blue")])
+    key, configurations = new_key(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
-    payload = encode_intake("t", "test", TimerFired("ConfigChanged"), time=datetime.now(UTC))
-    timer = IntakeDelivery(3, f"in.0.timer.{key.tokens}", payload, "t", None, 1, None)
-    await stale.handle([timer])
-    decided = [each.event.data for each in await log.history(key)]
-    [action] = [each.action for each in decided if isinstance(each, ActionDecided)]
-    assert action.fields["color"] == "Blue"
+    stale, other = decider(log, Bus(), configurations), decider(log, Bus())
+    await stale.handle([declaration(key, 1, "Red")])
+    [create] = await actions_of(log, key)
+    made = ExternalObject(key.name, create.fields, "u1", "1", create.labels)
+    now = datetime.now(UTC)
+    result = Reported(create.action_id, 1, now, now, "w", object=made)
+    await other.handle([delivery("result", key, 2, result)])
+    await other.handle([declaration(key, 3, "Blue")])  # held: this one knows no configuration
+    await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
+    assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
+
+
+async def actions_of(log: JetStreamShapeLog, key: ShapeKey) -> list[Action]:
+    decided = [stored.event.data for stored in await log.history(key)]
+    return [each.action for each in decided if isinstance(each, ActionDecided)]
