@@ -94,8 +94,9 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
         payload=delivery.payload,
         room=room,
     )
-    identity = f"{letter.stage}-{letter.content or delivery.position}"
-    token = hashlib.blake2b(letter.told_once.encode(), digest_size=12).hexdigest()
+    content = _digest(letter.content) if letter.content else str(delivery.position)
+    identity = f"{letter.stage}-{content}"
+    token = _digest(letter.told_once)
     subject = deadletter(letter.stage, token if letter.told_once else "")
     return OutgoingMessage(subject, _encoder.encode(record), {MESSAGE_ID: identity})
 
@@ -104,6 +105,10 @@ def may_hold_a_secret(delivery: IntakeDelivery) -> bool:
     """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens."""
     tokens = delivery.subject.split(".")
     return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _handled(message: StoredMessage) -> list[LetterHandled]:

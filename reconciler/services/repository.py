@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import structlog
 
 from events.integrity import LogDamage, LogDamagedError
 from events.log import LogEvent
@@ -47,6 +48,7 @@ class Commit(msgspec.Struct, frozen=True):
     events: Sequence[LogEvent]
 
 
+_logger = structlog.get_logger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
 _state_decoder = msgspec.msgpack.Decoder(ShapeState)
@@ -144,7 +146,8 @@ class ShapeRepository:
             version = each.base.snapshot_version
             if each.after.version - version >= EVENTS_BETWEEN_SNAPSHOTS:
                 version = each.after.version
-                snapshots[each.key] = (position, encode_snapshot(each.after))
+                if (snapshot := _try_to_encode(each.after)) is not None:
+                    snapshots[each.key] = (position, snapshot)
             self._kept[each.key] = KeptShape(each.after, position, version)
             self._kept.move_to_end(each.key)
         if snapshots:
@@ -198,6 +201,18 @@ class ShapeRepository:
     def _trim(self) -> None:
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
+
+
+def _try_to_encode(state: ShapeState) -> bytes | None:
+    """Encode a snapshot; None for what cannot be, such as numbers that only JSON can hold.
+
+    Its events are stored by now: the shape is folded from them, as without a snapshot.
+    """
+    try:
+        return encode_snapshot(state)
+    except (OverflowError, RecursionError) as error:
+        _logger.warning("a state has no snapshot", error=str(error))
+        return None
 
 
 def encode_snapshot(state: ShapeState) -> bytes:
