@@ -144,10 +144,11 @@ class Actor:
         elif needs_models:
             feed.subscribe(models.apply)
         self.models = models if needs_models else None
-        runs: list[Coroutine[None, None, None]] = [gates.run()]
+        runs: list[Coroutine[None, None, None]] = []
         async with asyncio.TaskGroup() as group:
             group.create_task(feed.run())
             await feed.caught_up.wait()
+            runs.append(gates.run())
             if "projector" in roles:
                 runs.append(projector.run())
             if "observer" in roles:
