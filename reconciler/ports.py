@@ -171,6 +171,10 @@ class IntakeReader(Protocol):
         """Have these delivered again."""
         ...
 
+    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
+        """Read what was declared of the same shape after a message, to look at and not to ack."""
+        ...
+
     async def close(self) -> None:
         """Let another reader take over."""
         ...

@@ -17,12 +17,13 @@ from infra.jetstream.deliveries import Delivered, ack, nak
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.pull import PullGroup
-from infra.jetstream.reads import stream_state
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
 _BATCH_FROM: Final = 16
+_MOST_NEWER: Final = 100
 
 
 class JetStreamIntakeWriter:
@@ -71,6 +72,13 @@ class JetStreamIntakeReader:
         for each in deliveries:
             await nak(self._nc, cast("Delivered", each.receipt), seconds)
 
+    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
+        """Read what was declared of the same shape after a message, to look at and not to ack."""
+        found = await read_subject(
+            self._nc, INTAKE, delivery.subject, start_seq=delivery.position + 1, limit=_MOST_NEWER
+        )
+        return [_looked_at(each) for each in found]
+
     async def close(self) -> None:
         """Give the partitions back."""
         await self._group.close()
@@ -91,6 +99,18 @@ async def store_all(nc: Client, messages: Sequence[OutgoingMessage]) -> None:
     for result in await store(nc, messages):
         if isinstance(result, Exception):
             raise result
+
+
+def _looked_at(message: StoredMessage) -> IntakeDelivery:
+    return IntakeDelivery(
+        position=message.seq,
+        subject=message.subject,
+        payload=message.payload,
+        message_id=(message.headers or {}).get(_MESSAGE_ID_HEADER) or f"intake-{message.seq}",
+        reply_to=None,
+        delivered=0,
+        receipt=None,
+    )
 
 
 def _delivery(delivered: Delivered) -> IntakeDelivery:

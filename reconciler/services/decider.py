@@ -12,6 +12,7 @@ for the same interpreter lock, and pay a hop besides.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared, Observed, TimerFired
+from events.intake import Answer, Declared, Observed, TimerFired, Withdrawn
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -61,7 +62,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """One shape's share of a batch."""
+    """One shape's share of a batch; the last commands may have no delivery of their own."""
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
@@ -143,6 +144,7 @@ class Decider:
         work, letters = self._sort(batch)
         if letters:
             await self._refuse(letters)
+        await self._add_what_overtook(work)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -175,6 +177,21 @@ class Decider:
             mine.deliveries.append(delivery)
             mine.commands.append(command)
         return work, letters
+
+    async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
+        """After a declaration that comes late, decide again those that overtook it.
+
+        What a dead decider held comes again when its lease ends, and newer declarations of the
+        shape are decided by then. One that led to events is known; one that changed nothing, such
+        as a withdrawal of what was not declared yet, left no trace and must have the last word.
+        """
+        for mine in work.values():
+            late = _late_declaration(mine)
+            if late is None:
+                continue
+            for newer in await self._reader.newer_declarations(late):
+                with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
+                    mine.commands.append(understand(newer)[1])
 
     # --- deciding and committing
 
@@ -419,6 +436,14 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
             events, size = len(each.turn.events), each.work.size
         groups[-1].append(each)
     return groups
+
+
+def _late_declaration(mine: _Work) -> IntakeDelivery | None:
+    """Give the first declaration or withdrawal that somebody was handed before."""
+    for delivery, command in zip(mine.deliveries, mine.commands, strict=False):
+        if delivery.delivered > 1 and isinstance(command.data, (Declared, Withdrawn)):
+            return delivery
+    return None
 
 
 def _left_over(work: Mapping[ShapeKey, _Work], done: Sequence[_Decided]) -> dict[ShapeKey, _Work]:

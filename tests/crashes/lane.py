@@ -36,6 +36,7 @@ from events.manifest import (
 )
 from events.names import SYSTEM_NAMESPACE, ShapeKey
 from events.subjects import intake, log_filter, outcome
+from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
     OUTCOMES,
@@ -47,7 +48,7 @@ from infra.bus.streams import (
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.errors import BusError
-from infra.jetstream.outgoing import MESSAGE_ID
+from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.shapes_api import ShapesProcess
@@ -163,6 +164,27 @@ class Lane:
         fields: Fields = {"type": "Square", "color": color, **spec}
         await self.tell(key(name), Declared(Manifest("shapes/v1", "Shape", Metadata(name), fields)))
 
+    async def declare_all(self, names: Sequence[str], *, withdrawn: bool = False) -> None:
+        """Declare many shapes at once, or take them back; when it returns, the bus has it."""
+        now = datetime.now(UTC)
+        messages: list[OutgoingMessage] = []
+        told: list[Acknowledged] = []
+        for name in names:
+            metadata, spec = Metadata(name), {"type": "Square", "color": "Red"}
+            data = (
+                Withdrawn()
+                if withdrawn
+                else Declared(Manifest("shapes/v1", "Shape", metadata, spec))
+            )
+            identity = uuid.uuid4().hex
+            payload = encode_intake(identity, ACTOR, data, time=now)
+            messages.append(
+                OutgoingMessage(intake("desired", key(name)), payload, {MESSAGE_ID: identity})
+            )
+            told.append(Acknowledged(key(name), identity))
+        await store_all(self.nc, messages)
+        self.acknowledged += told
+
     async def withdraw(self, name: str) -> None:
         """Take a declaration back."""
         await self.tell(key(name), Withdrawn())
@@ -246,15 +268,25 @@ class Lane:
         """Count everything that ever happened in the API."""
         return len((await self.http.get("/_journal")).raise_for_status().json()["entries"])
 
+    async def count_objects(self) -> int:
+        """Count what exists in the API."""
+        return (await self.http.get("/_stats")).raise_for_status().json()["shapes"]
+
     async def count_events(self) -> int:
         """Count the events of the log."""
         return (await stream_state(self.nc, SHAPES)).last_seq
 
     # --- waiting and looking
 
-    async def until(self, condition: Callable[[], Awaitable[_T]], what: str) -> _T:
+    async def until(
+        self,
+        condition: Callable[[], Awaitable[_T]],
+        what: str,
+        *,
+        seconds: float = PATIENCE_SECONDS,
+    ) -> _T:
         """Wait until a condition gives something true; a bus or an API may be away meanwhile."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 found = await condition()
@@ -264,7 +296,7 @@ class Lane:
                 return found
             if time.monotonic() > deadline:
                 said = "\n".join(each.said for each in self._processes[-2:])
-                raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:g} s\n{said}")
+                raise AssertionError(f"{what}: not within {seconds:g} s\n{said}")
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def until_outcome(self, of: str | ShapeKey, wanted: str, generation: int = 0) -> None:

@@ -91,7 +91,7 @@ class Story:
         wanted = [_METHODS[self.case.operation]]
 
         async def has_happened() -> bool:
-            return (await self._new_effects())[-1:] == wanted
+            return (await self.new_effects())[-1:] == wanted
 
         await self.lane.until(has_happened, f"{wanted} of {self.name}")
         await self.lane.until_outcome(self.name, self.outcome, self.generation)
@@ -102,14 +102,15 @@ class Story:
         self._before = len(await self.lane.effects(self.name))
         self._events_before = len(await self.lane.history(self.name))
 
-    async def _new_effects(self) -> list[str]:
+    async def new_effects(self) -> list[str]:
+        """What the product has done to the object since then."""
         effects = (await self.lane.effects(self.name))[self._before :]
         return [each for each in effects if not each.startswith("human ")]
 
     async def assert_done_once(self) -> None:
         """See that there was one effect, and that the log tells one action and its end."""
         operation = self.case.operation
-        assert await self._new_effects() == [_METHODS[operation]]
+        assert await self.new_effects() == [_METHODS[operation]]
         news = [each.data for each in (await self.lane.history(self.name))[self._events_before :]]
         decided = [each.action for each in news if isinstance(each, ActionDecided)]
         succeeded = [each for each in news if isinstance(each, ActionSucceeded)]
@@ -217,7 +218,7 @@ class Matrix:
         try:
             async with Lane(folder).here() as lane:
                 stories = [Story(lane, case, number) for number, case in enumerate(cases)]
-                await _prepare(lane, stories)
+                await prepare(lane, stories)
                 for story in stories:
                     await self._run(story)
         except Exception as error:  # noqa: BLE001 - told by each case that it keeps from running
@@ -237,7 +238,7 @@ class Matrix:
             result.set_result(None)
 
 
-async def _prepare(lane: Lane, stories: Sequence[Story]) -> None:
+async def prepare(lane: Lane, stories: Sequence[Story]) -> None:
     """Make everything that must be there before, once for all cases of a lane."""
     for story in stories:
         await story.declare_what_is_there()

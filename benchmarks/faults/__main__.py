@@ -1,0 +1,68 @@
+"""The command: `./run python -m benchmarks.faults`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.faults.churn import run_churn, run_fleet
+from benchmarks.faults.matrix import run_matrix
+from benchmarks.faults.results import Report
+
+
+async def _run(folder: Path, options: argparse.Namespace) -> Report:
+    rows = [] if options.no_matrix else await run_matrix(folder / "matrix")
+    if options.shapes:
+        rows.append(await run_churn(folder / "churn", shapes=options.shapes, kills=options.kills))
+    fleet = await run_fleet(folder / "fleet", shapes=options.fleet) if options.fleet else None
+    return Report(os.getloadavg()[0], tuple(rows), fleet)
+
+
+def _show(report: Report) -> None:
+    table = Table(title="Faults: seconds from the kill to the last outcome")
+    for name in ("fault", "cases", "kills", "effects", "duplicates", "leaks", "losses", "other"):
+        table.add_column(name)
+    table.add_column("p50 s")
+    table.add_column("max s")
+    for row in report.rows:
+        table.add_row(*map(str, msgspec.structs.astuple(row)))
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    if report.fleet is not None:
+        fleet = report.fleet
+        console.print(
+            f"killed and started with {fleet.shapes:,} converged shapes: settled in "
+            f"{fleet.settle_seconds} s, {fleet.shape_reads} reads of single shapes, "
+            f"{fleet.listing_requests} pages of one listing, {fleet.external_writes} writes, "
+            f"{fleet.new_events} new events"
+        )
+    console.print(f"load average {report.load_average:.1f}")
+
+
+def main() -> int:
+    """Run it; exit status 1 if anything was doubled, leaked or lost, or read one by one."""
+    parser = argparse.ArgumentParser(prog="benchmarks.faults", description="What crashes cost.")
+    parser.add_argument("--shapes", type=int, default=500, help="objects of the churn; 0: none")
+    parser.add_argument("--kills", type=int, default=20, help="SIGKILLs meanwhile (%(default)s)")
+    parser.add_argument("--fleet", type=int, default=5_000, help="shapes of the restart; 0: none")
+    parser.add_argument("--no-matrix", action="store_true", help="without the matrix of faults")
+    parser.add_argument("--json", type=Path, help="write the report to this file, too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        report = uvloop.run(_run(Path(folder), options))
+    _show(report)
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return 0 if report.is_sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

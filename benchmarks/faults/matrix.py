@@ -1,0 +1,102 @@
+"""The same work with a fault of each sort at several steps, and with none."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from benchmarks.faults.results import Row, row
+from reconciler.failpoints import Failpoint
+from tests.crashes.cases import OPERATIONS, Case, Trouble
+from tests.crashes.lane import Lane
+from tests.crashes.matrix import Story, prepare
+from tests.crashes.role_process import RoleProcess
+from tests.history_reading import check
+
+NO_FAULT = "none (reference)"
+STEPS = (
+    Failpoint.DECIDER_TOOK,
+    Failpoint.DECIDER_BETWEEN_EVENTS,
+    Failpoint.DECIDER_APPENDED,
+    Failpoint.WORKER_BEFORE_CALL,
+    Failpoint.WORKER_CALLED,
+    Failpoint.WORKER_REPORTED,
+)
+_FAULTS: tuple[Trouble | None, ...] = (
+    None,
+    "process killed",
+    "server killed",
+    "API killed",
+    "process paused",
+)
+
+
+async def run_matrix(folder: Path) -> list[Row]:
+    """Run every fault at every step with every operation, one after another, on one bus."""
+    cases: list[tuple[Trouble | None, Case]] = [
+        (fault, Case(_trouble(fault), step, operation))
+        for fault in _FAULTS
+        for step in STEPS
+        for operation in OPERATIONS
+    ]
+    times: dict[str, list[float]] = {}
+    counts: dict[str, int] = {}
+    async with Lane(folder).here() as lane:
+        stories = [Story(lane, case, number) for number, (_, case) in enumerate(cases)]
+        await prepare(lane, stories)
+        for (fault, _case), story in zip(cases, stories, strict=True):
+            name = fault or NO_FAULT
+            await story.begin()
+            await story.cause()
+            times.setdefault(name, []).append(await _seconds(story, fault))
+            counts[name] = counts.get(name, 0) + len(await story.new_effects())
+            await lane.kill_processes()
+        found = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
+    by_name = {
+        story.name: fault or NO_FAULT for (fault, _), story in zip(cases, stories, strict=True)
+    }
+    return [
+        row(
+            name,
+            kills=0 if name == NO_FAULT else len(seconds),
+            effects=counts[name],
+            found=[each for each in found if by_name.get(each.subject.split("/")[-1]) == name],
+            seconds=seconds,
+        )
+        for name, seconds in times.items()
+    ]
+
+
+def _trouble(fault: Trouble | None) -> Trouble:
+    return "process killed" if fault is None else fault
+
+
+async def _seconds(story: Story, fault: Trouble | None) -> float:
+    """Cause the fault, and give the time from then until the shape is as it was asked for."""
+    lane, point = story.lane, story.case.point
+    began = time.perf_counter()
+    match fault:
+        case None:
+            lane.fork()
+        case "process killed":
+            await lane.fork(point).killed_at(point)
+            began = time.perf_counter()
+            lane.fork()
+        case "process paused":
+            process = lane.fork(f"{point}=stop")
+            await process.paused_at(point)
+            began = time.perf_counter()
+            lane.fork()
+        case _:
+            await _kill_server(lane, point, fault)
+            began = time.perf_counter()
+            await (lane.restart_server() if fault == "server killed" else lane.restart_api())
+    await story.until_done()
+    return time.perf_counter() - began
+
+
+async def _kill_server(lane: Lane, point: Failpoint, fault: Trouble) -> RoleProcess:
+    pid = lane.server.pid if fault == "server killed" else lane.api.pid
+    process = lane.fork(f"{point}=kill:{pid}")
+    await process.reached(point)
+    return process

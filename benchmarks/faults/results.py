@@ -1,0 +1,77 @@
+"""What the benchmark reports."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from tests.history_checker import Finding
+
+
+class Row(msgspec.Struct, frozen=True, rename="camel"):
+    """One fault: how often it was caused, what came of it, and how long until all was well.
+
+    Seconds are from the kill to the outcome of the last shape; without a fault, from the start of
+    the process.
+    """
+
+    fault: str
+    cases: int
+    kills: int
+    effects: int
+    duplicates: int
+    leaks: int
+    losses: int
+    other_findings: int
+    p50_seconds: float
+    max_seconds: float
+
+
+class Fleet(msgspec.Struct, frozen=True, rename="camel"):
+    """A start with many converged shapes: until ready and at rest, and what it asked of the API."""
+
+    shapes: int
+    settle_seconds: float
+    shape_reads: int
+    listing_requests: int
+    external_writes: int
+    new_events: int
+
+
+class Report(msgspec.Struct, frozen=True, rename="camel"):
+    """All of it."""
+
+    load_average: float
+    rows: tuple[Row, ...]
+    fleet: Fleet | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was doubled, leaked or lost, and the restart read no single shape."""
+        wrong = sum(
+            row.duplicates + row.leaks + row.losses + row.other_findings for row in self.rows
+        )
+        return wrong == 0 and (self.fleet is None or self.fleet.shape_reads == 0)
+
+
+def row(
+    fault: str, *, kills: int, effects: int, found: Sequence[Finding], seconds: Sequence[float]
+) -> Row:
+    """Count what the checker found, by what people would call it."""
+    rules = Counter(each.rule for each in found)
+    lost = rules["loss"] + rules["undecided"] + rules["unended"]
+    return Row(
+        fault=fault,
+        cases=len(seconds),
+        kills=kills,
+        effects=effects,
+        duplicates=rules["duplicate"],
+        leaks=rules["leak"],
+        losses=lost,
+        other_findings=len(found) - rules["duplicate"] - rules["leak"] - lost,
+        p50_seconds=round(statistics.median(seconds), 2),
+        max_seconds=round(max(seconds), 2),
+    )

@@ -1,0 +1,27 @@
+"""The benchmark of faults runs, and what it counts is right; times are never judged here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.faults.results import Report
+
+ROOT = Path(__file__).parents[2]
+SHAPES, KILLS, FLEET = 40, 4, 200
+
+
+def test_nothing_is_leaked_or_doubled_and_a_restart_reads_no_single_shape(tmp_path: Path) -> None:
+    written = tmp_path / "report.json"
+    command = [sys.executable, "-m", "benchmarks.faults", "--no-matrix", "--json", str(written)]
+    command += ["--shapes", str(SHAPES), "--kills", str(KILLS), "--fleet", str(FLEET)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = msgspec.json.decode(written.read_bytes(), type=Report)
+    (row,) = report.rows
+    assert (row.kills, row.effects) == (KILLS, 2 * SHAPES)
+    assert (row.duplicates, row.leaks, row.losses, row.other_findings) == (0, 0, 0, 0)
+    assert report.fleet is not None
+    assert (report.fleet.shape_reads, report.fleet.external_writes) == (0, 0)
+    assert report.fleet.new_events == 0
