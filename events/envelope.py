@@ -65,6 +65,7 @@ _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(CloudEvent)
 _log_decoder = msgspec.json.Decoder(LogEvent)
 _object_decoder = msgspec.json.Decoder(JsonObject)
+_parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _manifest_decoder = msgspec.json.Decoder(Manifest)
 _intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
     name: msgspec.json.Decoder(struct) for name, struct in INTAKE_TYPES.items()
@@ -149,13 +150,21 @@ def decode_intake(
 def _bare_manifest(
     payload: bytes, expected: Intake, fallback_id: str, error: Exception
 ) -> IntakeMessage:
-    if expected == "desired" and b'"apiVersion"' in payload and b'"specversion"' not in payload:
+    if expected == "desired" and b'"apiVersion"' in payload and _has(payload, "apiVersion"):
         try:
             manifest = _manifest_decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
             raise InvalidMessageError(f"manifest: {manifest_error}") from None
         return IntakeMessage(fallback_id, "anonymous", Declared(manifest))
     raise InvalidMessageError(f"not a CloudEvent in structured JSON: {error}") from None
+
+
+def _has(payload: bytes, field: str) -> bool:
+    """Tell whether a payload is an object with that field."""
+    try:
+        return field in _parts_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _check_nesting(payload: bytes) -> None:
@@ -195,7 +204,7 @@ def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
     """
     try:
         return _log_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         upcast = _upcast(payload, upcasters)
         if upcast is None:
             raise InvalidMessageError(f"not an event of the log: {error}") from None
@@ -206,7 +215,7 @@ def _upcast(payload: bytes, upcasters: Upcasters) -> LogEvent | None:
     """Decode an older form; None if it is none that has an upcaster."""
     try:
         stored = _object_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     try:
         newest = upcasters.upcast(stored)

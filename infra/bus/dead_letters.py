@@ -22,7 +22,7 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
-from reconciler.ports import DeadLetter
+from reconciler.ports import DeadLetter, IntakeDelivery
 
 _RECORD_BYTES: Final = 32 * 1024  # more than reason, subject and headers take
 
@@ -74,15 +74,6 @@ async def store_handled(nc: Client, handled: LetterHandled) -> None:
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
-def may_hold_a_secret(subject: str) -> bool:
-    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens.
-
-    Of such a one only the reason is kept.
-    """
-    tokens = subject.split(".")
-    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
-
-
 def _once(letter: DeadLetter) -> bool:
     return bool(letter.told_once)
 
@@ -91,7 +82,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
     delivery = letter.delivery
     # Base64 takes four bytes for three; the bus may allow shorter messages than we do.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
-    if may_hold_a_secret(delivery.subject):
+    if may_hold_a_secret(delivery):
         room = 0
     record = make_record(
         stage=letter.stage,
@@ -103,10 +94,21 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
         payload=delivery.payload,
         room=room,
     )
-    identity = f"{letter.stage}-{letter.content or delivery.position}"
-    token = hashlib.blake2b(letter.told_once.encode(), digest_size=12).hexdigest()
+    content = _digest(letter.content) if letter.content else str(delivery.position)
+    identity = f"{letter.stage}-{content}"
+    token = _digest(letter.told_once)
     subject = deadletter(letter.stage, token if letter.told_once else "")
     return OutgoingMessage(subject, _encoder.encode(record), {MESSAGE_ID: identity})
+
+
+def may_hold_a_secret(delivery: IntakeDelivery) -> bool:
+    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens."""
+    tokens = delivery.subject.split(".")
+    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _handled(message: StoredMessage) -> list[LetterHandled]:

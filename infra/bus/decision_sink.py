@@ -66,11 +66,12 @@ class JetStreamDecisionSink:
     async def bury(self, letters: Sequence[DeadLetter]) -> None:
         """Store dead letters, but those that were told already.
 
-        What may hold a secret is erased from the intake, too, where it would stay for a while.
+        Of what may hold a secret only the reason is kept, and the message is erased from the
+        intake, too, where it would stay for a while.
         """
         await store_letters(self._nc, letters)
         for each in letters:
-            if may_hold_a_secret(each.delivery.subject):
+            if may_hold_a_secret(each.delivery):
                 await self._erase(each.delivery.position)
 
     async def _erase(self, position: int) -> None:

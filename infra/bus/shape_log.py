@@ -327,9 +327,12 @@ class JetStreamShapeLog:
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace."""
+        messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, SHAPES, filters=filters) as follower:
-            return [each async for some in follower.replay() for each in _readable(some)]
+            async for some in follower.replay():  # up to what the leader has
+                messages += some
+        return _readable(messages)
 
     def follow(
         self, after: int = 0, *, damaged: DamageListener | None = None
@@ -366,9 +369,9 @@ class _Feed:
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        events: list[StoredEvent] = []
         with telling_what_to_do():
             messages = await anext(self._follower)
+        events: list[StoredEvent] = []
         for message in messages:
             try:
                 event = self._chains.take(_recorded(message))

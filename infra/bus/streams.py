@@ -325,9 +325,9 @@ def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
         ["deadletter.>"],
-        discard="new",  # with a limit of bytes: what is dead must not go unseen
+        discard="new",  # what does not fit waits where it is: nothing dead goes unseen
         max_age=90 * _DAY,
-        max_bytes=1024**3,
+        max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
     )
 

@@ -107,7 +107,7 @@ class EmbeddedCluster:
             async with asyncio.timeout(READY_SECONDS):
                 nc = await connect(self.url, name="embedded-cluster")
                 try:
-                    while not await _answers(nc):  # noqa: ASYNC110 - asks servers
+                    while not await _answers(nc):  # noqa: ASYNC110 - the server tells nobody
                         await asyncio.sleep(_POLL_SECONDS)
                 finally:
                     await close(nc)

@@ -164,8 +164,8 @@ class Follower:
     async def _is_caught_up(self) -> bool:
         """Whether all that was there at the start has been handed out.
 
-        Only the leader knows: the copy of the stream that feeds us may lag behind, and believe that
-        there is no more. Where the answer does not come, it is asked again.
+        In a cluster only the leader knows: the copy of the stream that feeds us may lag behind, and
+        believe that there is no more. Who may not ask the leader believes the copy.
         """
         if self._target is not None and self.position >= self._target:
             return True
@@ -176,7 +176,7 @@ class Follower:
         try:
             last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
         except BusUnavailableError:
-            return False
+            return False  # it is asked again soon
         return max((one.seq for one in last if one is not None), default=0) <= self.position
 
     def _reached_target(self) -> None:
@@ -198,7 +198,7 @@ class Follower:
                 return
 
     async def _check_identity(self) -> None:
-        """Make sure that this is still the stream that was opened, where we may ask."""
+        """Make sure that this is still the stream that was opened, where we may ask for it."""
         if self._names:
             return
         try:

@@ -14,6 +14,7 @@ from infra.jetstream.errors import (
     BusRefusedError,
     IncompatibleStreamError,
     NotFoundOnBusError,
+    StreamFullError,
 )
 
 Config = Mapping[str, object]
@@ -38,6 +39,12 @@ async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updat
     if found is None:
         try:
             await api_request(nc, f"STREAM.CREATE.{name}", dict(config))
+        except StreamFullError as error:
+            raise StreamFullError(
+                f"stream {name} cannot be made: {error}. The server reserves the "
+                f"{config.get('max_bytes', 'unlimited')} bytes that it may take: give JetStream "
+                "a larger disk or account, or a higher max_file_store"
+            ) from error
         except BusRefusedError as error:
             if error.err_code not in _NAME_IN_USE:
                 raise

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
     INTAKE,
+    OUTCOMES,
     SHAPES,
     WORKERS,
     decider_consumers,
@@ -30,6 +31,8 @@ _SKEW_FAIL_SECONDS = 30.0
 _FULL_PERCENT = 90
 _BACKLOG = 5_000
 _LAG_EVENTS = 2_000
+_SILENT_SECONDS = 60
+_SOURCED = (OUTCOMES, INTAKE)
 _NANOSECONDS = 1_000_000_000
 
 
@@ -112,7 +115,28 @@ async def check_stages(nc: Client) -> list[Finding]:
         check_stage("intake", "decider", deciders),
         check_stage("actions", "worker", workers),
         await _check_projection(nc),
+        check_sources([await api_request(nc, f"STREAM.INFO.{name}", None) for name in _SOURCED]),
     ]
+
+
+def check_sources(streams: Sequence[dict[str, Any]]) -> Finding:
+    """Check that the server copies on: outcomes from the log, timers into the intake."""
+    behind: list[str] = []
+    silent: list[str] = []
+    for stream in streams:
+        name = str(stream["config"]["name"])
+        for source in stream.get("sources") or ():
+            if int(source.get("lag", 0)) > _LAG_EVENTS:
+                behind.append(f"{name} is {source['lag']} messages behind {source['name']}")
+            if not 0 <= int(source.get("active", -1)) < _SILENT_SECONDS * _NANOSECONDS:
+                silent.append(f"{name} hears nothing of {source['name']}")
+    if not behind and not silent:
+        return Finding("sources", "ok", "outcomes and timers are copied on")
+    remedy = (
+        "outcomes reach nobody until it goes on: look at the server's log; "
+        "it takes up again by itself, or when the server is restarted"
+    )
+    return Finding("sources", "warn", some([*silent, *behind]), remedy)
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:

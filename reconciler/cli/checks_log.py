@@ -3,87 +3,57 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 
-import msgspec
 from nats.aio.client import Client
 
-from events.dead_letter import DeadLetterRecord
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
-from events.subjects import log
+from infra.bus.dead_letters import read_letters
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog
-from infra.bus.streams import DEADLETTERS, INTAKE, SHAPES, WORKERS, decider_consumers
-from infra.jetstream.connection import api_request
-from infra.jetstream.reads import last_for_subjects, last_from_leader, stream_state
 from projections.read_models import (
     CHECKPOINT,
-    ReadModels,
     decode_checkpoint,
     ownership_name,
     status_name,
 )
 from projections.status import StatusRow
 from reconciler.cli.finding import Finding, some
-from reconciler.cli.reading import current_models, log_of, models_of
+from reconciler.cli.log_reading import LogReading
+from reconciler.cli.reading import log_of, models_of
 from reconciler.cli.rebuilding import Rebuild, compare, differences
+from reconciler.client.dead_letters import collect, matching
 
 SAMPLE = 50
-_OVERDUE = timedelta(seconds=30)
-_LOOKS = 3
+_MOST_LETTERS = 20_000
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
-async def check_actions(nc: Client) -> Finding:
-    """Prove that every decided action has an outcome, a live lease or a scheduled retry.
-
-    An action between two stages may look lost for a moment: only what looks lost each time counts.
-    """
-    lost: set[str] | None = None
-    in_flight = 0
-    for _ in range(_LOOKS):
-        models = await current_models(nc)
-        in_flight = sum(bool(row.action_id) for row in models.status.values())
-        now = await _lost_actions(nc, models)
-        lost = now if lost is None else lost & now
-        if not lost:
-            return Finding("lost actions", "ok", f"none; {in_flight} in flight")
-    remedy = "run an observer: its sweeper wakes them; see `reconciler history` of the first"
-    return Finding("lost actions", "fail", f"{len(lost or ())}: {some(sorted(lost or ()))}", remedy)
+def check_readable(reading: LogReading) -> Finding:
+    """Tell what of the log cannot be read, and which versions of shapes are missing."""
+    if reading.unreadable_count or reading.gap_count:
+        found = [*reading.unreadable, *reading.gaps]
+        return Finding(
+            "log",
+            "fail",
+            f"{reading.unreadable_count} events cannot be read, {reading.gap_count} gaps in "
+            f"{reading.events} events: {some(found)}",
+            "upgrade what is older than the log, or restore the log from its backup; "
+            "these shapes are not decided until then, all others are",
+        )
+    part = f" since position {reading.since}; --full reads all" if reading.since else ""
+    return Finding("log", "ok", f"{reading.events} events read, none missing{part}")
 
 
-async def _lost_actions(nc: Client, models: ReadModels) -> set[str]:
-    """Name the shapes whose action nobody has, nobody waits for, and no result is under way."""
-    now = datetime.now(UTC)
-    suspects = [
-        row
-        for row in models.status.values()
-        if (row.action_id and (row.retry_at is None or row.retry_at < now - _OVERDUE))
-        or (row.retry_at is not None and row.retry_at < now - _OVERDUE)
-    ]
-    if not suspects or not await _intake_is_empty(nc):
-        return set()
-    worker = await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
-    acknowledged = int(worker["ack_floor"]["stream_seq"])
-    if not worker["num_pending"] and not worker["num_ack_pending"]:
-        acknowledged = (await stream_state(nc, SHAPES)).last_seq
-    by_subject = {log(row.key, "action"): row for row in suspects}
-    found = await last_for_subjects(nc, SHAPES, list(by_subject))
-    return {
-        str(by_subject[message.subject].key)
-        for message in found
-        if message.seq <= acknowledged or by_subject[message.subject].retry_at is not None
-    }
-
-
-async def _intake_is_empty(nc: Client) -> bool:
-    for name in decider_consumers():
-        info = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None)
-        if info["num_pending"] or info["num_ack_pending"]:
-            return False
-    return True
+def check_disputed(rows: Iterable[StatusRow]) -> Finding:
+    """Tell whose owner is disputed: those are never deleted."""
+    disputed = [_how(row) for row in rows if row.outcome == "Disputed"]
+    if not disputed:
+        return Finding("disputed", "ok", "none")
+    remedy = "find out who put the label there: `reconciler describe`"
+    return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
 
 
 def check_ownership(rows: Iterable[StatusRow]) -> list[Finding]:
@@ -137,25 +107,32 @@ def _how(row: StatusRow) -> str:
 
 
 async def check_dead_letters(nc: Client) -> Finding:
-    """Count what could not be used, and show the newest."""
-    count = (await stream_state(nc, DEADLETTERS)).messages
-    if not count:
-        return Finding("dead letters", "ok", "none")
-    newest = await last_from_leader(nc, DEADLETTERS, "deadletter.>")
-    text = f"{count}"
-    if newest is not None:
-        try:
-            record = msgspec.json.decode(newest.payload, type=DeadLetterRecord)
-            text += f"; newest, of {record.at:%Y-%m-%dT%H:%M:%SZ}: {record.reason[:120]}"
-        except msgspec.DecodeError:
-            text += "; the newest cannot be read"
-    remedy = "look with `nats stream view DEADLETTERS`; the publisher must send it right"
+    """Count the open dead letters by stage, and show the oldest and the newest."""
+    stored = await read_letters(nc, most=_MOST_LETTERS)
+    letters = matching(collect(stored.letters, stored.handled))
+    if not letters:
+        return Finding("dead letters", "ok", "none that is open")
+    stages = Counter(each.record.stage for each in letters)
+    counts = ", ".join(f"{count} {stage}" for stage, count in stages.most_common())
+    more = "at least " if stored.more else ""
+    oldest, newest = letters[0].record, letters[-1].record
+    text = (
+        f"{more}{len(letters)} open ({counts}), oldest of {oldest.at:%Y-%m-%dT%H:%M:%SZ}; newest, "
+        f"of {newest.at:%Y-%m-%dT%H:%M:%SZ}: {newest.reason[:120]}"
+    )
+    remedy = (
+        "`reconciler deadletters list`; when the cause is gone `reconciler deadletters retry`, "
+        "or `dismiss` what needs nothing more"
+    )
     return Finding("dead letters", "warn", text, remedy)
 
 
-async def check_rows(nc: Client, *, full: bool) -> Finding:
+async def check_rows(nc: Client, reading: LogReading, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some shapes."""
-    wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc))
+    if reading.unreadable_count or reading.gap_count:
+        text = "not compared: the log itself is not whole"
+        return Finding("rows equal the log", "warn", text, "see the check of the log")
+    wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, reading))
     if not wrong:
         return Finding("rows equal the log", "ok", what)
     remedy = "the log is right: `reconciler replay --verify` shows the rows, and how to remake them"
@@ -169,10 +146,10 @@ async def _all_rows(nc: Client) -> tuple[list[str], str]:
     return [one.row for one in found.differences], what
 
 
-async def _sampled_rows(nc: Client) -> tuple[list[str], str]:
+async def _sampled_rows(nc: Client, reading: LogReading) -> tuple[list[str], str]:
     """Fold the histories of some shapes; a projector may write meanwhile, so look twice."""
     log_reader = await log_of(nc)
-    names = list((await current_models(nc)).status)
+    names = list(reading.models.status)
     chosen = random.sample(names, min(SAMPLE, len(names)))
     wrong = await _wrong_of(nc, log_reader, chosen)
     if wrong:

@@ -1,18 +1,23 @@
-"""Checks whether the streams that must not drop anything have room left."""
+"""Checks whether there is room left: in the streams that must not drop anything, on the disk."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from nats.aio.client import Client
 
 from infra.bus.streams import DEADLETTERS, INTAKE, ROWS, SHAPES
 from infra.jetstream.reads import stream_state
+from reconciler.cli.connection import DATA_FOLDER, read_up_file
 from reconciler.cli.finding import Finding, Verdict, some
 
 _KEPT = (SHAPES, INTAKE, DEADLETTERS, ROWS)
 _FULL_PERCENT = 90
 _LONG_MESSAGE_BYTES = 4_096
+_LITTLE_BYTES = 1024**3
+_TOO_LITTLE_BYTES = 64 * 1024**2
 
 
 async def check_room_of_streams(nc: Client) -> list[Finding]:
@@ -38,3 +43,22 @@ def judge_room(limited: Mapping[str, tuple[int, int]]) -> Finding:
         "comes, and loses nothing that it took"
     )
     return Finding("room", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
+
+
+def check_own_disk() -> list[Finding]:
+    """Check the disk of the server that a running `up` has started in this folder."""
+    return [] if read_up_file(DATA_FOLDER) is None else [check_disk(DATA_FOLDER)]
+
+
+def check_disk(folder: Path) -> Finding:
+    """Check how much space a server's disk has left."""
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1e6:.0f} MB free for {folder}"
+    if free >= _LITTLE_BYTES:
+        return Finding("disk", "ok", text)
+    verdict: Verdict = "fail" if free < _TOO_LITTLE_BYTES else "warn"
+    remedy = (
+        "free some space. A server that has met a full disk answers no more: start it again then; "
+        "what it acknowledged is there"
+    )
+    return Finding("disk", verdict, text, remedy)

@@ -3,51 +3,70 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
+from cyclopts import Parameter
 from nats.aio.client import Client
 
+from events.envelope import InvalidMessageError
 from infra.jetstream.errors import BusError
+from reconciler.cli.checks_actions import check_actions
 from reconciler.cli.checks_apis import check_apis
 from reconciler.cli.checks_bus import check_server, check_stages, check_streams, check_sync
 from reconciler.cli.checks_cluster import check_copies
 from reconciler.cli.checks_log import (
-    check_actions,
     check_dead_letters,
+    check_disputed,
     check_ownership,
+    check_readable,
     check_rows,
     check_watched,
 )
-from reconciler.cli.checks_room import check_room_of_streams
+from reconciler.cli.checks_monitoring import MONITORING_VARIABLE, check_monitoring
+from reconciler.cli.checks_room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.finding import Finding
+from reconciler.cli.log_reading import read_whole_log
 from reconciler.cli.options import Output
 from reconciler.cli.output import coloured, console, print_structured, print_table
-from reconciler.cli.reading import current_models, log_of
+from reconciler.cli.progress import progress_bar
+from reconciler.cli.reading import log_of
 
 
-def doctor(*, full: bool = False, output: Output = "table", connection: Connection = HERE) -> int:
+def doctor(
+    *,
+    full: bool = False,
+    monitoring_url: Annotated[str | None, Parameter(env_var=MONITORING_VARIABLE)] = None,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
     """Check everything, and say what to do; nothing is changed.
 
     Server, clock, streams, the backlog of each stage, every external API,
-    actions that nobody works on, ownership that nobody wants, dead letters,
-    and whether the stored rows are what the log says. Exit status 1 if a
-    check fails.
+    whether the log can be read and has no gaps, that each decided action has a
+    result, a worker or a timer, ownership that nobody wants, dead letters, and
+    whether the stored rows are what the log says. Exit status 1 if a check
+    fails.
 
     For example:
 
         reconciler doctor
-        reconciler doctor --full               compare every row with the log
+        reconciler doctor --full               read the whole log, compare every row
+        reconciler doctor --monitoring-url http://nats:8222
         reconciler doctor -o json | jq '.[] | select(.verdict != "ok")'
 
     Parameters
     ----------
     full
-        Compare every stored row with the log, not a sample.
+        Read all of a log of more than 300,000 events, and compare every stored
+        row with it, not a sample.
+    monitoring_url
+        The server's monitoring address, which tells whether it waits for the disk.
     output
         How to print what was found.
     """
-    findings = run_async(_doctor(connection, full))
+    findings = run_async(_doctor(connection, full, monitoring_url))
     if output == "table":
         _print(findings)
     else:
@@ -55,15 +74,19 @@ def doctor(*, full: bool = False, output: Output = "table", connection: Connecti
     return Exit.FAILED if any(one.verdict == "fail" for one in findings) else Exit.OK
 
 
-async def _doctor(connection: Connection, full: bool) -> list[Finding]:
+async def _doctor(connection: Connection, full: bool, monitoring_url: str | None) -> list[Finding]:
     async with bus(connection) as nc:
         await log_of(nc)
-        return await examine(nc, full=full)
+        return await examine(nc, full=full, monitoring_url=monitoring_url)
 
 
-async def examine(nc: Client, *, full: bool) -> list[Finding]:
+async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) -> list[Finding]:
     """Make every check; one that cannot be made is a finding, too."""
-    findings: list[Finding] = [check_sync(nc)]
+    findings: list[Finding] = [*check_own_disk()]
+    if monitoring_url is None:
+        findings.append(check_sync(nc))
+    else:
+        findings += await check_monitoring(monitoring_url)
     for name, check in (
         ("server", check_server),
         ("streams", check_streams),
@@ -75,19 +98,23 @@ async def examine(nc: Client, *, full: bool) -> list[Finding]:
     ):
         try:
             findings += await check(nc)
-        except BusError as error:
+        except (BusError, InvalidMessageError) as error:
             findings.append(Finding(name, "fail", f"cannot be checked: {error}", "see above"))
     return findings
 
 
 async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
-    models = await current_models(nc)
+    with progress_bar("reading the log", await (await log_of(nc)).last_position()) as progress:
+        reading = await read_whole_log(nc, full=full, progress=progress)
+    rows = reading.models.status.values()
     return [
-        await check_actions(nc),
-        *check_ownership(models.status.values()),
-        check_watched(models.status.values()),
+        check_readable(reading),
+        await check_actions(nc, reading),
+        *check_ownership(rows),
+        check_disputed(rows),
+        check_watched(rows),
         await check_dead_letters(nc),
-        await check_rows(nc, full=full),
+        await check_rows(nc, reading, full=full),
     ]
 
 

@@ -34,7 +34,13 @@ def configure_logs(level: LogLevel) -> None:
 
 def _renderers() -> list[Any]:
     if sys.stderr.isatty():
-        return [structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ)]
+        # Plain tracebacks: the default shows all local variables, secrets too, and takes seconds.
+        return [
+            structlog.dev.ConsoleRenderer(
+                colors="NO_COLOR" not in os.environ,
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 

@@ -77,6 +77,7 @@ class ApiGate:
         reporter: str,
         report: Callable[[GateReport], None],
         clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.limiter: RateLimiter | None = None
         self.members: dict[str, Member] = {}
@@ -85,6 +86,7 @@ class ApiGate:
         self._reporter = reporter
         self._report = report
         self._clock = clock
+        self._jitter = jitter
         self._is_troubled = False
         self._failures = 0
         self._own_throttle_until = 0.0
@@ -142,7 +144,7 @@ class ApiGate:
                 await self._until_changed(PROBE_PATIENCE_SECONDS / 4)
         waited = self._clock() - began
         if waited > _NOTICEABLE_SECONDS:  # not all that waited call at the same moment
-            await asyncio.sleep(random.random() * min(waited, _SPREAD_SECONDS))  # noqa: S311
+            await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
 
     def calls(self, config: str, *, is_probe: bool = False) -> Calls:

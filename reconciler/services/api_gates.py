@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
+import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -61,12 +63,18 @@ class ApiGates:
         intake: IntakeWriter,
         rates: RateStore,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        self._reporter = f"{name}#{uuid.uuid4().hex[:8]}"
+        self._reporter = f"{name}#{new_id()[:8]}"
         self._configurations = configurations
         self._intake = intake
         self._rates = rates
         self._now = now
+        self._clock = clock
+        self._jitter = jitter
+        self._new_id = new_id
         self._members: dict[str, Member] = {}
         self._gates: dict[str, ApiGate] = {}
         self._by_config: dict[str, ApiGate] = {}
@@ -113,7 +121,12 @@ class ApiGates:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _new_gate(self) -> ApiGate:
-        return ApiGate(reporter=self._reporter, report=self._take_report)
+        return ApiGate(
+            reporter=self._reporter,
+            report=self._take_report,
+            clock=self._clock,
+            jitter=self._jitter,
+        )
 
     def _take_report(self, report: GateReport) -> None:
         """Keep a report until it is sent; of one kind only the newest is of interest."""
@@ -131,7 +144,7 @@ class ApiGates:
             report.message,
         )
         key = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, report.config)
-        return IntakeMessageOut("result", key, data, uuid.uuid4().hex)
+        return IntakeMessageOut("result", key, data, self._new_id())
 
     # --- which configuration has which gate
 
@@ -162,7 +175,14 @@ class ApiGates:
             return
         burst = min(each.burst for each in limits if each.requests_per_second is not None)
         if gate.limiter is None:
-            gate.limiter = RateLimiter(self._rates, name, per_second=min(rates), burst=burst)
+            gate.limiter = RateLimiter(
+                self._rates,
+                name,
+                per_second=min(rates),
+                burst=burst,
+                clock=self._clock,
+                jitter=self._jitter,
+            )
         gate.limiter.per_second, gate.limiter.burst = min(rates), burst
 
 

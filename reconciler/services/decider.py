@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared, Observed, TimerFired
+from events.intake import Answer, Declared
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -36,7 +36,7 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.services.configurations import Configurations
-from reconciler.services.refusing import tell_refused, undecidable, understand
+from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
@@ -52,10 +52,8 @@ _TRIES = 20
 _HELD_SECONDS = 2.0
 """What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
 
-_FULL_SECONDS = 30.0
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
-_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -88,12 +86,6 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
-
-    @property
-    def commit(self) -> Commit:
-        """What is to be stored. An observation or a timer that changes nothing will come again."""
-        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
-        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
 
 
 class Decider:
@@ -143,9 +135,7 @@ class Decider:
         reach(Failpoint.DECIDER_TOOK)
         work, letters = self._sort(batch)
         if letters:
-            done_with = await self._bury(letters, refused=True)
-            reach(Failpoint.DECIDER_BURIED)
-            await self._reader.ack(done_with)
+            await self._refuse(letters)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -165,12 +155,12 @@ class Decider:
             try:
                 key, command = understand(delivery)
             except ValueError as error:
-                letters.append(DeadLetter("intake", str(error), delivery))
+                letters.append(unreadable(delivery, str(error)))
                 continue
             except Exception as error:  # one message must never hold up the others
                 _logger.exception("a message could not be read", position=delivery.position)
                 reason = f"it could not be read: {type(error).__name__}"
-                letters.append(DeadLetter("intake", reason, delivery))
+                letters.append(unreadable(delivery, reason))
                 continue
             mine = work.get(key)
             if mine is None:
@@ -200,7 +190,7 @@ class Decider:
         self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
     ) -> list[_Decided]:
         """Append; give what is stored. What the bus will never take must not hold up the others."""
-        commits = [each.commit for each in group]
+        commits = [Commit(each.key, each.base, each.turn.state, each.turn.events) for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
         except AppendRefusedError as error:
@@ -315,8 +305,22 @@ class Decider:
                     await self._reader.retry_later([each], wait)
 
     async def _park(self, deliveries: Sequence[IntakeDelivery], reason: str) -> None:
-        letters = [undecidable(each, reason) for each in deliveries]
-        await self._reader.ack(await self._bury(letters, refused=True))
+        await self._refuse([undecidable(each, reason) for each in deliveries])
+
+    async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
+        """Tell of messages that cannot be used; those wait for which there is no room."""
+        try:
+            await tell_refused(self._sink, letters, self._now())
+        except Exception as error:  # noqa: BLE001 - such as the stream being full
+            await self._hold_letters(letters, error)
+        else:
+            reach(Failpoint.DECIDER_BURIED)
+            await self._reader.ack([letter.delivery for letter in letters])
+
+    async def _hold_letters(self, letters: Sequence[DeadLetter], why: Exception) -> None:
+        """Have messages delivered again whose letters cannot be stored; no other waits for them."""
+        _logger.error("dead letters are held back", why=str(why), count=len(letters))
+        await self._reader.retry_later([letter.delivery for letter in letters], _HELD_SECONDS)
 
     def _why_held(self, key: ShapeKey) -> str:
         damage = self._repository.broken.get(key)
@@ -329,6 +333,17 @@ class Decider:
 
     # --- telling and acknowledging
 
+    async def _bury(self, news: _News) -> None:
+        """Store the letters of refused declarations; those without room are not finished."""
+        if not news.letters:
+            return
+        try:
+            await self._sink.bury(news.letters)
+        except Exception as error:  # noqa: BLE001 - such as the stream being full
+            await self._hold_letters(news.letters, error)
+            held = {letter.delivery.position for letter in news.letters}
+            news.finished = [each for each in news.finished if each.position not in held]
+
     async def _finish(self, done: Sequence[_Decided]) -> None:
         """Tell what came of it, then acknowledge: a crash in between tells twice, never not."""
         news = _News()
@@ -338,30 +353,11 @@ class Decider:
                 for event in each.turn.events:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        buried = await self._bury(news.letters, refused=False) if news.letters else []
+        await self._bury(news)
         await news.send(self._sink)
         reach(Failpoint.DECIDER_TOLD)
-        letters = [letter.delivery for letter in news.letters]
-        await self._reader.ack([each for each in news.finished if each not in letters] + buried)
+        await self._reader.ack(news.finished)
         reach(Failpoint.DECIDER_ACKED)
-
-    async def _bury(self, letters: Sequence[DeadLetter], *, refused: bool) -> list[IntakeDelivery]:
-        """Store dead letters; gives the messages that are done with by that.
-
-        ``refused``: nobody else tells who asked. Where there is no room for the letters, their
-        messages are held back, and nothing else waits for them.
-        """
-        deliveries = [letter.delivery for letter in letters]
-        try:
-            if refused:
-                await tell_refused(self._sink, letters, self._now())
-            else:
-                await self._sink.bury(letters)
-        except Exception as error:  # noqa: BLE001 - such as the bus being away, or full
-            _logger.error("dead letters are held back", why=str(error), count=len(letters))
-            await self._reader.retry_later(deliveries, _FULL_SECONDS)
-            return []
-        return deliveries
 
 
 @dataclass(slots=True)
@@ -391,7 +387,7 @@ class _News:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
 
     async def send(self, sink: DecisionSink) -> None:
-        """Tell it, besides dead letters; what is most costly to lose first."""
+        """Tell it, besides the letters; what is most costly to lose first."""
         if self.timers:
             await sink.set_timers(self.timers)
         if self.rejections:

@@ -64,12 +64,14 @@ class RateLimiter:
         per_second: float,
         burst: int,
         clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
         self.per_second = per_second
         self.burst = burst
         self._store = store
         self._clock = clock
+        self._jitter = jitter
         self._revision: int | None = None
         self._arrival = 0.0
         self._next_slot = 0.0
@@ -109,7 +111,7 @@ class RateLimiter:
                         self._let_one_through()
             except RateConflictError:
                 self._revision = None
-                await asyncio.sleep(random.random() * _CONFLICT_SECONDS)  # noqa: S311
+                await asyncio.sleep(self._jitter() * _CONFLICT_SECONDS)
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 self._revision = None
                 _logger.warning("no calls could be reserved", limit=self.name, error=str(error))

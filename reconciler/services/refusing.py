@@ -30,15 +30,28 @@ def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
     return key, Command(delivery.position, message.id, message.source, message.data)
 
 
+def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
+    """Make the letter for a message that could not be read; as ``undecidable``."""
+    about = _comes_again(delivery)
+    return DeadLetter("intake", reason, delivery, about, reason if about else "")
+
+
 def undecidable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
     """Make the letter for a message that could not be decided.
 
     Of what comes again by itself, as a listing's observations do, one letter a shape is enough.
     """
-    what, key = parse_stored_intake(delivery.subject)
-    if what in _COME_AGAIN:
-        return DeadLetter("decision", reason, delivery, f"{what}/{key}", reason)
-    return DeadLetter("decision", reason, delivery)
+    about = _comes_again(delivery)
+    return DeadLetter("decision", reason, delivery, about, reason if about else "")
+
+
+def _comes_again(delivery: IntakeDelivery) -> str:
+    """Name what would come again and again; nothing for what is sent once."""
+    try:
+        what, key = parse_stored_intake(delivery.subject)
+    except ValueError:
+        return ""
+    return f"{what}/{key}" if what in _COME_AGAIN else ""
 
 
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:

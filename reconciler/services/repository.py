@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import structlog
 
 from events.integrity import LogDamage, LogDamagedError
 from events.log import LogEvent
@@ -39,18 +40,15 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A turn to be stored: the shape as it was decided from, the state after, the events.
-
-    ``counts``: whether it matters that a turn without events was decided from what the log has.
-    """
+    """A turn to be stored: the shape as it was decided from, the state after, the events."""
 
     key: ShapeKey
     base: KeptShape
     after: ShapeState
     events: Sequence[LogEvent]
-    counts: bool = True
 
 
+_logger = structlog.get_logger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
 _state_decoder = msgspec.msgpack.Decoder(ShapeState)
@@ -102,8 +100,7 @@ class ShapeRepository:
         Of those nothing is stored, and the newest state is kept instead. A turn without events is
         checked too: what says nothing new to a stale state may be news to the newest.
         """
-        quiet = [commit for commit in commits if commit.counts and not commit.events]
-        outdated = await self._outdated(quiet)
+        outdated = await self._outdated([commit for commit in commits if not commit.events])
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_SHAPES:
             lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
@@ -149,7 +146,8 @@ class ShapeRepository:
             version = each.base.snapshot_version
             if each.after.version - version >= EVENTS_BETWEEN_SNAPSHOTS:
                 version = each.after.version
-                snapshots[each.key] = (position, encode_snapshot(each.after))
+                if (snapshot := _try_to_encode(each.after)) is not None:
+                    snapshots[each.key] = (position, snapshot)
             self._kept[each.key] = KeptShape(each.after, position, version)
             self._kept.move_to_end(each.key)
         if snapshots:
@@ -203,6 +201,18 @@ class ShapeRepository:
     def _trim(self) -> None:
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
+
+
+def _try_to_encode(state: ShapeState) -> bytes | None:
+    """Encode a snapshot; None for what cannot be, such as numbers that only JSON can hold.
+
+    Its events are stored by now: the shape is folded from them, as without a snapshot.
+    """
+    try:
+        return encode_snapshot(state)
+    except (OverflowError, RecursionError) as error:
+        _logger.warning("a state has no snapshot", error=str(error))
+        return None
 
 
 def encode_snapshot(state: ShapeState) -> bytes:

@@ -378,7 +378,8 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
         base = flight.base or Applied(action.fields, action.labels, None)
         after |= {
             "owned": Owned(action.provider_config, action.external_name, shown.uid),
-            "applied": replace(base, result=shown),
+            # Found by its label, it may be what an earlier action of ours made, with other content.
+            "applied": replace(base, result=None if data.found_by == "Label" else shown),
             "observed": shown,
             "observed_in": action.provider_config,
             "created_before": True,

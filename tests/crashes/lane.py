@@ -49,7 +49,7 @@ from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
-from infra.jetstream.reads import last_for_subjects, read_subject
+from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.shapes_api import ShapesProcess
 from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess
 from tests.history_checker import Acknowledged
@@ -241,6 +241,14 @@ class Lane:
             for each in entries
             if each["name"] == name
         ]
+
+    async def count_effects(self) -> int:
+        """Count everything that ever happened in the API."""
+        return len((await self.http.get("/_journal")).raise_for_status().json()["entries"])
+
+    async def count_events(self) -> int:
+        """Count the events of the log."""
+        return (await stream_state(self.nc, SHAPES)).last_seq
 
     # --- waiting and looking
 

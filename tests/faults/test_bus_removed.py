@@ -73,15 +73,6 @@ async def test_fault_18_every_role_ends_when_its_log_was_replaced(
     assert await world.human.effects("foo") == ["POST"]
 
 
-async def test_fault_18_rows_of_another_log_are_not_believed(world: World) -> None:
-    await world.stop_reconciler()
-    await delete_stream(world.nc, SHAPES)
-    await initialise(world.nc)
-    parts = await world.start_reconciler()
-    assert not parts.models.status
-    assert await world.rows() == {}
-
-
 async def test_fault_18_an_intake_that_counts_from_one_again_is_refused(world: World) -> None:
     await world.stop_reconciler()
     config = (await api_request(world.nc, f"STREAM.INFO.{INTAKE}", None))["config"]

@@ -229,6 +229,13 @@ def test_a_taken_name_on_an_api_with_keys_is_ours_only_if_a_result_was_unknown()
     assert only(ActionSucceeded, events).found_by == "Label"
 
 
+def test_what_an_earlier_action_of_ours_made_is_changed_to_what_is_declared_now():
+    story = begun(KEYLESS)
+    events = story.fail("Conflict", shown=repainted(thing(labels=owned_labels()), color="Blue"))
+    assert only(ActionSucceeded, events).found_by == "Label"
+    assert only(ActionDecided, events).action.operation == "Update"
+
+
 def test_without_labels_a_taken_name_after_an_unknown_result_is_held_if_it_looks_like_ours():
     story = begun(UNMARKED)
     unknown(story)

@@ -1,0 +1,197 @@
+"""Proof that every decided action has an outcome, a live lease, a scheduled retry or a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from nats.aio.client import Client
+
+from events.envelope import InvalidMessageError
+from events.names import ShapeKey
+from events.subjects import log, schedule
+from infra.bus.streams import INTAKE, SHAPES, TIMERS, WORKERS, decider_consumers
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.reads import last_for_subjects
+from projections.status import StatusRow
+from reconciler.cli.finding import Finding, some
+from reconciler.cli.log_reading import LogReading
+from reconciler.cli.reading import log_of
+from reconciler.shape.evolve import fold
+
+OVERDUE = timedelta(seconds=30)
+_LOOKS = 3
+_PAUSE_SECONDS = 0.3
+_MOST_HISTORIES = 200
+
+
+class _Look(NamedTuple):
+    """What one look found: shapes by how their action stands."""
+
+    taken_care_of: int
+    lost: frozenset[str]
+    overdue: frozenset[str]
+    untimed: frozenset[str]
+
+
+async def check_actions(nc: Client, reading: LogReading) -> Finding:
+    """Follow every action that the log shows in flight to whoever has it now.
+
+    The log is read first, then who hands actions out, then what waits to be decided, then the log
+    again: what moves on in between is seen twice, never not at all. Only what looks lost each time
+    counts.
+    """
+    found: _Look | None = None
+    for number in range(_LOOKS):
+        if number:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            await reading.read_on(nc)
+        look = await _look(nc, reading)
+        found = look if found is None else _both(found, look)
+        if not (found.lost or found.overdue or found.untimed):
+            break
+    assert found is not None
+    return _finding(found)
+
+
+def _both(one: _Look, other: _Look) -> _Look:
+    return _Look(
+        other.taken_care_of,
+        one.lost & other.lost,
+        one.overdue & other.overdue,
+        one.untimed & other.untimed,
+    )
+
+
+def _finding(found: _Look) -> Finding:
+    text = f"{found.taken_care_of} in flight and taken care of"
+    if found.lost:
+        return Finding(
+            "lost actions",
+            "fail",
+            f"{len(found.lost)} that no worker has, without a result: {some(sorted(found.lost))}",
+            f"stop the workers, `nats consumer rm {SHAPES} {WORKERS}`, `reconciler init`, start "
+            "them: every action is handed out again, and those that have a result are passed over",
+        )
+    if found.overdue:
+        return Finding(
+            "lost actions",
+            "fail",
+            f"{len(found.overdue)} should have been tried again: {some(sorted(found.overdue))}",
+            "run an observer: its sweeper wakes what is overdue",
+        )
+    if found.untimed:
+        return Finding(
+            "lost actions",
+            "warn",
+            f"{len(found.untimed)} wait, and have no timer: {some(sorted(found.untimed))}",
+            "run an observer: its sweeper wakes them when they are due",
+        )
+    return Finding("lost actions", "ok", f"none; {text}")
+
+
+async def _look(nc: Client, reading: LogReading) -> _Look:
+    rows = list(reading.models.status.values())
+    waiting = [row for row in rows if row.retry_at is not None]
+    called = [row for row in rows if row.action_id and row.retry_at is None]
+    suspects = await _not_handed_out(nc, called)
+    lost = await _really_lost(nc, reading, suspects) if suspects else frozenset[str]()
+    overdue, untimed = await _not_timed(nc, waiting)
+    cared_for = len(called) + len(waiting) - len(lost) - len(overdue) - len(untimed)
+    return _Look(cared_for, lost, overdue, untimed)
+
+
+async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
+    """Give the rows of whose actions no worker can have all, as the consumer counts them."""
+    if not called:
+        return []
+    try:
+        worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    except NotFoundOnBusError:
+        return called
+    by_subject = {log(row.key, "action"): row for row in called}
+    found = await last_for_subjects(nc, SHAPES, list(by_subject))
+    positions = {message.subject: message.seq for message in found}
+    done_up_to = int(worker["ack_floor"]["stream_seq"])
+    delivered_up_to = int(worker["delivered"]["stream_seq"])
+    acknowledged: list[StatusRow] = []
+    between: list[StatusRow] = []
+    for subject, row in by_subject.items():
+        position = positions.get(subject, 0)
+        if position <= done_up_to:
+            acknowledged.append(row)
+        elif position <= delivered_up_to:
+            between.append(row)
+    # The server does not say which of those it has handed out, only how many.
+    return acknowledged + (between if len(between) > int(worker["num_ack_pending"]) else [])
+
+
+async def _really_lost(
+    nc: Client, reading: LogReading, suspects: list[StatusRow]
+) -> frozenset[str]:
+    """Leave out those whose result waits to be decided, was decided, or waits for a person."""
+    without_result = await _without_result(nc, suspects)
+    await reading.read_on(nc)
+    names: list[str] = []
+    for row in without_result:
+        now = reading.models.status.get(str(row.key))
+        same = now is not None and (now.action_id, now.attempt) == (row.action_id, row.attempt)
+        if same and now is not None and now.retry_at is None:
+            names.append(str(row.key))
+    checked = names[:_MOST_HISTORIES]
+    return frozenset(
+        [*[name for name in checked if await _is_called(nc, name)], *names[_MOST_HISTORIES:]]
+    )
+
+
+async def _without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusRow]:
+    rows = list(rows)
+    undecided_from = await _undecided_from(nc)
+    if undecided_from is None:
+        return rows
+    by_filter = {f"result.{row.key.tokens}": row for row in rows}
+    found = await last_for_subjects(nc, INTAKE, [f"in.*.{tokens}" for tokens in by_filter])
+    waiting = {
+        message.subject.split(".", 2)[2] for message in found if message.seq > undecided_from
+    }
+    return [row for tokens, row in by_filter.items() if tokens not in waiting]
+
+
+async def _undecided_from(nc: Client) -> int | None:
+    """Give the position up to which all is decided; None if there is nothing behind it."""
+    floors: list[int] = []
+    for name in decider_consumers():
+        try:
+            info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None)
+        except NotFoundOnBusError:  # told by the check of the streams
+            return 0
+        if info["num_pending"] or info["num_ack_pending"]:
+            floors.append(int(info["ack_floor"]["stream_seq"]))
+    return min(floors, default=None)
+
+
+async def _is_called(nc: Client, name: str) -> bool:
+    """Tell from a shape's history whether a call is out: not if a person or a change is awaited."""
+    try:
+        history = await (await log_of(nc)).history(ShapeKey.parse(name))
+        flight = fold([stored.event for stored in history]).in_flight
+    except (InvalidMessageError, ValueError):
+        return True
+    return flight is not None and flight.failed is None and not flight.held
+
+
+async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[str], frozenset[str]]:
+    """Name the shapes that should have been woken, and those that no timer will wake."""
+    now = datetime.now(UTC)
+    due: Mapping[str, datetime] = {
+        str(row.key): row.retry_at for row in waiting if row.retry_at is not None
+    }
+    overdue = frozenset(name for name, at in due.items() if at < now - OVERDUE)
+    later = [ShapeKey.parse(name) for name, at in due.items() if at > now]
+    subjects = {schedule(key, "retry"): str(key) for key in later}
+    found = await last_for_subjects(nc, TIMERS, list(subjects)) if subjects else []
+    timed = {subjects[message.subject] for message in found}
+    return overdue, frozenset(set(subjects.values()) - timed)

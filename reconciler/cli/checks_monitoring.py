@@ -1,0 +1,68 @@
+"""Checks of what only the server's monitoring address tells: whether it waits for the disk."""
+
+from __future__ import annotations
+
+import httpx
+import msgspec
+
+from reconciler.cli.finding import Finding, Verdict
+
+MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
+_PATIENCE_SECONDS = 5.0
+_NEARLY_FULL_PERCENT = 90
+_SECOND = 1_000_000_000
+
+
+class _Config(msgspec.Struct):
+    max_storage: int = 0
+    sync_interval: int = 0
+    sync_always: bool = False
+
+
+class _Stats(msgspec.Struct):
+    storage: int = 0
+
+
+class _JetStream(msgspec.Struct):
+    config: _Config = msgspec.field(default_factory=_Config)
+    stats: _Stats = msgspec.field(default_factory=_Stats)
+
+
+class _Varz(msgspec.Struct):
+    jetstream: _JetStream = msgspec.field(default_factory=_JetStream)
+
+
+async def check_monitoring(url: str) -> list[Finding]:
+    """Ask ``/varz`` of a server how it syncs, and how much of its disk JetStream uses."""
+    try:
+        async with httpx.AsyncClient(timeout=_PATIENCE_SECONDS) as http:
+            answer = await http.get(f"{url.rstrip('/')}/varz")
+        told = msgspec.json.decode(answer.raise_for_status().content, type=_Varz).jetstream
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        remedy = "is that the address of the server's monitoring (http_port)?"
+        text = f"{url} does not answer: {str(error) or type(error).__name__}"
+        return [Finding("sync", "warn", text, remedy)]
+    return [_sync(told.config), _disk(told)]
+
+
+def _sync(config: _Config) -> Finding:
+    if config.sync_always:
+        return Finding("sync", "ok", "the server waits for the disk (sync_interval: always)")
+    seconds = config.sync_interval / _SECOND
+    return Finding(
+        "sync",
+        "warn",
+        f"the server syncs every {seconds:g} s: a power cut loses what it acknowledged since then",
+        "set sync_interval: always",
+    )
+
+
+def _disk(told: _JetStream) -> Finding:
+    used, most = told.stats.storage, told.config.max_storage
+    percent = 100 * used // most if most > 0 else 0
+    verdict: Verdict = "warn" if percent >= _NEARLY_FULL_PERCENT else "ok"
+    remedy = (
+        "" if verdict == "ok" else "give JetStream more room (max_file_store), or a larger disk"
+    )
+    text = f"{used / 1e6:.1f} MB of {most / 1e6:.1f} MB, {percent} %"
+    return Finding("server's disk", verdict, text, remedy)

@@ -1,0 +1,128 @@
+"""`reconciler deadletters` on a running stack: look, retry, correct, dismiss."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from infra.jetstream.connection import connect
+from infra.jetstream.publish import publish
+from reconciler.cli.app import build_app
+from tests.cli.runner import Cli, Up
+from tests.scenarios.harness import PATIENCE_SECONDS
+
+
+async def send(url: str, subject: str, payload: bytes) -> None:
+    nc = await connect(url, name="test")
+    await publish(nc, subject, payload)
+    await nc.close()
+
+
+def sent(up: Up, name: str, payload: str) -> None:
+    asyncio.run(send(up.ready["natsUrl"], f"rec.desired.default.Shape.{name}", payload.encode()))
+
+
+def manifest(name: str, color: str) -> str:
+    return (
+        f'{{"apiVersion":"shapes/v1","kind":"Shape","metadata":{{"name":"{name}"}},'
+        f'"spec":{{"type":"Square","color":"{color}"}}}}'
+    )
+
+
+def letter_about(live: Cli, name: str) -> int:
+    """Wait for the letter about a shape, and give its number."""
+    for _ in range(int(PATIENCE_SECONDS * 10)):
+        found = live.ok("deadletters", "list", "--shape", f"default/Shape/{name}", "-o", "json")
+        if found.json:
+            return int(found.json[-1]["number"])
+    raise AssertionError(f"no letter about {name}")
+
+
+def test_a_letter_is_listed_shown_corrected_and_retried(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    sent(running_up[1], "mauve", manifest("mauve", "Mauve"))
+    number = letter_about(live, "mauve")
+
+    listed = live.ok("deadletters", "list", "--shape", "default/Shape/mauve").out
+    assert f"{number}  " in listed
+    assert "declaration" in listed
+    assert "1 x declaration: spec: Invalid enum value …" in listed
+    assert "default/Shape/mauve" in live.ok("deadletters", "list", "--since", "1h").out
+    assert "mauve" not in live.ok("deadletters", "list", "--stage", "snapshot").out
+    shown = live.ok("deadletters", "show", str(number)).out
+    assert "Subject:    in." in shown
+    assert '"color": "Mauve"' in shown
+    record = live.ok("deadletters", "show", str(number), "-o", "json").json["record"]
+    assert record["payload"] == manifest("mauve", "Mauve")
+
+    again = live.run("deadletters", "retry", str(number), "-o", "json")
+    assert (again.status, again.json[0]["what"]) == (1, "Invalid")
+    assert "the retry could not be used either: letter" in (
+        live.ok("deadletters", "show", str(number)).out
+    )
+
+    later = letter_about(live, "mauve")
+    assert later > number
+    live.write("new.json", manifest("mauve", "Red"))
+    done = live.ok("deadletters", "retry", str(later), "--file", "new.json", "-o", "json").json
+    assert (done[0]["what"], done[0]["message"]) == ("Accepted", "generation 1")
+    left = live.ok("deadletters", "list", "--shape", "default/Shape/mauve", "-o", "json").json
+    assert left == []
+    both = live.ok(
+        "deadletters", "list", "--shape", "default/Shape/mauve", "--handled", "-o", "json"
+    ).json
+    assert [each["state"] for each in both] == ["Retried", "Retried"]
+
+
+def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    sent(running_up[1], "unreadable", "colour it red, please")
+    number = letter_about(live, "unreadable")
+
+    ran = live.run("deadletters", "retry", str(number))
+    assert ran.status == 1
+    assert "it still cannot be read: not a CloudEvent in structured JSON" in ran.out
+    ran = live.run("deadletters", "dismiss", "--shape", "default/Shape/unreadable")
+    assert (ran.status, ran.err) == (
+        1,
+        "error: 1 open letters match, and nothing was done; "
+        "say --count 1 if you mean all of them\n",
+    )
+    live.ok(
+        "deadletters", "dismiss", "--shape", "default/Shape/unreadable", "--count", "1",
+        "--note", "a test",
+    )  # fmt: skip
+    assert "a test" in live.ok("deadletters", "show", str(number)).out
+    left = live.ok("deadletters", "list", "--shape", "default/Shape/unreadable", "-o", "json")
+    assert left.json == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["retry"], 2, "which letters? Give numbers, --stage, --shape or --all"),
+        (["retry", "1", "--all"], 2, "not both"),
+        (["retry", "1", "2", "--file", "x"], 2, "give exactly one number"),
+        (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
+        (["show", "99999"], 1, "there is no dead letter 99999"),
+        (["list", "--shape", "foo"], 1, "write namespace/kind/name"),
+        (["retry", "--all", "--count", "99999"], 1, "you said --count 99999"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(
+    live: Cli, arguments: list[str], status: int, said: str
+) -> None:
+    ran = live.run("deadletters", *arguments)
+    assert (ran.status, ran.err.count("\n")) == (status, 1)
+    assert said in ran.err
+
+
+def test_help_and_completion_know_the_commands(live: Cli) -> None:
+    assert "dismiss" in live.ok("deadletters", "--help").out
+    script = build_app().generate_completion(prog_name="reconciler", shell="bash")
+    assert "deadletters dismiss" in script
+    for command in ("list", "show", "retry", "dismiss"):
+        assert "For example:" in live.ok("deadletters", command, "--help").out

@@ -1,0 +1,64 @@
+"""Bad input, one file a case: what is published, where it ends, and what its reason says.
+
+A file is JSON: ``subject``, ``headers``, the payload as ``payload`` (text), ``base64`` or
+``repeat`` (a text made long), ``expected`` (``accepted``, or the stage of the dead letter) and
+``reason``, a part of the reason. ``%NAME%`` stands for the file's own name, ``%FF`` in a subject
+for that byte. What a fuzzer finds becomes a file here.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+FOLDER = Path(__file__).parent / "intake"
+
+
+class Repeat(msgspec.Struct, forbid_unknown_fields=True):
+    """A long text: what is before, the unit and how often it comes, what is behind."""
+
+    before: str
+    unit: str
+    count: int
+    after: str
+
+
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """One message that somebody might publish."""
+
+    subject: str
+    expected: str
+    reason: str
+    headers: dict[str, str] = {}
+    payload: str = ""
+    base64: str | None = None
+    repeat: Repeat | None = None
+    name: str = ""
+
+    @property
+    def subject_bytes(self) -> bytes:
+        return unquote_to_bytes(self.subject.replace("%NAME%", self.name))
+
+    @property
+    def payload_bytes(self) -> bytes:
+        if self.base64 is not None:
+            raw = base64.b64decode(self.base64)
+        elif self.repeat is not None:
+            long = self.repeat.unit * self.repeat.count
+            raw = (self.repeat.before + long + self.repeat.after).encode()
+        else:
+            raw = self.payload.encode()
+        return raw.replace(b"%NAME%", self.name.encode())
+
+
+def cases() -> dict[str, Case]:
+    """Read every file."""
+    found: dict[str, Case] = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        case = msgspec.json.decode(path.read_bytes(), type=Case)
+        case.name = path.stem
+        found[path.stem] = case
+    return found

@@ -1,0 +1,121 @@
+"""Every case of the corpus on the real bus: a dead letter with its reason, and nobody held up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from nats.aio.msg import Msg
+
+from events.envelope import decode_log
+from events.intake import Answer
+from events.log import OutcomeRecorded
+from events.names import ShapeKey
+from events.subjects import REPLY_HEADER
+from infra.bus.streams import OUTCOMES
+from infra.jetstream.reads import read_subject
+from reconciler.client.dead_letters import DeadLetter
+from tests.corpus.cases import Case, cases
+from tests.jetstream.raw import publish_raw
+from tests.scenarios.conftest import api_url, bare_world, world
+from tests.scenarios.harness import World
+
+__all__ = ["api_url", "bare_world", "world"]
+
+CASES = cases()
+_ASKED_FOR = ("desired", "finalizer", "approval")
+
+
+def headers_of(case: Case, inbox: str) -> bytes:
+    headers = {"Nats-Msg-Id": case.name, REPLY_HEADER: f"{inbox}.{case.name}", **case.headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
+def message_id(case: Case) -> str:
+    return case.headers.get("Nats-Msg-Id", case.name)[:256]
+
+
+async def publish_all(world: World) -> dict[str, Answer]:
+    """Publish every case by hand, and the answers that come."""
+    inbox = world.nc.new_inbox()
+    answers: dict[str, Answer] = {}
+
+    async def take(message: Msg) -> None:
+        name = message.subject.rpartition(".")[2]
+        answers[name] = msgspec.json.decode(message.data, type=Answer)
+
+    await world.nc.subscribe(f"{inbox}.*", cb=take)  # pyright: ignore[reportUnknownMemberType]
+    await world.nc.flush()
+    await asyncio.gather(
+        *(
+            publish_raw(
+                world.server.port,
+                case.subject_bytes,
+                case.payload_bytes,
+                headers=headers_of(case, inbox),
+            )
+            for case in CASES.values()
+        )
+    )
+    return answers
+
+
+async def rejected(world: World) -> dict[str, OutcomeRecorded]:
+    messages = await read_subject(world.nc, OUTCOMES, "outcome.>")
+    told = [decode_log(each.payload) for each in messages]
+    return {
+        event.key.name: event.data
+        for event in told
+        if isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Rejected"
+    }
+
+
+def problem(
+    case: Case,
+    letters: Mapping[str, DeadLetter],
+    answers: Mapping[str, Answer],
+    outcomes: Mapping[str, OutcomeRecorded],
+) -> str | None:
+    """Say what is not as the case expects; None if all is."""
+    letter, answer = letters.get(message_id(case)), answers.get(case.name)
+    if answer is None:
+        return "no answer"
+    if case.expected == "accepted":
+        return None if answer.accepted and letter is None else f"{answer} {letter}"
+    if answer.accepted or case.reason not in answer.message:
+        return f"answered {answer}"
+    if letter is None or (letter.record.stage, letter.record.size) != (
+        case.expected,
+        len(case.payload_bytes),
+    ):
+        return f"letter {letter}"
+    if case.reason not in letter.record.reason:
+        return f"reason {letter.record.reason}"
+    if not letter.record.payload_truncated and letter.payload != case.payload_bytes:
+        return "another payload was kept"
+    is_asked_for = case.subject.split(".")[1] in _ASKED_FOR
+    if isinstance(letter.shape, ShapeKey) and is_asked_for and case.name not in outcomes:
+        return "no rejected outcome"
+    return None
+
+
+async def test_every_case_is_told_and_nobody_is_held_up(world: World) -> None:
+    answers = await publish_all(world)
+    await world.declare("neighbour")
+
+    await world.until_outcome("neighbour", "Converged")
+    await world.until_settled()
+
+    async def answered() -> bool:
+        return len(answers) == len(CASES)
+
+    await world.until(answered, f"answers besides {CASES.keys() - answers.keys()}")
+    letters = {each.record.message_id: each for each in await world.client.dead_letters()}
+    outcomes = await rejected(world)
+    wrong = {name: problem(case, letters, answers, outcomes) for name, case in CASES.items()}
+    assert [f"{name}: {why}" for name, why in wrong.items() if why is not None] == []
+    expected = [case for case in CASES.values() if case.expected != "accepted"]
+    assert len(letters) == len(expected)
+    assert world.parts.nc.stats["reconnects"] == 0

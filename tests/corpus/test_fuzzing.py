@@ -1,0 +1,174 @@
+"""Whatever bytes come in, the decoders give a message or say why not, and nothing else happens."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from events.envelope import (
+    InvalidMessageError,
+    decode_intake,
+    decode_log,
+    decode_snapshot_part,
+    encode_intake,
+    encode_log,
+    encode_snapshot_part,
+)
+from events.external import ExternalObject
+from events.intake import SnapshotItem
+from events.log import OutcomeRecorded
+from events.manifest import InvalidManifestError, Manifest, ProviderConfigSpec
+from events.names import InvalidNameError, ShapeKey
+from events.subjects import INTAKE_KINDS, Intake, parse_intake, parse_stored_intake
+from infra.providers.records import RECORD
+from infra.providers.shapes import SHAPE
+from reconciler.client.declaring import checked_manifest
+from reconciler.kinds import KindRegistry
+from reconciler.shape.inputs import Command, Context
+from reconciler.shape.state import NEW
+from reconciler.shape.turn import take_turn
+from tests.bus.histories import event
+from tests.corpus.cases import cases
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+KEY = ShapeKey("default", "Shape", "foo")
+KINDS = KindRegistry([SHAPE, RECORD])
+CONFIGS = {"default": ProviderConfigSpec("shapes", "http://127.0.0.1:1")}
+SHORT = [case for case in cases().values() if len(case.payload_bytes) < 4_096]
+SEEDS = [case.payload_bytes.replace(case.name.encode(), b"foo") for case in SHORT]
+LOG_SEED = encode_log(event(KEY, 1, OutcomeRecorded("Converged", 1, "AsDeclared")))
+PART_SEED = encode_snapshot_part(
+    "m", "s", SnapshotItem(ExternalObject("foo", {"color": "Red"})), time=NOW
+)
+DEEP = b'{"a":' * 5_000 + b"1" + b"}" * 5_000
+
+quickly = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**40), 10**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["Red", "Square", "foo", "default", "shapes/v1", "Shape"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """Take a message that nearly is one, and cut, put in, double or overwrite something."""
+    payload = bytearray(draw(st.sampled_from(seeds)))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(payload)))
+        to = min(len(payload), at + draw(st.integers(0, 12)))
+        new = draw(st.binary(max_size=8) | st.just(bytes(payload[at:to]) * 2) | _fragments)
+        payload[at:to] = new
+    return bytes(payload)
+
+
+@st.composite
+def replaced(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """Take a message, and put another value at some place of its tree."""
+    tree = msgspec.json.decode(draw(st.sampled_from(seeds)))
+    holder, key = tree, draw(st.sampled_from(sorted(tree)))
+    while isinstance(holder[key], dict) and holder[key] and draw(st.booleans()):
+        holder = holder[key]
+        key = draw(st.sampled_from(sorted(holder)))
+    holder[key] = draw(json_values)
+    return msgspec.json.encode(tree)
+
+
+_fragments = st.sampled_from(
+    [
+        b"null",
+        b"1e999",
+        b"NaN",
+        b"\\ud800",
+        b"\xff",
+        b"\0",
+        b"{",
+        b"[",
+        b'"',
+        b"9" * 30,
+        b"-",
+        b"{}",
+    ]
+)
+
+
+def _manifest_with(spec: Any) -> dict[str, Any]:
+    metadata = {"name": "foo"}
+    return {"apiVersion": "shapes/v1", "kind": "Shape", "metadata": metadata, "spec": spec}
+
+
+def _is_object(payload: bytes) -> bool:
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(msgspec.json.decode(payload), dict)
+    return False
+
+
+OBJECTS = [seed for seed in SEEDS if _is_object(seed) and seed != b"{}"]
+messages = st.binary(max_size=200) | mutated(SEEDS) | replaced(OBJECTS)
+
+
+@quickly
+@given(messages, st.sampled_from(INTAKE_KINDS))
+@example(DEEP, "desired")
+def test_the_intake_is_read_or_refused_and_what_is_read_can_be_decided(
+    payload: bytes, what: Intake
+) -> None:
+    try:
+        message = decode_intake(payload, expected=what, fallback_id="m")
+    except InvalidMessageError:
+        return
+    again = encode_intake(message.id, message.source, message.data, time=NOW)
+    assert decode_intake(again, expected=what, fallback_id="x").data == message.data
+    context = Context(KEY, NOW, 0.5, "log", KINDS.find("Shape"), CONFIGS)
+    turn = take_turn(NEW, [Command(7, message.id, message.source, message.data)], context)
+    for each in turn.events:
+        assert decode_log(encode_log(each)) == each
+
+
+@quickly
+@given(st.binary(max_size=200) | mutated([PART_SEED]) | replaced([PART_SEED]))
+@example(DEEP)
+def test_parts_of_snapshots_are_read_or_refused(payload: bytes) -> None:
+    with contextlib.suppress(InvalidMessageError):
+        decode_snapshot_part(payload)
+
+
+@quickly
+@given(st.binary(max_size=200) | mutated([LOG_SEED]) | replaced([LOG_SEED]))
+@example(DEEP)
+@example(b'{"type":"x","dataschema":"urn:x:' + b"9" * 5_000 + b'"}')
+def test_events_of_the_log_are_read_or_refused(payload: bytes) -> None:
+    with contextlib.suppress(InvalidMessageError):
+        read = decode_log(payload)
+        assert decode_log(encode_log(read)) == read
+
+
+@quickly
+@given(json_values | json_values.map(_manifest_with))
+def test_manifests_are_taken_or_refused(manifest: Any) -> None:
+    with contextlib.suppress(InvalidManifestError, InvalidNameError):
+        assert isinstance(checked_manifest(manifest), Manifest)
+
+
+@quickly
+@given(st.text(max_size=60) | st.from_regex(r"in\.[0-9]\.desired\.\w+\.\w+\.\w+", fullmatch=True))
+def test_subjects_are_read_or_refused(subject: str) -> None:
+    for parse in (parse_stored_intake, parse_intake):
+        with contextlib.suppress(ValueError):
+            _what, key = parse(subject)
+            assert ShapeKey.parse(str(key)) == key

@@ -1,0 +1,112 @@
+"""Fault 15: the disk is full.
+
+A server whose write has failed answers no more for that stream, and goes on when it is started
+again with space: nothing that it acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.embedded import EmbeddedServer
+from infra.jetstream.errors import BusError, StreamFullError
+from infra.shapes_api import ShapesProcess
+from reconciler.cli.checks_room import check_disk
+from reconciler.errors import WaitTimeoutError
+from reconciler.wiring import connected, initialise
+from tests.history_reading import check
+from tests.scenarios.harness import Human, World, api_config, manifest
+
+ROOMY = "16g"  # nothing of it is taken until it is written
+CRAMPED_BYTES = 1_000_000
+COUNT = 300
+
+
+class Disk:
+    """A file system of its own, as large as is wanted now."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._mount("-o", f"size={size}", "tmpfs")
+
+    def resize(self, size: str) -> None:
+        self._mount("-o", f"remount,size={size}")
+
+    def fill(self) -> None:
+        """Leave hardly any room."""
+        self.resize(str(shutil.disk_usage(self.folder).used + CRAMPED_BYTES))
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+    def _mount(self, *options: str) -> None:
+        command = ["mount", "-t", "tmpfs", *options, str(self.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path / "disk", ROOMY)
+    yield disk
+    disk.unmount()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, disk: Disk) -> AsyncIterator[World]:
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "api"))
+    async with World(disk.folder / "nats", human).here() as world:
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.declare("first")
+        await world.until_outcome("first", "Converged")
+        yield world
+    await human.leaves()
+    await process.stop()
+
+
+async def test_fault_15_what_was_acknowledged_survives_a_full_disk(
+    world: World, disk: Disk
+) -> None:
+    assert check_disk(disk.folder).verdict == "ok"
+    disk.fill()
+    manifests = [manifest(f"s{number}") for number in range(COUNT)]
+    with pytest.raises((WaitTimeoutError, BusError)):
+        await declare_until_it_stops(world)
+    assert check_disk(disk.folder).verdict == "fail"
+    log = (disk.folder / "nats" / "nats.log").read_text()
+    assert "no space left on device" in log
+
+    disk.resize(ROOMY)
+    await world.kill_nats()
+    await world.start_nats()
+    await world.client.publish(manifests, timeout_seconds=60)
+    await world.client.wait_for_many(
+        {f"default/Shape/s{number}": 1 for number in range(COUNT)}, timeout_seconds=60
+    )
+    await world.until_settled()
+    assert await check(world.nc, world.human.url) == []
+
+
+async def declare_until_it_stops(world: World) -> None:
+    for number in range(COUNT):
+        await world.client.publish([manifest(f"s{number}")], timeout_seconds=5)
+
+
+async def test_fault_15_streams_that_do_not_fit_on_the_disk_are_refused_in_one_line(
+    disk: Disk,
+) -> None:
+    disk.resize("64m")
+    server = EmbeddedServer()
+    async with connected(await server.start(disk.folder / "nats")) as nc:
+        with pytest.raises(StreamFullError, match=r"^stream INTAKE cannot be made: .*larger disk"):
+            await initialise(nc)
+    await server.stop()

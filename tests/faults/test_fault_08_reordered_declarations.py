@@ -1,0 +1,48 @@
+"""Fault 8 for declarations: the older one comes last, since whoever had it first has died.
+
+What a dead process held is delivered again when its lease ends, and what is newer comes before.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from reconciler.failpoints import Failpoint
+from tests.crashes.lane import Lane, key
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_8_a_withdrawal_that_overtakes_its_declaration_is_the_last_word(
+    lane: Lane, name: str
+) -> None:
+    await lane.declare(name)
+    dying = lane.fork(Failpoint.DECIDER_TOOK)
+    await dying.killed_at(Failpoint.DECIDER_TOOK)
+    await lane.withdraw(name)
+    following = lane.fork()
+    await following.ready()
+    await lane.until_at_rest()
+    await lane.assert_sound()
+    assert (await lane.http.get(f"/shapes/{name}")).status_code == 404
+    await following.stop()
+
+
+async def test_8_a_declaration_that_changes_nothing_and_overtakes_a_change_is_the_last_word(
+    lane: Lane, name: str
+) -> None:
+    first = lane.fork()
+    await lane.declare(name, "Red")
+    await lane.until_outcome(name, "Converged")
+    await lane.until_at_rest()
+    await first.stop()
+    await lane.declare(name, "Blue")
+    dying = lane.fork(Failpoint.DECIDER_TOOK)
+    await dying.killed_at(Failpoint.DECIDER_TOOK)
+    await lane.declare(name, "Red")
+    following = lane.fork()
+    await lane.until_at_rest()
+    await lane.until_outcome(key(name), "Converged")
+    assert (await lane.http.get(f"/shapes/{name}")).json()["color"] == "Red"
+    await lane.assert_sound()
+    await following.stop()

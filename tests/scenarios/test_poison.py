@@ -1,0 +1,238 @@
+"""Poison: what always fails is parked with its reason, nobody else waits, and a retry ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from events.envelope import MOST_MESSAGE_BYTES, encode_intake, encode_log
+from events.external import ExternalObject
+from events.intake import Declared
+from events.log import Action, ActionDecided, LogEvent, SpecDeclared
+from events.subjects import intake, log
+from infra.bus.streams import SHAPES, WORKERS
+from infra.jetstream.connection import api_request
+from infra.jetstream.publish import publish
+from infra.providers.shapes import ShapesProvider
+from reconciler.cli.logs import configure_logs
+from reconciler.client.dead_letters import DeadLetter, LetterRefusedError
+from reconciler.services import decider, oversize
+from reconciler.shape import turn
+from tests.bus.histories import event
+from tests.scenarios.harness import ACTOR, World, manifest, now, shape
+
+FOO = shape("foo")
+WHALE = {f"l{number}": "x" * 250 for number in range(12)}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What cannot be decided is parked within a second; tracebacks are as the product's."""
+    monkeypatch.setattr(decider, "_HELD_SECONDS", 0.05)
+    configure_logs("error")
+    yield
+    structlog.reset_defaults()
+
+
+async def letters_of(world: World, count: int = 1, **filters: Any) -> list[DeadLetter]:
+    async def are_there() -> list[DeadLetter] | None:
+        found = await world.client.dead_letters(**filters)
+        return found if len(found) >= count else None
+
+    return await world.until(are_there, f"{count} dead letters")
+
+
+async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    really = turn.record_facts
+
+    def fails_for_purple(state: Any, command: Any, *rest: Any) -> Any:
+        data = command.data
+        if isinstance(data, Declared) and data.manifest.spec.get("color") == "Purple":
+            raise ZeroDivisionError("purple is too much")
+        return really(state, command, *rest)
+
+    monkeypatch.setattr(turn, "record_facts", fails_for_purple)
+    await world.declare_all(
+        [
+            manifest("foo", color="Red"),
+            manifest("foo", color="Purple"),
+            manifest("neighbour"),
+            manifest("foo", color="Green"),
+        ]
+    )
+
+    await world.until_outcome("neighbour", "Converged")
+    await world.until_outcome("foo", "Converged", generation=2)
+    (letter,) = await letters_of(world, shape=FOO)
+    assert (letter.record.stage, letter.sender, letter.state) == ("decision", ACTOR, "Open")
+    assert letter.record.reason == "deciding it failed: ZeroDivisionError: purple is too much"
+    declared = [
+        each.fields["color"] for each in await world.facts("foo") if isinstance(each, SpecDeclared)
+    ]
+    assert declared == ["Red", "Green"]
+    assert (await world.outcomes(FOO))[-1].outcome in ("Converged", "Rejected")
+
+    monkeypatch.setattr(turn, "record_facts", really)
+    with pytest.raises(LetterRefusedError, match="something newer was declared by team-a"):
+        await world.client.retry_dead_letter(letter)
+    assert await world.client.dead_letters() == [letter]
+
+
+async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(*_inputs: Any) -> Any:
+        raise ZeroDivisionError("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turn, "record_facts", fails)
+        await world.declare("foo")
+        (letter,) = await letters_of(world, shape=FOO)
+
+    retried = await world.client.retry_dead_letter(letter)
+
+    assert retried.answer is not None
+    assert (retried.answer.reason, retried.answer.generation) == ("Accepted", 1)
+    await world.until_outcome("foo", "Converged", generation=1)
+    assert await world.client.dead_letters() == []
+    (handled,) = await world.client.dead_letters(only_open=False)
+    assert (handled.state, handled.handled[0].by, handled.handled[0].position) == (
+        "Retried",
+        ACTOR,
+        retried.position,
+    )
+    with pytest.raises(LetterRefusedError, match="it was retried by team-a"):
+        await world.client.retry_dead_letter(handled)
+    again = await world.client.retry_dead_letter(handled, force=True)
+    assert again.answer is not None
+    assert (again.answer.reason, again.position > retried.position) == ("Duplicate", True)
+    assert await world.human.effects("foo") == ["POST"]
+
+
+async def test_a_shape_whose_history_cannot_be_read_holds_up_no_other(world: World):
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await publish(world.nc, log(FOO, "fact"), b"of a newer release")
+    await world.restart_reconciler()
+
+    await world.declare_all([manifest("foo", color="Green"), manifest("neighbour")])
+
+    await world.until_outcome("neighbour", "Converged")
+    (letter,) = await letters_of(world, shape=FOO)
+    assert letter.record.stage == "decision"
+    assert "not an event of the log" in letter.record.reason
+
+
+async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """A short message whose event is longer than the server allows: numbers may be written so."""
+    really = encode_log
+
+    def longer(told: LogEvent) -> bytes:
+        swollen = isinstance(told.data, SpecDeclared) and told.data.fields["color"] == "Purple"
+        return really(told) + b" " * (9 * 1024 * 1024 if swollen else 0)
+
+    monkeypatch.setattr("infra.bus.shape_log.encode_log", longer)
+    names = [f"n{number}" for number in range(6)]
+    await world.declare_all(
+        [manifest("foo", color="Purple"), *map(manifest, names), manifest("foo", color="Green")]
+    )
+
+    for name in (*names, "foo"):
+        await world.until_outcome(name, "Converged")
+    (letter,) = await letters_of(world)
+    assert (letter.shape, letter.record.stage) == (FOO, "decision")
+    assert "max_payload" in letter.record.reason
+    assert (await world.human.sees("foo"))["color"] == "Green"
+
+
+async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_workers(world: World):
+    await publish(world.nc, log(FOO, "action"), b"of a newer release")
+    action = Action("default/Shape/bar@1", "key", "Delete", 1, "default", "bar", ())
+    forged = encode_log(event(shape("bar"), 1, ActionDecided(action)))
+    await publish(world.nc, log(shape("baz"), "action"), forged)
+    await publish(world.nc, log(shape("qux"), "action"), encode_log(event(shape("qux"), 1)))
+    await world.restart_reconciler()
+
+    await world.declare("neighbour")
+
+    await world.until_outcome("neighbour", "Converged")
+    letters = await letters_of(world, 3, stage="action")
+    assert [each.record.reason.split(":")[0] for each in letters] == [
+        "not an event of the log",
+        "it is about default/Shape/bar, but stored under default/Shape/baz",
+        "reconciler.shape.OutcomeRecorded is no action",
+    ]
+    workers = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    assert workers["num_ack_pending"] == 3  # never given up: a newer worker may read them
+    with pytest.raises(LetterRefusedError, match="offered to the workers again by itself"):
+        await world.client.retry_dead_letter(letters[0])
+
+
+async def test_a_provider_that_always_raises_degrades_its_shape_and_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    really = ShapesProvider.create
+
+    async def raises(self: ShapesProvider, action: Action) -> Any:
+        if action.external_name == "foo":
+            raise ZeroDivisionError("x" * 100_000)
+        return await really(self, action)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShapesProvider, "create", raises)
+        await world.declare_all([manifest("foo"), manifest("neighbour")])
+        await world.until_outcome("neighbour", "Converged")
+        degraded = await world.until_outcome("foo", "Degraded")
+    assert degraded.message.startswith("ZeroDivisionError: xxx")
+    await world.until_outcome("foo", "Converged")
+
+
+async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(oversize, "MOST_OBJECT_BYTES", 2_000)
+    await world.human.makes("whale", labels=WHALE)
+    await world.human.makes("minnow")
+
+    await world.until_outcome("minnow", "Unowned")
+    await world.observed_again(3)
+    await world.restart_reconciler()
+    await world.observed_again(2)
+
+    (letter,) = await world.client.dead_letters()
+    assert (letter.record.stage, letter.shape) == ("observation", shape("whale"))
+    assert "object 'whale' of 'default' has 3" in letter.record.reason
+    seen = msgspec.json.decode(letter.payload, type=ExternalObject)
+    assert seen.labels == WHALE
+
+    await world.human.changes("whale", labels={**WHALE, "one": "more"})
+    await letters_of(world, 2)
+
+
+async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: World):
+    too_long = encode_intake("m", ACTOR, Declared(manifest("foo", color="R" * 600_000)), time=now())
+    assert len(too_long) > MOST_MESSAGE_BYTES
+
+    answer = await world.ask_raw(intake("desired", FOO), too_long)
+    await world.declare("neighbour")
+
+    await world.until_outcome("neighbour", "Converged")
+    assert "bytes are too many: 524288 are allowed" in answer.message
+    (letter,) = await world.client.dead_letters()
+    assert letter.record.payload_truncated
+    with pytest.raises(LetterRefusedError, match="only the beginning of its 600"):
+        await world.client.retry_dead_letter(letter)
+    corrected = encode_intake("m", ACTOR, Declared(manifest("foo")), time=now())
+    retried = await world.client.retry_dead_letter(letter, payload=corrected)
+    assert retried.answer is not None
+    assert retried.answer.accepted
+    await world.until_outcome("foo", "Converged")
+    assert world.parts.nc.stats["reconnects"] == world.nc.stats["reconnects"] == 0

@@ -1,0 +1,189 @@
+"""An external API that misbehaves: what it has, what it kept, and what everybody did to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import Action, Operation
+from events.manifest import Fields
+from tests.simulation.plan import ApiTraits
+
+REFUSED_COLOR = "Invisible"
+"""The API never accepts an object of this colour."""
+
+
+class RefusalError(Exception):
+    """The API says no, and has done nothing; ``status`` as of HTTP."""
+
+    def __init__(self, status: int, message: str, obstacle: ExternalObject | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.obstacle = obstacle
+
+
+class Change(NamedTuple):
+    """One change of one object; ``key`` is empty if a human made it."""
+
+    at: float
+    name: str
+    before: ExternalObject | None
+    after: ExternalObject | None
+    key: str
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The answer that belongs to an idempotency key."""
+
+    object: ExternalObject | None
+
+
+class Api:
+    """The API's own state. ``before_effect`` is shown every effect before it happens."""
+
+    def __init__(self, traits: ApiTraits, time: Callable[[], float]) -> None:
+        self.traits = traits
+        self._time = time
+        self.objects: dict[str, ExternalObject] = {}
+        self.changes: list[Change] = []
+        self.kept: dict[str, Kept] = {}
+        self._serial = 0
+        self.away_until = 0.0
+        self.calls = 0
+        self.before_call: Callable[[Action], None] = lambda action: None
+        self.before_effect: Callable[[Action, ExternalObject | None], None] = _nothing
+        self.after_create: Callable[[str], None] = lambda uid: None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether every connection is refused."""
+        return self._time() < self.away_until
+
+    # --- writes of the reconciler
+
+    def write(self, action: Action, *, version: str | None = None) -> tuple[Kept, bool]:
+        """Do it, once a key; tell whether the answer was kept. Raises ``RefusalError``."""
+        self.calls += 1
+        self.before_call(action)
+        if self.traits.idempotency_keys and action.idempotency_key in self.kept:
+            return self.kept[action.idempotency_key], True
+        found = self.objects.get(action.external_name)
+        self._check(action.operation, action, found, version)
+        after = self._after(action, found)
+        if found is not None or after is not None:
+            self.before_effect(action, found)
+            self._change(action.external_name, after, action.idempotency_key)
+        if found is None and after is not None:
+            assert after.uid is not None
+            self.after_create(after.uid)
+        self.kept[action.idempotency_key] = Kept(after)
+        return Kept(after), False
+
+    def _check(
+        self,
+        operation: Operation,
+        action: Action,
+        found: ExternalObject | None,
+        version: str | None,
+    ) -> None:
+        if operation != "Delete" and action.fields.get("color") == REFUSED_COLOR:
+            raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
+        if operation == "Create" and found is not None:
+            raise RefusalError(409, "the name is taken", found)
+        if operation == "Update" and found is None:
+            raise RefusalError(404, "it is not there")
+        if found is None or operation == "Create" or not self.traits.conditional_writes:
+            return
+        if action.uid is not None and found.uid != action.uid:
+            raise RefusalError(412, "it is another object", found)
+        if version is not None and found.version != version:
+            raise RefusalError(412, "it has changed", found)
+
+    def _after(self, action: Action, found: ExternalObject | None) -> ExternalObject | None:
+        if action.operation == "Delete":
+            return None
+        labels = dict(action.labels) if self.traits.labels else {}
+        uid = self._next("u") if found is None else found.uid
+        return ExternalObject(
+            action.external_name, dict(action.fields), uid, self._next("v"), labels
+        )
+
+    # --- humans
+
+    def human_makes(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
+        """Make an object, if there is none of that name."""
+        if name not in self.objects:
+            kept = labels if self.traits.labels else {}
+            made = ExternalObject(name, dict(fields), self._next("h"), self._next("v"), kept)
+            self._change(name, made, "")
+
+    def human_edits(self, name: str, fields: Fields) -> None:
+        """Change fields of an object, if it is there."""
+        found = self.objects.get(name)
+        if found is not None:
+            changed = replace(found, fields={**found.fields, **fields}, version=self._next("v"))
+            self._change(name, changed, "")
+
+    def human_strips_labels(self, name: str) -> None:
+        """Take the labels off an object, if it is there."""
+        found = self.objects.get(name)
+        if found is not None:
+            self._change(name, replace(found, labels={}, version=self._next("v")), "")
+
+    def human_deletes(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        if name in self.objects:
+            self._change(name, None, "")
+
+    # --- reads
+
+    def read(self, name: str) -> ExternalObject | None:
+        """Give an object as it is now."""
+        return self.objects.get(name)
+
+    def listed(self, lag_seconds: float) -> dict[str, ExternalObject]:
+        """Give all objects as they were a moment ago."""
+        if not lag_seconds:
+            return dict(self.objects)
+        seen = dict(self.objects)
+        for change in reversed(self.changes):
+            if change.at <= self._time() - lag_seconds:
+                break
+            if change.before is None:
+                seen.pop(change.name, None)
+            else:
+                seen[change.name] = change.before
+        return seen
+
+    def was_absent_within(self, name: str, begin: float, end: float) -> bool:
+        """Tell whether there was no such object at some moment of an interval."""
+        is_there = False
+        for change in self.changes:
+            if change.name != name:
+                continue
+            if change.at > end:
+                break
+            if change.at > begin and (change.before is None or change.after is None):
+                return True
+            is_there = change.after is not None
+        return not is_there
+
+    def _change(self, name: str, after: ExternalObject | None, key: str) -> None:
+        before = self.objects.get(name)
+        if after is None:
+            self.objects.pop(name, None)
+        else:
+            self.objects[name] = after
+        self.changes.append(Change(self._time(), name, before, after, key))
+
+    def _next(self, prefix: str) -> str:
+        self._serial += 1
+        return f"{prefix}{self._serial}"
+
+
+def _nothing(_action: Action, _found: ExternalObject | None) -> None:
+    return

@@ -1,0 +1,313 @@
+"""The intake: partitions of shapes, each read by one reader at a time if all goes well."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Sequence
+
+from events.envelope import encode_intake
+from events.names import InvalidNameError
+from events.subjects import intake as intake_subject
+from events.subjects import parse_stored_intake
+from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from tests.simulation.bus.deliveries import Consumer
+from tests.simulation.clock import Clock
+from tests.simulation.network import Network
+
+PARTITIONS = 3
+ACK_WAIT_SECONDS = 10.0
+DUPLICATE_WINDOW_SECONDS = 120.0
+_PIN_SECONDS = 3.0
+_MISFITS = PARTITIONS
+_ASK_AGAIN_SECONDS = 2.5
+
+
+class StoredIntake:
+    """A message of the intake."""
+
+    __slots__ = ("message_id", "payload", "position", "reply_to", "stored_at", "subject")
+
+    def __init__(
+        self,
+        position: int,
+        subject: str,
+        payload: bytes,
+        message_id: str,
+        reply_to: str | None,
+        stored_at: float,
+    ) -> None:
+        self.position = position
+        self.subject = subject
+        self.payload = payload
+        self.message_id = message_id
+        self.reply_to = reply_to
+        self.stored_at = stored_at
+
+
+class _Request:
+    """A reader's open request for messages."""
+
+    __slots__ = ("answer", "expires", "most", "reader")
+
+    def __init__(
+        self, reader: str, most: int, expires: float, answer: Callable[[list[IntakeDelivery]], None]
+    ) -> None:
+        self.reader = reader
+        self.most = most
+        self.expires = expires
+        self.answer = answer
+
+
+class IntakeStream:
+    """What the server has of the intake, its consumers and their pins."""
+
+    def __init__(self, network: Network, time: Callable[[], float], seed: str) -> None:
+        self._network = network
+        self._time = time
+        self._random = random.Random(seed)
+        self.messages: list[StoredIntake] = []
+        self._stored_ids: dict[str, float] = {}
+        self._consumers = [Consumer(ACK_WAIT_SECONDS) for _ in range(PARTITIONS + 1)]
+        self._pins: dict[int, tuple[str, float]] = {}
+        self._requests: list[_Request] = []
+        self._wake_at = 0.0
+
+    # --- storing
+
+    @property
+    def last_position(self) -> int:
+        """The position of the newest message."""
+        return len(self.messages)
+
+    def store(
+        self, subject: str, payload: bytes, message_id: str = "", reply_to: str | None = None
+    ) -> int:
+        """Store a message published as ``rec.…``; give its position, 0 for one that is known."""
+        now = self._time()
+        known = self._stored_ids.get(message_id)
+        if message_id and known is not None and now < known + DUPLICATE_WINDOW_SECONDS:
+            return 0
+        position = len(self.messages) + 1
+        if message_id:
+            self._stored_ids[message_id] = now
+        stored, partition = _partitioned(subject)
+        shown_id = message_id or f"intake-{position}"
+        self.messages.append(StoredIntake(position, stored, payload, shown_id, reply_to, now))
+        self._consumers[partition].add(position)
+        self.serve()
+        return position
+
+    def forget_ids(self) -> None:
+        """Close the window in which a repeated message is recognised."""
+        self._stored_ids.clear()
+
+    # --- handing out
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every message was decided and acknowledged."""
+        return all(consumer.is_idle for consumer in self._consumers)
+
+    def request(
+        self, reader: str, most: int, answer: Callable[[list[IntakeDelivery]], None]
+    ) -> None:
+        """Have messages handed to a reader when there are some."""
+        now = self._time()
+        for partition, (pinned, _) in list(self._pins.items()):
+            if pinned == reader:
+                self._pins[partition] = (reader, now)
+        self._requests.append(_Request(reader, most, now + _ASK_AGAIN_SECONDS, answer))
+        self.serve()
+
+    def unpin(self, reader: str = "") -> None:
+        """Let other readers have what a reader had, or all had."""
+        self._pins = {
+            partition: pin for partition, pin in self._pins.items() if reader and pin[0] != reader
+        }
+        if not reader:
+            self._random.shuffle(self._requests)
+        self.serve()
+
+    def forget_requests(self, reader: str) -> None:
+        """Drop the requests of a reader whose connection is closed."""
+        self._requests = [each for each in self._requests if each.reader != reader]
+
+    def serve(self) -> None:
+        """Hand out what can be handed out now."""
+        if self._network.is_away:
+            return
+        now = self._time()
+        self._requests = [each for each in self._requests if each.expires > now]
+        for request in list(self._requests):
+            batch = self._collect(request, now)
+            if batch:
+                self._requests.remove(request)
+                request.answer(batch)
+        self._wake_later(now)
+
+    def _collect(self, request: _Request, now: float) -> list[IntakeDelivery]:
+        batch: list[IntakeDelivery] = []
+        for partition, consumer in enumerate(self._consumers):
+            if len(batch) < request.most and self._may_read(request.reader, partition, now):
+                given = consumer.hand_out(request.most - len(batch), now)
+                if given:
+                    self._pins[partition] = (request.reader, now)
+                batch += [self._delivery(*each) for each in given]
+        return batch
+
+    def _may_read(self, reader: str, partition: int, now: float) -> bool:
+        pin = self._pins.get(partition)
+        return pin is None or pin[0] == reader or pin[1] + _PIN_SECONDS <= now
+
+    def _delivery(self, position: int, delivered: int) -> IntakeDelivery:
+        stored = self.messages[position - 1]
+        return IntakeDelivery(
+            position=position,
+            subject=stored.subject,
+            payload=stored.payload,
+            message_id=stored.message_id,
+            reply_to=stored.reply_to,
+            delivered=delivered,
+            receipt=_partition_of(stored.subject),
+        )
+
+    def _wake_later(self, now: float) -> None:
+        """Look again when the next message is due again, or a pin ends."""
+        if not self._requests or self._wake_at > now:
+            return
+        times = [due for each in self._consumers if (due := each.next_due()) is not None]
+        waiting = any(each.has(now) for each in self._consumers)
+        times += [pinned_at + _PIN_SECONDS for _, pinned_at in self._pins.values() if waiting]
+        if times:
+            self._wake_at = max(min(times), now + 0.05)
+            self._network.outside(self._wake_at - now, self.serve)
+
+    # --- acknowledging
+
+    def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        """Hand these out no more."""
+        for each in deliveries:
+            self._consumer(each).ack([each.position])
+
+    def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        """Hand these out again after a time."""
+        for each in deliveries:
+            self._consumer(each).again([each.position], self._time() + seconds)
+        self.serve()
+
+    def deliver_again(self, count: int) -> None:
+        """Hand out the newest of each partition again."""
+        for consumer in self._consumers:
+            consumer.forget_acks(count, self._time())
+        self.serve()
+
+    def _consumer(self, delivery: IntakeDelivery) -> Consumer:
+        return self._consumers[_partition_of(delivery.subject)]
+
+
+def _partitioned(subject: str) -> tuple[str, int]:
+    """Give the subject under which the stream keeps a message, and its partition."""
+    parts = subject.split(".")
+    if len(parts) != 5:
+        return subject, _MISFITS
+    partition = zlib.crc32(".".join(parts[2:]).encode()) % PARTITIONS
+    return f"in.{partition}." + ".".join(parts[1:]), partition
+
+
+def _partition_of(stored_subject: str) -> int:
+    if not stored_subject.startswith("in."):
+        return _MISFITS
+    return int(stored_subject.split(".")[1])
+
+
+class SimulatedIntakeReader:
+    """Implements ``reconciler.ports.IntakeReader`` for one process."""
+
+    def __init__(self, stream: IntakeStream, network: Network, name: str, seed: str) -> None:
+        self._stream = stream
+        self._network = network
+        self._name = name
+        self._random = random.Random(seed)
+
+    async def next_batch(self) -> Sequence[IntakeDelivery]:
+        while True:
+            batch = await self._pull()
+            if batch:
+                return batch
+
+    async def _pull(self) -> list[IntakeDelivery]:
+        arrived: asyncio.Future[list[IntakeDelivery]]
+        arrived = asyncio.get_running_loop().create_future()
+        network = self._network
+
+        def give(batch: list[IntakeDelivery]) -> None:
+            if not arrived.done():
+                arrived.set_result(batch)
+
+        fault = network.strike("pull")
+        await network.before(fault)
+        way = network.latency()
+        if fault is not None and fault.strike in ("delay", "lose reply"):
+            way += fault.seconds  # handed out, and perhaps handed out again before it comes
+
+        def answer(batch: list[IntakeDelivery]) -> None:
+            network.outside(way, lambda: give(batch))
+
+        most = self._random.choice((1, 2, 5, 20))
+        network.outside(network.latency(), lambda: self._stream.request(self._name, most, answer))
+        network.after(fault)
+        try:
+            async with asyncio.timeout(_ASK_AGAIN_SECONDS + 2 * way + 0.5):
+                return await arrived
+        except TimeoutError:
+            return []
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        if deliveries:
+            self._network.send("ack", lambda: self._stream.ack(deliveries))
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        if deliveries:
+            self._network.send("later", lambda: self._stream.retry_later(deliveries, seconds))
+
+    async def close(self) -> None:
+        self._stream.unpin(self._name)
+
+
+class SimulatedIntakeWriter:
+    """Implements ``reconciler.ports.IntakeWriter`` for one process."""
+
+    def __init__(self, stream: IntakeStream, network: Network, source: str, clock: Clock) -> None:
+        self._stream = stream
+        self._network = network
+        self._source = source
+        self._clock = clock
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        if messages:
+            outgoing = [self._outgoing(each) for each in messages]
+            await self._network.ask("publish", lambda: self._store(outgoing))
+
+    def _outgoing(self, message: IntakeMessageOut) -> tuple[str, bytes, str]:
+        payload = encode_intake(
+            message.message_id, self._source, message.data, time=self._clock.now()
+        )
+        return intake_subject(message.what, message.key), payload, message.message_id
+
+    def _store(self, messages: Sequence[tuple[str, bytes, str]]) -> None:
+        for subject, payload, message_id in messages:
+            self._stream.store(subject, payload, message_id)
+
+    async def last_position(self) -> int:
+        return await self._network.ask("position", lambda: self._stream.last_position)
+
+
+def is_usable(subject: str) -> bool:
+    """Tell whether a stored subject names a shape."""
+    try:
+        parse_stored_intake(subject)
+    except (ValueError, InvalidNameError):
+        return False
+    return True

@@ -1,0 +1,238 @@
+"""The event log: compare-and-set for each shape, atomic batches, reads that may be stale."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from events.envelope import decode_log, encode_log
+from events.names import ShapeKey
+from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
+from tests.simulation.loop import current_process
+from tests.simulation.network import Network
+
+LOG_ID = "simulated"
+_EVENTS_ONE_BY_ONE = 2
+
+
+class LogStream:
+    """What the server has of the log."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self.events: list[StoredEvent] = []
+        self.payloads: list[bytes] = []
+        self._of_shape: dict[ShapeKey, list[StoredEvent]] = {}
+        self._snapshots: dict[ShapeKey, tuple[int, bytes]] = {}
+        self._followers_see = 0
+        self._followers_lag_until = 0.0
+        self.checks_expectations = True
+        self.before_store: list[Callable[[ShapeAppend], None]] = []
+        self.after_store: list[Callable[[ShapeAppend, Sequence[StoredEvent]], None]] = []
+
+    @property
+    def last_position(self) -> int:
+        """The position of the newest event."""
+        return len(self.events)
+
+    def head(self, key: ShapeKey) -> int:
+        """The position of a shape's newest event, 0 for a shape without any."""
+        mine = self._of_shape.get(key)
+        return mine[-1].position if mine else 0
+
+    def append(self, appends: Sequence[ShapeAppend]) -> list[int]:
+        """Store all or nothing; raises ``AppendLostError``."""
+        for each in appends:
+            found = self.head(each.key)
+            if self.checks_expectations and found != each.expected_position:
+                raise AppendLostError(f"wrong last sequence: {found}")
+        return [self._store(each) for each in appends]
+
+    def _store(self, append: ShapeAppend) -> int:
+        stored: list[StoredEvent] = []
+        mine = self._of_shape.setdefault(append.key, [])
+        for hook in self.before_store:
+            hook(append)
+        for event in append.events:
+            payload = encode_log(event)
+            stored.append(StoredEvent(len(self.events) + 1, decode_log(payload)))
+            self.events.append(stored[-1])
+            self.payloads.append(payload)
+            mine.append(stored[-1])
+        for hook in self.after_store:
+            hook(append, stored)
+        return len(self.events)
+
+    # --- reading
+
+    def let_followers_lag(self, seconds: float) -> None:
+        """Have reads that a follower answers see nothing new for a while."""
+        if self._time() >= self._followers_lag_until:
+            self._followers_see = len(self.events)
+        self._followers_lag_until = max(self._followers_lag_until, self._time() + seconds)
+
+    def heal(self) -> None:
+        """Have every read see everything."""
+        self._followers_lag_until = 0.0
+
+    def _visible(self) -> int:
+        lagging = self._time() < self._followers_lag_until
+        return self._followers_see if lagging else len(self.events)
+
+    def history(self, key: ShapeKey, *, from_leader: bool = False) -> list[StoredEvent]:
+        """Give a shape's events, as a follower or the leader has them."""
+        visible = len(self.events) if from_leader else self._visible()
+        return [each for each in self._of_shape.get(key, ()) if each.position <= visible]
+
+    def of_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
+        """Give the events of the shapes of a kind, as a follower has them."""
+        visible = self._visible()
+        return [
+            each
+            for key, events in self._of_shape.items()
+            if (key.namespace, key.kind) == (namespace, kind)
+            for each in events
+            if each.position <= visible
+        ]
+
+    def load(self, key: ShapeKey, *, from_leader: bool, use_snapshots: bool) -> LoadedShape:
+        """Give a shape's newest snapshot, and the events after it."""
+        events = self.history(key, from_leader=from_leader)
+        head = events[-1].position if events else 0
+        position, payload = self._snapshots.get(key, (0, None))
+        if not use_snapshots or payload is None or position > head:
+            return LoadedShape(head, None, [each.event for each in events])
+        later = [each.event for each in events if each.position > position]
+        return LoadedShape(head, payload, later)
+
+    # --- snapshots
+
+    def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
+        """Keep states."""
+        self._snapshots.update(snapshots)
+
+    def erase_snapshots(self) -> None:
+        """Lose all states."""
+        self._snapshots.clear()
+
+
+class SimulatedLog:
+    """Implements ``reconciler.ports.ShapeLog`` for one process."""
+
+    def __init__(self, stream: LogStream, network: Network) -> None:
+        self._stream = stream
+        self._network = network
+
+    @property
+    def log_id(self) -> str:
+        return LOG_ID
+
+    async def load(
+        self,
+        keys: Sequence[ShapeKey],
+        *,
+        from_leader: bool = False,
+        use_snapshots: bool = True,
+    ) -> Mapping[ShapeKey, LoadedShape]:
+        stream = self._stream
+
+        def read() -> dict[ShapeKey, LoadedShape]:
+            return {
+                key: stream.load(key, from_leader=from_leader, use_snapshots=use_snapshots)
+                for key in keys
+            }
+
+        return await self._network.ask("load", read)
+
+    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+        if len(appends) > 1 or len(appends[0].events) > _EVENTS_ONE_BY_ONE:
+            return await self._network.ask("append", lambda: self._stream.append(appends))
+        [each] = appends
+        position = each.expected_position
+        for event in each.events:  # as the JetStream log does it: a crash may leave half a turn
+            one = ShapeAppend(each.key, [event], position)
+            [position] = await self._network.ask(
+                "append", lambda one=one: self._stream.append([one])
+            )
+        return [position]
+
+    async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
+        self._network.send("snapshots", lambda: self._stream.save_snapshots(snapshots))
+
+    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+        return await self._network.ask(
+            "load", lambda: {key: self._stream.head(key) for key in keys}
+        )
+
+    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
+        return await self._network.ask("history", lambda: self._stream.history(key))
+
+    async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
+        return await self._network.ask(
+            "configurations", lambda: self._stream.of_kind(namespace, kind)
+        )
+
+    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
+        return self._follow(after)
+
+    @asynccontextmanager
+    async def _follow(self, after: int) -> AsyncGenerator[EventFeed]:
+        target = await self._network.ask("feed", lambda: self._stream.last_position)
+        yield _Feed(self._stream, self._network, after, target)
+
+    async def last_position(self) -> int:
+        return await self._network.ask("position", lambda: self._stream.last_position)
+
+
+class _Feed:
+    """Implements ``reconciler.ports.EventFeed``."""
+
+    def __init__(self, stream: LogStream, network: Network, after: int, target: int) -> None:
+        self._stream = stream
+        self._network = network
+        self._target = target
+        self._arrived: list[StoredEvent] = []
+        self._sent = after
+        self._is_sending = False
+        self._news = asyncio.Event()
+        self.position = after
+        self._process = current_process()
+        stream.after_store.append(self._stored)
+        self._send()
+
+    @property
+    def caught_up(self) -> bool:
+        return self.position >= self._target
+
+    async def next_events(self) -> Sequence[StoredEvent]:
+        while not self._arrived:
+            self._news.clear()
+            await self._news.wait()
+        events, self._arrived = self._arrived, []
+        self.position = events[-1].position
+        return events
+
+    def _stored(self, _append: ShapeAppend, _stored: Sequence[StoredEvent]) -> None:
+        if not self._process.dead:
+            self._send()
+
+    def _send(self) -> None:
+        """Push what is new, some time after it was stored; nothing is lost on this way."""
+        if self._is_sending or self._sent >= self._stream.last_position:
+            return
+        self._is_sending = True
+        fault = self._network.strike("feed")
+        late = 0.0 if fault is None else fault.seconds
+        self._network.outside(self._network.latency() + late, self._arrive)
+
+    def _arrive(self) -> None:
+        self._is_sending = False
+        if self._network.is_away:
+            self._is_sending = True
+            self._network.outside(0.5, self._arrive)
+            return
+        events = self._stream.events[self._sent :]
+        self._sent = len(self._stream.events)
+        self._arrived += events
+        self._news.set()

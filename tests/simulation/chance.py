@@ -1,0 +1,227 @@
+"""From a seed to a plan."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from events.manifest import Fields
+from tests.simulation import plan as p
+
+_COLORS = ("Red", "Green", "Blue", "Red", "Green", "Blue", "Invisible")
+_POLICIES: tuple[Fields, ...] = (
+    {},
+    {},
+    {},
+    {"adoption": "Adopt"},
+    {"adoption": "Adopt"},
+    {"deletion": "Orphan"},
+    {"adoption": "Adopt", "deletion": "Orphan"},
+    {"mode": "CreateOnly"},
+    {"mode": "ObserveOnly"},
+    {"mode": "Absent"},
+    {"mode": "Absent", "adoption": "Adopt"},
+    {"ignoreFields": ["note"]},
+    {"paused": True},
+)
+_GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
+_WRITE_STRIKES: tuple[p.Strike, ...] = (
+    "lose request",
+    "lose reply",
+    "delay",
+    "crash before",
+    "crash after",
+    "crash after",
+    "pause before",
+    "pause after",
+    "refuse",
+    "throttle",
+    "break",
+)
+_BUS_STRIKES: tuple[p.Strike, ...] = (
+    "lose request",
+    "lose reply",
+    "delay",
+    "crash before",
+    "crash after",
+    "pause before",
+    "pause after",
+)
+_LIKELY_SORTS: tuple[p.Sort, ...] = (
+    "append",
+    "append",
+    "append",
+    "publish",
+    "publish",
+    "ack",
+    "ack",
+    "action ack",
+    "action ack",
+    "pull",
+    "actions",
+)
+
+
+class _Dice:
+    """Draws, among them moments: most things happen close to one of a few, so that they collide."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(f"plan/{seed}")
+        self.duration = self.seconds(12, 30)
+        self._busy = [self.seconds(0.5, self.duration * 0.85) for _ in range(3)]
+
+    def one(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def seconds(self, low: float, high: float) -> float:
+        return round(self.random.uniform(low, high), 3)
+
+    def moment(self) -> float:
+        if self.one(0.6):
+            near = self.random.choice(self._busy) + self.random.gauss(0.0, 0.5)
+            return round(min(max(near, 0.1), self.duration), 3)
+        return self.seconds(0.1, self.duration)
+
+    def fields(self) -> Fields:
+        fields: dict[str, Any] = {"color": self.random.choice(_COLORS)}
+        if self.one(0.3):
+            sizes = self.random.sample(("w", "h"), self.random.randint(1, 2))
+            fields["size"] = {name: self.random.randint(1, 2) for name in sizes}
+        return fields
+
+
+def plan_of(seed: int) -> p.Plan:
+    """Make the plan of a seed; the same for ever, as long as this file is not changed."""
+    dice = _Dice(seed)
+    choose = dice.random.choice
+    shapes = ["foo", "bar", "baz", "qux"][: choose((1, 1, 2, 2, 3, 4))]
+    processes = _processes(dice)
+    steps: list[p.Step] = [p.Configure(at=0.0, resync_seconds=choose((2.0, 3.0, 5.0)))]
+    for number in range(dice.random.randint(4, 22)):
+        steps += _of_a_service(dice, shapes, number)
+    for _ in range(choose((0, 1, 2, 4, 8))):
+        steps.append(_of_a_human(dice, dice.moment(), shapes))
+    trouble = choose((0.0, 0.5, 1.0, 1.0, 2.0))
+    for _ in range(round(trouble * dice.random.randint(3, 16))):
+        steps.append(_of_fate(dice, dice.moment(), [each.name for each in processes]))
+    steps.sort(key=lambda step: step.at)
+    return p.Plan(seed, dice.duration, _traits(dice), processes, tuple(steps))
+
+
+def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:
+    everything = ("decider", "worker", "observer", "projector")
+    clock = 0.0 if dice.one(0.7) else dice.seconds(-3.0, 3.0)
+    found = [p.ProcessPlan("all", everything, clock)]
+    if dice.one(0.3):
+        found = [
+            p.ProcessPlan("decider-1", ("decider",), clock),
+            p.ProcessPlan("worker-1", ("worker",)),
+            p.ProcessPlan("looks", ("observer", "projector")),
+        ]
+    found += [p.ProcessPlan("decider-2", ("decider",))] * dice.one(0.6)
+    found += [p.ProcessPlan("decider-3", ("decider", "worker"))] * dice.one(0.2)
+    found += [p.ProcessPlan("worker-2", ("worker",))] * dice.one(0.5)
+    found += [p.ProcessPlan("looks-2", ("observer",))] * dice.one(0.15)
+    return tuple(found)
+
+
+def _traits(dice: _Dice) -> p.ApiTraits:
+    return p.ApiTraits(
+        labels=dice.one(0.85),
+        conditional_writes=dice.one(0.85),
+        grace_seconds=0.0 if dice.one(0.8) else 1.5,
+        exclusive=dice.one(0.2),
+        ownership="Log" if dice.one(0.8) else "Label",
+    )
+
+
+def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
+    at, shape, draw = dice.moment(), dice.random.choice(shapes), dice.random.random()
+    copies = 2 if dice.one(0.15) else 1
+    if number and draw < 0.12:
+        return [p.Repeat(at=at, number=dice.random.randrange(number))]
+    if draw < 0.32:
+        withdraw = p.Withdraw(at=at, number=number, shape=shape, copies=copies)
+        if dice.one(0.8):
+            return [withdraw]
+        soon = max(0.1, at + dice.seconds(-0.5, 0.5))
+        return [withdraw, p.HumanReplaces(at=soon, name=shape, fields=dice.fields())]
+    if draw < 0.36:
+        return [p.Garbage(at=at, shape=shape, payload=dice.random.choice(_GARBAGE))]
+    if draw < 0.40:
+        present = dice.one(0.5)
+        return [p.Configure(at=at, present=present, concurrency=dice.random.randint(1, 4))]
+    policy = dice.random.choice(_POLICIES)
+    labels = {"team": "a"} if dice.one(0.2) else {}
+    declare = p.Declare(
+        at=at,
+        number=number,
+        shape=shape,
+        fields=dice.fields(),
+        policy=policy,
+        labels=labels,
+        copies=copies,
+    )
+    return [declare]
+
+
+def _of_a_human(dice: _Dice, at: float, shapes: list[str]) -> p.Step:
+    name, draw = dice.random.choice([*shapes, "zoo"]), dice.random.random()
+    if draw < 0.35:
+        return p.HumanDeletes(at=at, name=name)
+    if draw < 0.60:
+        label_of = dice.random.choice(["", "", "", *shapes])
+        return p.HumanMakes(at=at, name=name, fields=dice.fields(), label_of=label_of)
+    if draw < 0.65:
+        return p.HumanReplaces(at=at, name=name, fields=dice.fields())
+    if draw < 0.90:
+        fields = dice.fields() if dice.one(0.7) else {"note": "mine"}
+        return p.HumanEdits(at=at, name=name, fields=fields)
+    return p.HumanStripsLabels(at=at, name=name)
+
+
+def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
+    draw, choose = dice.random.random(), dice.random.choice
+    if draw < 0.25:
+        return _strike(dice, at, "write", choose(_WRITE_STRIKES))
+    if draw < 0.60:
+        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(p.BUS_SORTS)
+        return _strike(dice, at, what, choose(_BUS_STRIKES))
+    if draw < 0.64:
+        return _strike(dice, at, choose(("read", "list")), choose(("refuse", "throttle", "delay")))
+    if draw < 0.75:
+        return _of_a_process(dice, at, choose(processes))
+    return _of_the_surroundings(dice, at)
+
+
+def _of_a_process(dice: _Dice, at: float, process: str) -> p.Step:
+    if dice.one(0.5):
+        return p.Crash(at=at, process=process, down_seconds=dice.seconds(0.5, 8.0))
+    return p.Pause(at=at, process=process, seconds=dice.seconds(1.0, 16.0))
+
+
+def _of_the_surroundings(dice: _Dice, at: float) -> p.Step:
+    draw, choose = dice.random.random(), dice.random.choice
+    if draw < 0.25:
+        how = choose(("half-way", "half-way", "leaves out"))
+        return p.ListingFails(at=at, how=how, index=dice.random.randint(0, 2))
+    if draw < 0.40:
+        return p.Erase(at=at, what=choose(("rows", "snapshots", "timers")))
+    if draw < 0.52:
+        return p.BusAway(at=at, seconds=dice.seconds(0.2, 6.0))
+    if draw < 0.68:
+        return p.FollowersLag(at=at, seconds=dice.seconds(0.5, 8.0))
+    if draw < 0.82:
+        return p.Repin(at=at)
+    if draw < 0.88:
+        return p.TimersFail(at=at, how=choose(("lost", "doubled", "late")), count=choose((1, 3)))
+    if draw < 0.94:
+        return p.Redeliver(at=at, what=choose(("intake", "actions")), count=choose((1, 2, 5)))
+    return p.ApiAway(at=at, seconds=dice.seconds(0.5, 6.0))
+
+
+def _strike(dice: _Dice, at: float, what: p.Sort, strike: p.Strike) -> p.OnRequest:
+    waits = strike in ("delay", "pause before", "pause after", "lose reply")
+    return p.OnRequest(
+        at=at, what=what, strike=strike, seconds=dice.seconds(0.2, 14.0) if waits else 0.0
+    )

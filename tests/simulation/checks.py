@@ -1,0 +1,231 @@
+"""The invariants that can be checked at every step: at each append, each call and each effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from events.envelope import decode_intake
+from events.external import ExternalObject
+from events.intake import Observed
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    ExternalObserved,
+    LogEvent,
+    OwnershipClaimed,
+    OwnershipReleased,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.names import ShapeKey
+from reconciler.ports import ShapeAppend, StoredEvent
+from reconciler.shape.evolve import evolve
+from reconciler.shape.inputs import Command, Context
+from reconciler.shape.state import NEW, ShapeState
+from reconciler.shape.turn import Turn, take_turn
+from tests.simulation.api import Api
+from tests.simulation.bus.intake import IntakeStream
+from tests.simulation.bus.log import LogStream
+from tests.simulation.provider import Lies
+
+
+class RecordedTurn(NamedTuple):
+    """A turn as a decider took it."""
+
+    before: ShapeState
+    commands: Sequence[Command]
+    context: Context
+    events: Sequence[LogEvent]
+
+
+class Checks:
+    """Follows the log and the API, and collects what must never happen."""
+
+    def __init__(
+        self, log: LogStream, intake: IntakeStream, api: Api, lies: Lies, stop: Callable[[], None]
+    ) -> None:
+        self._intake = intake
+        self._api = api
+        self._lies = lies
+        self._stop = stop
+        self.violations: list[str] = []
+        self.states: dict[ShapeKey, ShapeState] = {}
+        self.ours: set[str] = set()
+        self.released: set[str] = set()
+        self.effects = 0
+        self.unchanged: set[int] = set()
+        self.turns: list[RecordedTurn] = []
+        self._turn_of: dict[int, RecordedTurn] = {}
+        self._actions: dict[str, Action] = {}
+        self._sent: dict[str, Action] = {}
+        self._effects_of: set[str] = set()
+        self.action_of: dict[str, str] = {}
+        self._generation_of: dict[tuple[ShapeKey, str, str], int] = {}
+        log.after_store.append(self._appended)
+        api.before_call = self._called
+        api.before_effect = self._effect
+        api.after_create = self.ours.add
+
+    def fail(self, what: str) -> None:
+        """Tell that an invariant does not hold, and end the run."""
+        self.violations.append(what)
+        self._stop()
+
+    # --- turns
+
+    def take_turn(self, state: ShapeState, commands: Sequence[Command], context: Context) -> Turn:
+        """Take a turn as the decider does, and remember it."""
+        context = Context(
+            context.key,
+            context.now,
+            context.jitter,
+            context.log_id,
+            context.kind,
+            dict(context.configs),
+        )
+        turn = take_turn(state, commands, context)
+        for command, answer in zip(commands, turn.answers, strict=True):
+            if answer is not None and answer.reason == "Unchanged":
+                self.unchanged.add(command.position)
+        recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))
+        self.turns.append(recorded)
+        for event in turn.events:
+            self._turn_of[id(event)] = recorded
+        return turn
+
+    # --- the log
+
+    def _appended(self, append: ShapeAppend, stored: Sequence[StoredEvent]) -> None:
+        key = append.key
+        state = self.states.get(key, NEW)
+        turn = self._turn_of.get(id(append.events[0]))
+        if turn is None:
+            self.fail(f"{key}: an event was stored that no turn decided")
+        elif append.events[0] is turn.events[0] and turn.before != state:
+            self.fail(
+                f"{key}: version {state.version + 1} was decided from a state that is not the "
+                f"fold of the log: {_difference(turn.before, state)}"
+            )
+        for position, event in stored:
+            if event.shapeversion != state.version + 1:
+                self.fail(
+                    f"{key}: version {event.shapeversion} follows version {state.version}"
+                    f" at position {position}"
+                )
+                return
+            self._look_at(key, state, event)
+            state = evolve(state, event)
+        self.states[key] = state
+
+    def _look_at(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+        match event.data:
+            case ActionDecided(action):
+                if state.in_flight is not None:
+                    self.fail(f"{event.id}: decided while {state.in_flight.action.action_id} is")
+                if action.action_id != event.id:
+                    self.fail(f"{event.id}: the action is called {action.action_id}")
+                self._actions[action.action_id] = action
+            case ActionRetried(action):
+                if self._actions.get(action.action_id) != action:
+                    self.fail(f"{event.id}: a retry changed the parameters of {action.action_id}")
+            case ExternalObserved():
+                self._observed(key, state, event, event.data)
+            case OwnershipClaimed(uid=str(uid)):
+                self._claimed(key, state, event, uid)
+            case OwnershipReleased(uid=str(uid), reason="Orphaned"):
+                self.ours.discard(uid)
+                self.released.add(uid)
+            case SpecDeclared() | SpecWithdrawn():
+                self._declared(key, event, event.data.generation)
+            case _:
+                pass
+
+    def _declared(self, key: ShapeKey, event: LogEvent, generation: int) -> None:
+        """One message makes one generation, however often it is delivered."""
+        first = self._generation_of.setdefault((key, event.actor, event.causeid), generation)
+        if first != generation:
+            self.fail(f"{event.id}: message {event.causeid} made generation {first} already")
+
+    def _claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent, uid: str) -> None:
+        """What is not ours becomes ours only as the policy or the configuration says."""
+        assert isinstance(event.data, OwnershipClaimed)
+        reason = event.data.reason
+        spec = state.spec
+        if reason == "Adopted" and (spec is None or spec.policy.adoption != "Adopt"):
+            self.fail(f"{event.id}: {uid} was adopted against the policy")
+        if reason == "ExclusiveScope" and not self._api.traits.exclusive:
+            self.fail(f"{event.id}: {uid} was claimed in a shared scope")
+        if reason == "Label" and self._api.traits.ownership != "Label":
+            self.fail(f"{event.id}: {uid} was claimed by its label, which decides nothing")
+        if reason == "Returned" and uid not in self.ours:
+            self.fail(f"{event.id}: {uid} never was ours, so it cannot have returned")
+        self.ours.add(uid)
+        self.released.discard(uid)
+
+    def _observed(
+        self, key: ShapeKey, state: ShapeState, event: LogEvent, data: ExternalObserved
+    ) -> None:
+        """What is recorded as seen began after our last effect, and absence is true."""
+        if state.in_flight is not None:
+            self.fail(f"{event.id}: an observation was believed while an action is in flight")
+        if data.as_of < state.effect_position:
+            self.fail(f"{event.id}: an observation was believed that is older than our effect")
+        source = self._intake.messages[event.causeposition - 1]
+        observed = decode_intake(source.payload, expected="observed", fallback_id="-").data
+        assert isinstance(observed, Observed)
+        grace = self._api.traits.grace_seconds
+        if grace and state.effect_at is not None and observed.began_at is not None:
+            waited = (observed.began_at - state.effect_at).total_seconds()
+            if waited < grace:
+                self.fail(f"{event.id}: believed {waited:.2f} s after our effect: grace {grace} s")
+        if data.object is None:
+            began = self._intake.messages[data.as_of - 1].stored_at if data.as_of else 0.0
+            name = data.external_name
+            lied = any(each == name and at >= began for at, each in self._lies.left_out)
+            if not lied and not self._api.was_absent_within(name, began - grace, source.stored_at):
+                self.fail(f"{event.id}: {name} was held for gone, but it was there all the time")
+
+    # --- the API
+
+    def _called(self, action: Action) -> None:
+        """The API hears of nothing that the log does not have."""
+        if self._actions.get(action.action_id) != action:
+            self.fail(f"{action.operation} {action.external_name}: no such intent in the log")
+        first = self._sent.setdefault(action.idempotency_key, action)
+        if first != action:
+            self.fail(f"{action.action_id}: its key came with other parameters before")
+
+    def _effect(self, action: Action, found: ExternalObject | None) -> None:
+        """One effect a key, and none on what is not ours."""
+        self.effects += 1
+        if self._api.traits.idempotency_keys:
+            if action.idempotency_key in self._effects_of:
+                self.fail(f"{action.action_id}: a second effect with one key")
+            if action.action_id in self._effects_of:
+                self.fail(f"{action.action_id}: a second effect of one action")
+        self._effects_of |= {action.idempotency_key, action.action_id}
+        self.action_of[action.idempotency_key] = action.action_id
+        if found is None or not self._api.traits.conditional_writes:
+            return  # unconditional: between the look and the write it may have become another
+        if found.uid not in self.ours:
+            self.fail(f"{action.action_id}: {action.operation} of {found.uid}, which is not ours")
+
+
+def check_determinism(turns: Sequence[RecordedTurn]) -> str | None:
+    """Take every turn once more; tell the first that gives other events."""
+    for turn in turns:
+        again = take_turn(turn.before, turn.commands, turn.context)
+        if tuple(again.events) != turn.events:
+            return (
+                f"{turn.context.key}: version {turn.before.version} is not decided the same again"
+            )
+    return None
+
+
+def _difference(left: ShapeState, right: ShapeState) -> str:
+    names = [
+        name for name in ShapeState.__struct_fields__ if getattr(left, name) != getattr(right, name)
+    ]
+    return ", ".join(f"{n}: {getattr(left, n)!r} is not {getattr(right, n)!r}" for n in names)

@@ -1,0 +1,295 @@
+"""What must hold when the faults have stopped and everything has come to rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+
+from events.envelope import InvalidMessageError, decode_intake, decode_log
+from events.external import ExternalObject
+from events.intake import Declared, Withdrawn
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionSucceeded,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.manifest import Fields, InvalidManifestError, Policy, take_apart
+from events.names import InvalidNameError, ShapeKey
+from events.subjects import parse_stored_intake
+from projections.read_models import ReadModels, rebuild
+from reconciler.shape.owner_label import OWNER_LABEL, owner
+from reconciler.shape.state import ShapeState
+from tests.simulation.api import REFUSED_COLOR
+from tests.simulation.bus.log import LOG_ID
+from tests.simulation.checks import check_determinism
+from tests.simulation.clock import seconds_of
+from tests.simulation.world import World
+
+_QUIET_SECONDS = 12.0
+_MOST_ROUNDS = 40
+_RETRIED = ("Transient", "Throttled", "Unknown")
+
+
+def settle(world: World) -> None:
+    """Let everything come to rest, and then stay there; tell the checks if it does not."""
+    for _ in range(_MOST_ROUNDS):
+        before = _traces(world)
+        world.run_for(_QUIET_SECONDS)
+        if world.checks.violations:
+            return
+        if _traces(world) == before and world.intake.is_idle and world.actions.is_idle:
+            break
+    else:
+        world.checks.fail("it never came to rest")
+        return
+    before, messages = _traces(world), world.intake.last_position
+    world.run_for(_QUIET_SECONDS)
+    if (_traces(world), world.intake.last_position) != (before, messages):
+        world.checks.fail("an idle fleet cost more than listings")
+
+
+def _traces(world: World) -> tuple[int, int, int]:
+    return world.log.last_position, world.api.calls, len(world.api.changes)
+
+
+def problems(world: World) -> Iterator[str]:
+    """Give what is wrong with the end of a run."""
+    yield from (actor.failure for actor in world.actors.values() if actor.failure)
+    yield from world.loop.failures
+    wanted = _declarations(world, without=frozenset())
+    told = _declarations(world, without=world.checks.unchanged)
+    for key in wanted.keys() | world.checks.states.keys():
+        if key.kind == "Shape":
+            found = list(_of_shape(world, key, wanted.get(key)))
+            # A declaration that changes nothing leaves no trace in the log: one that stood before
+            # it, and is decided after it, wins.
+            yield from found if list(_of_shape(world, key, told.get(key))) else ()
+    yield from _leaks(world)
+    yield from _open_actions(world)
+    yield from _read_models(world)
+    again = check_determinism(world.checks.turns)
+    if again is not None:
+        yield again
+
+
+# --- what is declared exists as declared
+
+
+class _Wanted:
+    """What was declared last, or that it was withdrawn."""
+
+    def __init__(self, fields: Fields | None, labels: dict[str, str], policy: Policy) -> None:
+        self.fields = fields
+        self.labels = labels
+        self.policy = policy
+
+
+def _declarations(world: World, *, without: AbstractSet[int]) -> dict[ShapeKey, _Wanted]:
+    """Read from the intake what was wanted last of each shape, in the order of its positions."""
+    wanted: dict[ShapeKey, tuple[int, _Wanted]] = {}
+    made = _positions_that_made_generations(world)
+    for message in world.intake.messages:
+        try:
+            what, key = parse_stored_intake(message.subject)
+            if what != "desired" or key.kind != "Shape" or message.position in without:
+                continue
+            said = decode_intake(message.payload, expected="desired", fallback_id="-")
+            position = made.get((key, said.id), message.position)
+            if key in wanted and position < wanted[key][0]:
+                continue
+            if isinstance(said.data, Withdrawn):
+                wanted[key] = position, _Wanted(None, {}, Policy())
+            elif isinstance(said.data, Declared):
+                taken = take_apart(said.data.manifest)
+                fields = world.kinds["Shape"].checked_fields(taken.fields)
+                wanted[key] = position, _Wanted(fields, taken.labels, taken.policy)
+        except (InvalidMessageError, InvalidManifestError, InvalidNameError):
+            continue
+    return {key: each for key, (_, each) in wanted.items()}
+
+
+def _positions_that_made_generations(world: World) -> dict[tuple[ShapeKey, str], int]:
+    """Where the messages stood that were accepted: repeated later, they say nothing new.
+
+    One that changed nothing when it came is not remembered, and counts where it came last.
+    """
+    return {
+        (event.key, event.causeid): event.causeposition
+        for _, event in world.log.events
+        if isinstance(event.data, SpecDeclared | SpecWithdrawn)
+    }
+
+
+def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[str]:
+    state = world.checks.states.get(key)
+    if state is None:
+        if wanted is not None and wanted.fields is not None:
+            yield f"{key}: its declaration is lost"
+        return
+    declared = wanted is not None and wanted.fields is not None
+    if state.declared != declared:
+        yield f"{key}: declared is {state.declared}, but should be {declared}"
+        return
+    if wanted is not None and wanted.fields is not None:
+        spec = state.spec
+        assert spec is not None
+        if (spec.fields, spec.labels, spec.policy) != (wanted.fields, wanted.labels, wanted.policy):
+            yield f"{key}: {spec.fields} {spec.policy} is decided, the newest declaration is other"
+            return
+    if state.outcome is None and (state.generation or state.observed is not None):
+        yield f"{key}: no outcome was told"
+        return
+    problem = _problem(world, key, state)
+    if problem is not None:
+        told = state.outcome and (state.outcome.outcome, state.outcome.reason)
+        yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
+
+
+def _problem(world: World, key: ShapeKey, state: ShapeState) -> str | None:
+    """Compare a shape at rest with what the API really has."""
+    found = world.api.objects.get(key.name)
+    ours = found is not None and found.uid in world.checks.ours
+    told = "" if state.outcome is None else state.outcome.outcome
+    if not state.declared or state.spec is None:
+        return "it is withdrawn, but ours is there" if ours and told != "Disputed" else None
+    policy = state.spec.policy
+    if policy.paused or policy.mode == "ObserveOnly":
+        return None
+    if told in ("Conflict", "Disputed"):
+        arrived_late = found is not None and found.uid in late_arrivals(world)
+        return _conflict_problem(world, key, found, ours=ours and not arrived_late)
+    if policy.mode == "Absent":
+        return "it is declared absent, but ours is there" if ours else None
+    if told == "Failed" and state.spec.fields.get("color") == REFUSED_COLOR:
+        return None
+    if told == "Drifted" and policy.mode == "CreateOnly":
+        return None
+    if told != "Converged":
+        return "it is declared, and not converged"
+    if found is None or not ours:
+        return "it is said to have converged, and is not there"
+    return _content_problem(world, key, state, found)
+
+
+def _conflict_problem(
+    world: World, key: ShapeKey, found: ExternalObject | None, *, ours: bool
+) -> str | None:
+    if found is None:
+        return "there is nothing to conflict with"
+    label = found.labels.get(OWNER_LABEL)
+    another = label is not None and label != owner(LOG_ID, key)
+    return "it conflicts with an object that is ours" if ours and not another else None
+
+
+def _content_problem(
+    world: World, key: ShapeKey, state: ShapeState, found: ExternalObject
+) -> str | None:
+    assert state.spec is not None
+    ignored = state.spec.policy.ignore_fields
+    for name, value in state.spec.fields.items():
+        if name not in ignored and found.fields.get(name) != value and name != "size":
+            return f"{name} is {found.fields.get(name)!r}, declared is {value!r}"
+    declared_size = state.spec.fields.get("size", {})
+    for name, value in declared_size.items():
+        if found.fields.get("size", {}).get(name) != value:
+            return f"size.{name} is not as declared"
+    if world.plan.api.labels:
+        labels = {**state.spec.labels, OWNER_LABEL: owner(LOG_ID, key)}
+        if not labels.items() <= found.labels.items():
+            return f"its labels are {found.labels}"
+    return None
+
+
+# --- nothing leaked, nothing lost
+
+
+def late_arrivals(world: World) -> set[str]:
+    """Give what was made by a call that arrived when its action had come to its end.
+
+    A later attempt was refused meanwhile, because somebody else's object stood there for a while.
+    No log can know of it; it is shown as a conflict.
+    """
+    ended: dict[str, float] = {}
+    for _, event in world.log.events:
+        if isinstance(event.data, ActionFailed) and event.data.error.error_class not in _RETRIED:
+            ended[event.data.action_id] = seconds_of(event.time)
+    return {
+        change.after.uid
+        for change in world.api.changes
+        if change.before is None
+        and change.after is not None
+        and change.after.uid is not None
+        and change.at >= ended.get(world.checks.action_of.get(change.key, ""), float("inf"))
+    }
+
+
+def _leaks(world: World) -> Iterator[str]:
+    states, late = world.checks.states, late_arrivals(world)
+    owned = {state.owned.uid: key for key, state in states.items() if state.owned is not None}
+    pending = {
+        state.in_flight.action.external_name
+        for state in states.values()
+        if state.in_flight is not None and _is_paused(state)
+    }
+    for name, found in world.api.objects.items():
+        is_ours = found.uid in world.checks.ours and found.uid not in late
+        if is_ours and found.uid not in owned and name not in pending:
+            yield f"{name}: {found.uid} is ours, and the log does not own it: a leak"
+    there = {found.uid for found in world.api.objects.values()}
+    for uid, key in owned.items():
+        if uid not in there and not _is_paused(states[key]):
+            yield f"{key}: the log owns {uid}, which is not there"
+
+
+def _open_actions(world: World) -> Iterator[str]:
+    """Every decided action came to an end, unless its shape is paused."""
+    open_actions: dict[str, tuple[ShapeKey, Action]] = {}
+    for _, event in world.log.events:
+        match event.data:
+            case ActionDecided(action):
+                open_actions[action.action_id] = (event.key, action)
+            case ActionSucceeded(action_id=ended) | ActionAbandoned(action_id=ended):
+                open_actions.pop(ended, None)
+            case ActionFailed(action_id=ended, error=error) if error.error_class not in _RETRIED:
+                open_actions.pop(ended, None)
+            case _:
+                pass
+    for action_id, (key, _action) in open_actions.items():
+        if not _is_paused(world.checks.states[key]):
+            yield f"{action_id}: it was decided, and never came to an end"
+
+
+def _is_paused(state: ShapeState) -> bool:
+    return state.declared and state.spec is not None and state.spec.policy.paused
+
+
+# --- what is derived
+
+
+def _read_models(world: World) -> Iterator[str]:
+    """The live read models, the stored rows and those rebuilt from the log are the same bytes."""
+    history = [
+        (position, decode_log(payload)) for position, payload in enumerate(world.log.payloads, 1)
+    ]
+    expected = dict(rebuild(history).rows())
+    if world.rows.content != expected:
+        yield f"the stored rows are not those of the log: {_changed(world.rows.content, expected)}"
+    for actor in world.actors.values():
+        if actor.models is not None and _rows(actor.models) != expected:
+            yield f"{actor.plan.name}: its read models are not those of the log"
+
+
+def _rows(models: ReadModels) -> dict[str, bytes]:
+    return dict(models.rows())
+
+
+def _changed(left: dict[str, bytes], right: dict[str, bytes]) -> str:
+    return ", ".join(
+        f"{name}: {left.get(name)!r} is not {right.get(name)!r}"
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name) != right.get(name)
+    )

@@ -1,0 +1,245 @@
+"""An event loop with a clock of its own, and with processes that can be killed and paused.
+
+Every callback belongs to the process whose code asked for it (by its ``contextvars`` context). In a
+process callbacks run in order, as asyncio promises; which process runs next is drawn from the seed.
+A killed process never runs again, not even its ``finally`` blocks, as after SIGKILL; a paused one
+goes on later, with everything that became due meanwhile, as after SIGSTOP and SIGCONT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+_MOST_WAITS_AT_THE_END = 10
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+class Process:
+    """What the loop knows of one process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+        self.paused = False
+        self.ready: deque[asyncio.Handle] = deque()
+
+
+OUTSIDE = Process("outside")
+_process: ContextVar[Process] = ContextVar("process", default=OUTSIDE)
+
+
+def current_process() -> Process:
+    """Give the process whose code is running."""
+    return _process.get()
+
+
+class StuckError(Exception):
+    """Nothing is ready and no timer is set: nobody will ever do anything again."""
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """Runs callbacks one by one; time jumps to the next timer when nothing is ready."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed).random
+        self._now = 1_000.0
+        self._timers: list[tuple[float, int, asyncio.Handle, Process]] = []
+        self._count = 0
+        self._runnable: list[Process] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._closed = False
+        self.steps = 0
+        self.failures: list[str] = []
+        self.stopped = False
+
+    # --- processes
+
+    def start(self, process: Process, main: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run a coroutine as the main task of a process."""
+        context = copy_context()
+        context.run(_process.set, process)
+        return self.create_task(main, context=context)
+
+    def kill(self, process: Process) -> None:
+        """Let a process never run again."""
+        process.dead = True
+        process.ready.clear()
+        self._not_runnable(process)
+
+    def pause(self, process: Process) -> None:
+        """Let a process stand still."""
+        process.paused = True
+        self._not_runnable(process)
+
+    def resume(self, process: Process) -> None:
+        """Let a process go on."""
+        if process.paused and not process.dead:
+            process.paused = False
+            if process.ready:
+                self._runnable.append(process)
+
+    def _not_runnable(self, process: Process) -> None:
+        if process in self._runnable:
+            self._runnable.remove(process)
+
+    # --- running
+
+    def run_until(self, when: float) -> None:
+        """Run everything up to a time, or until ``stopped``."""
+        with self._running():
+            while not self.stopped:
+                if not self._runnable and not self._advance(when):
+                    break
+                self._run_one()
+        if not self.stopped:
+            self._now = max(self._now, when)
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until a coroutine or future is done."""
+        task = asyncio.ensure_future(future, loop=self)
+        with self._running():
+            while not task.done():
+                if not self._runnable and not self._advance(float("inf")):
+                    raise StuckError
+                self._run_one()
+        return task.result()
+
+    @contextlib.contextmanager
+    def _running(self) -> Generator[None]:
+        asyncio._set_running_loop(self)  # pyright: ignore
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)  # pyright: ignore
+
+    def _advance(self, limit: float) -> bool:
+        """Go to the next timers, if they are due by the limit; tell whether something is ready."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers or timers[0][0] > limit:
+            return False
+        self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            _, _, handle, process = heapq.heappop(timers)
+            if not handle.cancelled():
+                self._enqueue(handle, process)
+        return True
+
+    def _enqueue(self, handle: asyncio.Handle, process: Process) -> None:
+        if process.dead:
+            return
+        if not process.ready and not process.paused:
+            self._runnable.append(process)
+        process.ready.append(handle)
+
+    def _run_one(self) -> None:
+        runnable = self._runnable
+        if not runnable:
+            return
+        index = int(self._random() * len(runnable)) if len(runnable) > 1 else 0
+        process = runnable[index]
+        handle = process.ready.popleft()
+        if not process.ready:
+            runnable[index] = runnable[-1]
+            runnable.pop()
+        if handle.cancelled():
+            return
+        self.steps += 1
+        handle._run()  # pyright: ignore
+
+    # --- what asyncio asks of a loop
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        context = copy_context() if context is None else context
+        handle = asyncio.Handle(callback, args, self, context)
+        self._enqueue(handle, context.get(_process, OUTSIDE))
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        context = copy_context() if context is None else context
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._count += 1
+        entry = (when, self._count, handle, context.get(_process, OUTSIDE))
+        heapq.heappush(self._timers, entry)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are dropped when they are due."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append(task)
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._closed
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Take what nobody caught; a task of a killed process that is dropped is none of it."""
+        if not self._closed:
+            error = context.get("exception")
+            self.failures.append(f"{context.get('message')}: {error!r}")
+
+    def close(self) -> None:
+        """Drop every task where it stands."""
+        self._closed = True
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # pyright: ignore
+                _drop(task.get_coro())  # pyright: ignore
+        self._tasks.clear()
+        self._timers.clear()
+        self._runnable.clear()
+
+
+def _drop(coroutine: Any) -> None:
+    """End a coroutine where it stands, though its ``finally`` blocks may want to wait."""
+    for _ in range(_MOST_WAITS_AT_THE_END):
+        try:
+            coroutine.close()
+        except (RuntimeError, BaseExceptionGroup):
+            continue
+        return

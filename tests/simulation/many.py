@@ -1,0 +1,79 @@
+"""Runs many seeds, in several processes at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from tests.simulation.chance import plan_of
+from tests.simulation.run import run
+
+_SEEDS_AT_ONCE = 20
+
+
+@dataclass
+class Tally:
+    """What came of some seeds: the failed ones with their first violation, and what happened."""
+
+    seeds: int = 0
+    steps: int = 0
+    events: int = 0
+    effects: int = 0
+    seconds: float = 0.0
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+    happened: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, other: Tally) -> None:
+        """Count others too."""
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.events += other.events
+        self.effects += other.effects
+        self.seconds += other.seconds
+        self.failed |= other.failed
+        self.happened.update(other.happened)
+
+
+def run_some(seeds: Sequence[int]) -> Tally:
+    """Run seeds one after the other."""
+    tally = Tally()
+    for seed in seeds:
+        result = run(plan_of(seed))
+        tally.seeds += 1
+        tally.steps += result.steps
+        tally.events += result.events
+        tally.effects += result.effects
+        tally.seconds += result.seconds
+        tally.happened.update(result.happened)
+        tally.happened.update(result.struck)
+        if result.violations:
+            tally.failed[seed] = result.violations[0]
+    return tally
+
+
+def run_many(
+    first: int, count: int, *, processes: int = 2, progress: Callable[[int], None] | None = None
+) -> Tally:
+    """Run the seeds from ``first`` on; ``progress`` hears how many more are done."""
+    total = Tally()
+    for tally in _tallies(first, count, processes):
+        total.add(tally)
+        if progress is not None:
+            progress(tally.seeds)
+    return total
+
+
+def _tallies(first: int, count: int, processes: int) -> Iterator[Tally]:
+    last = first + count
+    parts = [
+        range(start, min(start + _SEEDS_AT_ONCE, last))
+        for start in range(first, last, _SEEDS_AT_ONCE)
+    ]
+    if processes == 1:
+        yield from map(run_some, parts)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_some, parts)

@@ -1,0 +1,389 @@
+"""Defects put into the product on purpose, each of which the simulation has to notice.
+
+Each is a function that changes the product through a ``pytest.MonkeyPatch``, which is undone after
+the run. A defect that no seed notices says that the simulation is too kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, Answer, Observed, SnapshotBegan
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionRetried,
+    LogEvent,
+    OwnershipClaimed,
+)
+from events.names import ShapeKey
+from projections.status import StatusRow
+from reconciler.errors import ProviderError
+from reconciler.ports import AppendLostError, IntakeDelivery, LoadedShape, ShapeAppend, StoredEvent
+from reconciler.services import worker as worker_module
+from reconciler.services.configurations import Configurations
+from reconciler.services.decider import Decider
+from reconciler.services.listing import SnapshotAssembler
+from reconciler.services.observer import Observer
+from reconciler.services.repository import Commit, KeptShape, ShapeRepository, decode_snapshot
+from reconciler.services.sweeper import Sweeper
+from reconciler.services.worker import Worker
+from reconciler.shape import facts, keeping, letting_go, plan, pursuing
+from reconciler.shape.actions import new_action
+from reconciler.shape.evolve import fold
+from tests.simulation.bus.actions import ActionQueue
+from tests.simulation.bus.log import LogStream
+
+Patch = pytest.MonkeyPatch
+
+
+class Mutation(NamedTuple):
+    """A defect, and how it is put in."""
+
+    name: str
+    put_in: Callable[[Patch], None]
+
+
+# --- writing
+
+
+def _no_compare_and_set(patch: Patch) -> None:
+    really = LogStream.append
+
+    def append(self: LogStream, appends: Sequence[ShapeAppend]) -> list[int]:
+        self.checks_expectations = False
+        return really(self, appends)
+
+    patch.setattr(LogStream, "append", append)
+
+
+def _a_lost_append_taken_for_done(patch: Patch) -> None:
+    async def commit(self: Any, commits: Sequence[Commit]) -> list[Commit]:
+        try:
+            await self._append(commits)
+        except AppendLostError:
+            self.forget([each.key for each in commits])
+        return []
+
+    patch.setattr(ShapeRepository, "_commit", commit)
+
+
+def _no_events_taken_for_no_news(patch: Patch) -> None:
+    async def outdated(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
+        return []
+
+    patch.setattr(ShapeRepository, "_outdated", outdated)
+
+
+def _intake_acknowledged_before_the_append(patch: Patch) -> None:
+    really = Decider.handle
+
+    async def handle(self: Any, batch: Sequence[IntakeDelivery]) -> None:
+        await self._reader.ack(batch)
+        await really(self, batch)
+
+    patch.setattr(Decider, "handle", handle)
+
+
+def _snapshot_without_its_later_events(patch: Patch) -> None:
+    def keep(self: Any, loaded: Mapping[ShapeKey, LoadedShape]) -> list[ShapeKey]:
+        for key, shape in loaded.items():
+            known = None if shape.snapshot is None else decode_snapshot(shape.snapshot)
+            state = fold(shape.events) if known is None else known
+            self._kept[key] = KeptShape(state, shape.last_position, state.version)
+        return []
+
+    patch.setattr(ShapeRepository, "_keep", keep)
+    patch.setattr("reconciler.services.repository.EVENTS_BETWEEN_SNAPSHOTS", 3)
+
+
+def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
+    """A worker hears of an action though its append is refused."""
+    really = LogStream.append
+
+    def append(self: LogStream, appends: Sequence[ShapeAppend]) -> list[int]:
+        try:
+            return really(self, appends)
+        except AppendLostError:
+            for each in appends:
+                for event in each.events:
+                    if isinstance(event.data, ActionDecided):
+                        stored = StoredEvent(len(self.events) + 1, event)
+                        for hook in self.after_store[:1]:
+                            self.events.append(stored)
+                            self.payloads.append(b"")
+                            hook(each, [stored])
+            raise
+
+    patch.setattr(LogStream, "append", append)
+
+
+# --- calling
+
+
+def _a_key_for_each_attempt(patch: Patch) -> None:
+    really: Any = worker_module._execute  # pyright: ignore[reportPrivateUsage]
+    count = 0
+
+    async def execute(provider: Any, action: Action) -> Any:
+        nonlocal count
+        count += 1
+        return await really(provider, replace(action, idempotency_key=f"attempt-{count}"))
+
+    patch.setattr(worker_module, "_execute", execute)
+
+
+def _other_parameters_at_a_retry(patch: Patch) -> None:
+    def pursue(state: Any, flight: Any, context: Any, config: Any) -> Any:
+        step = pursuing.pursue(state, flight, context, config)
+        if isinstance(step, ActionRetried) and state.spec is not None:
+            return replace(step, action=replace(step.action, fields=state.spec.fields))
+        return step
+
+    patch.setattr(plan, "pursue", pursue)
+
+
+def _action_acknowledged_before_its_result_is_stored(patch: Patch) -> None:
+    really: Any = Worker._work  # pyright: ignore[reportPrivateUsage]
+
+    async def work(self: Any, delivery: Any) -> None:
+        await self._reader.ack([delivery])
+        await really(self, delivery)
+
+    patch.setattr(Worker, "_work", work)
+
+
+def _results_stored_at_most_once(patch: Patch) -> None:
+    async def report(self: Any) -> None:
+        while True:
+            await self._result_came.wait()
+            self._result_came.clear()
+            results: list[tuple[Any, Any]] = self._results
+            self._results = list[tuple[Any, Any]]()
+            with contextlib.suppress(Exception):
+                await self._intake.publish([message for _, message in results])
+            await self._let_go([delivery for delivery, _ in results])
+
+    patch.setattr(Worker, "_report_results", report)
+
+
+def _unknown_results_taken_for_refusals(patch: Patch) -> None:
+    really: Any = worker_module._as_action_error  # pyright: ignore[reportPrivateUsage]
+
+    def as_action_error(error: Any) -> ActionError:
+        told = really(error)
+        return replace(told, error_class="Conflict") if told.error_class == "Unknown" else told
+
+    patch.setattr(worker_module, "_as_action_error", as_action_error)
+
+
+def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
+    def pursue(state: Any, flight: Any, context: Any, config: Any) -> Any:
+        step = pursuing.pursue(state, flight, context, config)
+        if not isinstance(step, ActionRetried):
+            return step
+        action = flight.action
+        return new_action(state, context, action.operation, action.fields, action.labels)
+
+    patch.setattr(plan, "pursue", pursue)
+
+
+def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
+    def is_outdated(state: Any, flight: Any) -> bool:
+        return flight.action.generation != state.generation
+
+    patch.setattr(pursuing, "_is_outdated", is_outdated)
+
+
+def _no_lease(patch: Patch) -> None:
+    """Every action is handed out once and never again."""
+    really = ActionQueue.serve
+
+    def serve(self: Any) -> None:
+        really(self)
+        self._consumer._outstanding.clear()
+
+    patch.setattr(ActionQueue, "serve", serve)
+
+
+# --- believing
+
+
+def _absence_from_a_partial_listing(patch: Patch) -> None:
+    async def list_once(self: Any, config_name: str, kind: str) -> int:
+        config = self._configurations.by_name[config_name]
+        provider = self._providers.get(config_name, kind)
+        as_of = await self._intake.last_position()
+        snapshot = SnapshotAssembler(SnapshotBegan(config_name, kind, as_of), self._now())
+        seen: dict[str, ExternalObject] = {}
+        try:
+            async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                seen |= {each.name: each for each in page}
+        except ProviderError:
+            pass
+        return await self.publish_changes(snapshot, seen, provider)
+
+    patch.setattr(Observer, "list_once", list_once)
+
+
+def _stale_observations_believed(patch: Patch) -> None:
+    def is_stale(*_: Any) -> bool:
+        return False
+
+    patch.setattr(facts, "_is_stale", is_stale)
+
+
+def _grace_ignored(patch: Patch) -> None:
+    really: Any = facts._is_stale  # pyright: ignore[reportPrivateUsage]
+
+    def is_stale(state: Any, position: int, data: Observed, context: Any) -> bool:
+        return really(replace(state, effect_at=None), position, data, context)
+
+    patch.setattr(facts, "_is_stale", is_stale)
+
+
+def _everything_seen_is_told(patch: Patch) -> None:
+    """An observer that does not compare with what the log knows."""
+
+    def interested(
+        _name: Any, _seen: Any, rows: Sequence[StatusRow] | None, _config: Any, _kind: Any
+    ) -> list[ShapeKey]:
+        return [row.key for row in rows or ()]
+
+    patch.setattr("reconciler.services.listing._interested", interested)
+
+
+# --- wanting
+
+
+def _late_declarations_win(patch: Patch) -> None:
+    really: Any = facts._known_already  # pyright: ignore[reportPrivateUsage]
+
+    def known_already(state: Any, command: Any) -> Answer | None:
+        answer: Answer | None = really(state, command)
+        return None if answer is not None and answer.reason == "Superseded" else answer
+
+    patch.setattr(facts, "_known_already", known_already)
+
+
+def _repeated_declarations_taken_for_new(patch: Patch) -> None:
+    def known_already(state: Any, command: Any) -> Answer | None:
+        really: Any = _really_known
+        return really(replace(state, declaration_ids=()), command)
+
+    patch.setattr(facts, "_known_already", known_already)
+
+
+_really_known: Any = facts._known_already  # pyright: ignore[reportPrivateUsage]
+
+
+def _configurations_read_once(patch: Patch) -> None:
+    """A process that does not follow the configurations."""
+    really = Configurations.apply
+
+    async def load(self: Configurations, log: Any) -> None:
+        for stored in await log.of_kind("system", "ProviderConfig"):
+            really(self, stored.event)
+
+    def apply(_self: Configurations, _event: LogEvent) -> None:
+        return
+
+    patch.setattr(Configurations, "load", load)
+    patch.setattr(Configurations, "apply", apply)
+
+
+def _lost_timers_never_swept(patch: Patch) -> None:
+    async def sweep(_self: Any) -> int:
+        return 0
+
+    patch.setattr(Sweeper, "sweep", sweep)
+
+
+# --- owning
+
+
+def _a_delete_ignores_the_uid(patch: Patch) -> None:
+    def without_uid(*args: Any, **rest: Any) -> ActionDecided:
+        decided = new_action(*args, **rest)
+        return ActionDecided(replace(decided.action, uid=None))
+
+    patch.setattr(letting_go, "new_action", without_uid)
+
+
+def _what_is_not_ours_is_removed(patch: Patch) -> None:
+    def not_ours(state: Any, context: Any, config: Any) -> Any:
+        if state.observed is None:
+            return _really_not_ours(state, context, config)
+        found = state.observed
+        return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", state.observed_in)
+
+    patch.setattr(letting_go, "_not_ours", not_ours)
+
+
+_really_not_ours: Any = letting_go._not_ours  # pyright: ignore[reportPrivateUsage]
+
+
+def _everything_is_adopted(patch: Patch) -> None:
+    def take_over(state: Any, found: ExternalObject, _context: Any, _config: Any) -> Any:
+        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
+
+    patch.setattr(keeping, "_take_over", take_over)
+
+
+def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
+    def forget(state: Any, _context: Any, _config: Any) -> Any:
+        return letting_go.OwnershipReleased(
+            state.owned.external_name, state.owned.uid, "Gone", state.owned.provider_config
+        )
+
+    patch.setattr(letting_go, "remove", forget)
+
+
+def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
+    def pursue(state: Any, flight: Any, context: Any, config: Any) -> Any:
+        step = pursuing.pursue(state, flight, context, config)
+        if isinstance(step, ActionRetried):
+            return ActionAbandoned(flight.action.action_id, flight.action.operation, "tired")
+        return step
+
+    patch.setattr(plan, "pursue", pursue)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation("skip the compare-and-set", _no_compare_and_set),
+    Mutation("a lost append is taken for done", _a_lost_append_taken_for_done),
+    Mutation("a turn without events is not checked", _no_events_taken_for_no_news),
+    Mutation("intake acknowledged before the append", _intake_acknowledged_before_the_append),
+    Mutation("snapshot used without its later events", _snapshot_without_its_later_events),
+    Mutation("no intent before effect", _actions_handed_out_before_they_are_stored),
+    Mutation("a key for each attempt", _a_key_for_each_attempt),
+    Mutation("other parameters at a retry", _other_parameters_at_a_retry),
+    Mutation(
+        "action acknowledged before its result", _action_acknowledged_before_its_result_is_stored
+    ),
+    Mutation("results stored at most once", _results_stored_at_most_once),
+    Mutation("unknown results taken for refusals", _unknown_results_taken_for_refusals),
+    Mutation("retry forgets the action in flight", _a_retry_forgets_the_action_in_flight),
+    Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
+    Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
+    Mutation("actions never handed out again", _no_lease),
+    Mutation("absence from a partial listing", _absence_from_a_partial_listing),
+    Mutation("stale observations believed", _stale_observations_believed),
+    Mutation("consistency grace ignored", _grace_ignored),
+    Mutation("everything seen is told", _everything_seen_is_told),
+    Mutation("a late declaration wins", _late_declarations_win),
+    Mutation("a repeated declaration is new", _repeated_declarations_taken_for_new),
+    Mutation("configurations not followed", _configurations_read_once),
+    Mutation("lost timers never swept", _lost_timers_never_swept),
+    Mutation("delete ignores the uid", _a_delete_ignores_the_uid),
+    Mutation("what is not ours is removed", _what_is_not_ours_is_removed),
+    Mutation("everything is adopted", _everything_is_adopted),
+    Mutation("what is withdrawn is forgotten", _withdrawn_objects_are_forgotten),
+)

@@ -1,0 +1,312 @@
+"""What happens in one run, as data: made from a seed, printed, stored, and made smaller.
+
+Times are seconds after the start. A fault on a request is armed at its time, and strikes the next
+request of its sort by any process (``process``: by that one): so each fault can be dropped without
+changing the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from events.manifest import Fields
+
+Sort = Literal[
+    "append",
+    "load",
+    "history",
+    "configurations",
+    "publish",
+    "position",
+    "pull",
+    "ack",
+    "later",
+    "actions",
+    "action ack",
+    "sign of life",
+    "timers",
+    "answer",
+    "bury",
+    "rows",
+    "feed",
+    "snapshots",
+    "write",
+    "read",
+    "list",
+]
+"""What a request to the bus or to the API asks for."""
+
+BUS_SORTS: tuple[Sort, ...] = (
+    "append",
+    "load",
+    "history",
+    "configurations",
+    "publish",
+    "position",
+    "pull",
+    "ack",
+    "actions",
+    "action ack",
+    "sign of life",
+    "timers",
+    "answer",
+    "bury",
+    "rows",
+    "feed",
+    "snapshots",
+)
+
+Strike = Literal[
+    "lose request",
+    "lose reply",
+    "delay",
+    "crash before",
+    "crash after",
+    "pause before",
+    "pause after",
+    "refuse",
+    "throttle",
+    "break",
+]
+"""``refuse``: the API says no before it does anything; ``break``: it fails after it has done it."""
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="step"):
+    at: float
+
+
+class Declare(_Step, frozen=True, tag=True):
+    """A service declares a shape. ``number`` names the message, so that it can be repeated."""
+
+    number: int
+    shape: str
+    fields: Fields
+    policy: Fields = {}
+    labels: dict[str, str] = {}
+    copies: int = 1
+
+
+class Withdraw(_Step, frozen=True, tag=True):
+    """A service takes a declaration back."""
+
+    number: int
+    shape: str
+    copies: int = 1
+
+
+class Repeat(_Step, frozen=True, tag=True):
+    """A message is published again long after, with the same id, when the bus has forgotten it."""
+
+    number: int
+
+
+class Garbage(_Step, frozen=True, tag=True):
+    """Somebody publishes what nobody can use."""
+
+    shape: str
+    payload: str
+
+
+class Configure(_Step, frozen=True, tag=True):
+    """The configuration of the API is declared or changed; ``present`` False: withdrawn."""
+
+    present: bool = True
+    resync_seconds: float = 3.0
+    concurrency: int = 4
+
+
+class HumanMakes(_Step, frozen=True, tag=True):
+    """A human makes an object; ``label_of`` copies the owner label of a shape onto it."""
+
+    name: str
+    fields: Fields
+    label_of: str = ""
+
+
+class HumanEdits(_Step, frozen=True, tag=True):
+    """A human changes fields of an object."""
+
+    name: str
+    fields: Fields
+
+
+class HumanDeletes(_Step, frozen=True, tag=True):
+    """A human deletes an object."""
+
+    name: str
+
+
+class HumanReplaces(_Step, frozen=True, tag=True):
+    """A human deletes an object and makes another of that name at once."""
+
+    name: str
+    fields: Fields
+
+
+class HumanStripsLabels(_Step, frozen=True, tag=True):
+    """A human takes all labels off an object."""
+
+    name: str
+
+
+class OnRequest(_Step, frozen=True, tag=True):
+    """A fault at the next request of a sort."""
+
+    what: Sort
+    strike: Strike
+    seconds: float = 0.0
+
+
+class Crash(_Step, frozen=True, tag=True):
+    """A process is killed, and started again after a while."""
+
+    process: str
+    down_seconds: float
+
+
+class Pause(_Step, frozen=True, tag=True):
+    """A process stands still for a while, and then goes on with what it knew."""
+
+    process: str
+    seconds: float
+
+
+class Erase(_Step, frozen=True, tag=True):
+    """Something that can be rebuilt from the log is lost."""
+
+    what: Literal["rows", "snapshots", "timers"]
+
+
+class BusAway(_Step, frozen=True, tag=True):
+    """The bus answers nobody."""
+
+    seconds: float
+
+
+class FollowersLag(_Step, frozen=True, tag=True):
+    """The replicas that answer reads see nothing new."""
+
+    seconds: float
+
+
+class Repin(_Step, frozen=True, tag=True):
+    """The server believes that every reader of the intake is gone, and lets others read."""
+
+
+class TimersFail(_Step, frozen=True, tag=True):
+    """What happens to the timers that are due next."""
+
+    how: Literal["lost", "doubled", "late"]
+    count: int = 1
+
+
+class Redeliver(_Step, frozen=True, tag=True):
+    """The bus delivers again what was acknowledged: the newest messages, or actions."""
+
+    what: Literal["intake", "actions"]
+    count: int
+
+
+class ApiAway(_Step, frozen=True, tag=True):
+    """The API refuses every connection."""
+
+    seconds: float
+
+
+class ListingFails(_Step, frozen=True, tag=True):
+    """The next listing ends early with an error, or leaves something out and says it is whole."""
+
+    how: Literal["half-way", "leaves out"]
+    index: int = 0
+
+
+Step = (
+    Declare
+    | Withdraw
+    | Repeat
+    | Garbage
+    | Configure
+    | HumanMakes
+    | HumanEdits
+    | HumanDeletes
+    | HumanReplaces
+    | HumanStripsLabels
+    | OnRequest
+    | Crash
+    | Pause
+    | Erase
+    | BusAway
+    | FollowersLag
+    | Repin
+    | TimersFail
+    | Redeliver
+    | ApiAway
+    | ListingFails
+)
+
+
+class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the API can do, and how its scope is shared.
+
+    ``grace_seconds``: listings show the past, up to so long ago.
+    """
+
+    idempotency_keys: bool = True
+    labels: bool = True
+    conditional_writes: bool = True
+    grace_seconds: float = 0.0
+    exclusive: bool = False
+    ownership: Literal["Log", "Label"] = "Log"
+
+
+class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One process: which roles it runs, and how wrong its clock is."""
+
+    name: str
+    roles: tuple[str, ...]
+    clock_seconds: float = 0.0
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run: who is there, and what happens."""
+
+    seed: int
+    seconds: float
+    api: ApiTraits
+    processes: tuple[ProcessPlan, ...]
+    steps: tuple[Step, ...]
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Encode a plan as JSON."""
+    return msgspec.json.format(msgspec.json.encode(plan))
+
+
+def decode_plan(payload: bytes) -> Plan:
+    """Decode a plan; raises ``msgspec.DecodeError``."""
+    return msgspec.json.decode(payload, type=Plan)
+
+
+def lines(plan: Plan) -> list[str]:
+    """Describe a plan for people, one line a step."""
+    shown = [f"seed {plan.seed}, {plan.seconds:g} s, API {_told(plan.api)}"]
+    shown += [
+        f"process {each.name}: {'+'.join(each.roles)}"
+        + (f", clock {each.clock_seconds:+g} s" if each.clock_seconds else "")
+        for each in plan.processes
+    ]
+    shown += [f"{step.at:8.3f}  {told(step)}" for step in plan.steps]
+    return shown
+
+
+def told(step: Step) -> str:
+    """Describe a step in one line."""
+    return f"{type(step).__name__} {_told(step)}"
+
+
+def _told(thing: Any) -> str:
+    content: dict[str, Any] = msgspec.to_builtins(thing)
+    named = {name: each for name, each in content.items() if name not in ("at", "step")}
+    return " ".join(f"{name}={each!r}" for name, each in named.items()) or "(as usual)"

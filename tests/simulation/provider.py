@@ -1,0 +1,241 @@
+"""The client of the simulated API: every call once, every failure classified."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, ProviderConfigSpec, Scope
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.kinds import Kind
+from reconciler.provider import Capabilities, Effect, Provider
+from tests.simulation.api import Api, RefusalError
+from tests.simulation.loop import current_process
+from tests.simulation.network import Network
+from tests.simulation.plan import ApiTraits, ListingFails, OnRequest, Sort
+
+TIMEOUT_SECONDS = 2.0
+_RETRY_AFTER_SECONDS = 3.0
+_T = TypeVar("_T")
+
+
+class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The fields of the simulated kind."""
+
+    color: str
+    size: dict[str, int] = {}
+    note: str | None = None
+
+
+class SimulatedProvider:
+    """Implements ``reconciler.provider.Provider``."""
+
+    def __init__(self, api: Api, network: Network, lies: Lies, seed: str) -> None:
+        self._api = api
+        self._network = network
+        self._lies = lies
+        self._random = random.Random(f"{seed}/provider/{current_process().name}").random
+
+    async def create(self, action: Action) -> Effect:
+        return await self._write(action)
+
+    async def update(self, action: Action) -> Effect:
+        if not self._api.traits.conditional_writes:
+            await self._look_before(action)
+        return await self._write(action)
+
+    async def delete(self, action: Action) -> Effect:
+        if not self._api.traits.conditional_writes:
+            try:
+                await self._look_before(action)
+            except NotFoundError:
+                return Effect(None)
+        return await self._write(action)
+
+    async def _look_before(self, action: Action) -> None:
+        """Where a write cannot be bound to an object, a look comes first."""
+        found = await self.read(action.external_name)
+        if found is None:
+            raise NotFoundError("it is not there", status=404)
+        if action.uid is not None and found.uid != action.uid:
+            raise ConflictError("it is another object", status=409, obstacle=found)
+
+    async def _write(self, action: Action) -> Effect:
+        version = action.version if self._api.traits.conditional_writes else None
+        kept, replayed = await self._call(
+            "write", lambda: self._api.write(action, version=version), UnknownResultError
+        )
+        return Effect(kept.object, replayed)
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        return await self._call("read", lambda: self._api.read(external_name), TransientError)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        fault = self._lies.next()
+        after, number = "", 0
+        while True:
+            page = await self._call("list", lambda after=after: self._page(after), TransientError)
+            if fault is not None and fault.how == "half-way" and number == fault.index:
+                raise TransientError("the connection was cut half-way")
+            if fault is not None and fault.how == "leaves out":
+                page = self._lies.leave_out(page, fault, number)
+            yield page[:page_size]
+            if len(page) <= page_size:
+                return
+            after = page[page_size - 1].name
+            number += 1
+
+    def _page(self, after: str) -> list[ExternalObject]:
+        seen = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
+        return [seen[name] for name in sorted(seen) if name > after]
+
+    async def close(self) -> None: ...
+
+    # --- one call
+
+    async def _call(
+        self, what: Sort, operation: Callable[[], _T], unanswered: type[ProviderError]
+    ) -> _T:
+        """Call the API once; ``unanswered`` is raised when no answer comes in time."""
+        network = self._network
+        fault = network.strike(what)
+        await network.before(fault)
+        _refuse(fault)
+        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        going, coming = network.latency(), network.latency()
+        if fault is not None and fault.strike == "delay":
+            going += fault.seconds
+        is_lost = fault is not None and fault.strike == "lose request"
+
+        def reply(result: _T | None, error: Exception | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # pyright: ignore[reportArgumentType]
+
+        def arrive() -> None:
+            if is_lost:
+                return
+            if self._api.is_away:
+                network.outside(coming, lambda: reply(None, TransientError("refused")))
+                return
+            try:
+                result = operation()
+            except RefusalError as refusal:
+                error = _classified(refusal)
+                network.outside(coming, lambda: reply(None, error))
+                return
+            if fault is not None and fault.strike == "break":
+                broken = unanswered("it failed after it was done", status=500)
+                network.outside(coming, lambda: reply(None, broken))
+            elif fault is None or fault.strike != "lose reply":
+                network.outside(coming, lambda: reply(result, None))
+
+        network.outside(going, arrive)
+        network.after(fault)
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise unanswered("no answer in time") from None
+
+
+class Lies:
+    """The listings that will not tell the whole truth, and which did not."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._armed: list[ListingFails] = []
+        self.left_out: list[tuple[float, str]] = []
+        self.told = 0
+
+    def arm(self, fault: ListingFails) -> None:
+        """Have the next listing fail."""
+        self._armed.append(fault)
+
+    def heal(self) -> None:
+        """Have no listing fail any more."""
+        self._armed.clear()
+
+    def next(self) -> ListingFails | None:
+        """Take the fault of the listing that begins."""
+        if not self._armed:
+            return None
+        self.told += 1
+        return self._armed.pop(0)
+
+    def leave_out(
+        self, page: Sequence[ExternalObject], fault: ListingFails, number: int
+    ) -> list[ExternalObject]:
+        """Hide one object of the first page."""
+        if number or not page:
+            return list(page)
+        hidden = page[fault.index % len(page)]
+        self.left_out.append((self._time(), hidden.name))
+        return [each for each in page if each is not hidden]
+
+
+def _refuse(fault: OnRequest | None) -> None:
+    if fault is not None and fault.strike == "refuse":
+        raise TransientError("try again later", status=503)
+    if fault is not None and fault.strike == "throttle":
+        raise ThrottledError("too many calls", status=429, retry_after_seconds=_RETRY_AFTER_SECONDS)
+
+
+def _classified(refusal: RefusalError) -> ProviderError:
+    message, status = str(refusal), refusal.status
+    if status == 404:
+        return NotFoundError(message, status=status)
+    if status == 422:
+        return PermanentError(message, status=status)
+    return ConflictError(message, status=status, obstacle=refusal.obstacle)
+
+
+def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
+    """Give the kind whose provider is the simulated API's."""
+
+    def connect(config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+        assert secret is None
+        assert config.provider == "simulated"
+        return SimulatedProvider(api, network, lies, seed)
+
+    return Kind(
+        name="Shape",
+        api_version="sim/v1",
+        provider="simulated",
+        schema=ShapeFields,
+        capabilities=_capabilities(api.traits),
+        connect=connect,
+        normalize=_normalized,
+    )
+
+
+def _capabilities(traits: ApiTraits) -> Capabilities:
+    return Capabilities(
+        idempotency_keys=traits.idempotency_keys,
+        deterministic_names=True,
+        labels=traits.labels,
+        conditional_writes=traits.conditional_writes,
+    )
+
+
+def _normalized(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,54 @@
+"""Runs one plan to its end, and says what came of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.simulation import plan as p
+from tests.simulation.ending import problems, settle
+from tests.simulation.world import World, services_watched
+
+
+@dataclass
+class Result:
+    """What came of a run: nothing wrong, or the first things that were."""
+
+    plan: p.Plan
+    violations: list[str]
+    steps: int
+    events: int
+    effects: int
+    seconds: float
+    happened: Counter[str] = field(default_factory=Counter[str])
+    struck: Counter[str] = field(default_factory=Counter[str])
+
+
+def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
+    """Play a plan, let the faults stop, and check everything."""
+    began = time.process_time()
+    world = World(plan, tell=tell)
+    ours = sys.unraisablehook
+    sys.unraisablehook = lambda _: None  # what is killed in the middle complains when it is freed
+    try:
+        with services_watched(world):
+            world.play()
+            if not world.checks.violations:
+                settle(world)
+            found = list(world.checks.violations) or list(problems(world))
+            world.close()
+    finally:
+        sys.unraisablehook = ours
+    return Result(
+        plan=plan,
+        violations=found,
+        steps=world.loop.steps,
+        events=world.log.last_position,
+        effects=world.checks.effects,
+        seconds=time.process_time() - began,
+        happened=world.happened,
+        struck=world.network.struck,
+    )

@@ -1,0 +1,109 @@
+"""Makes a failing plan smaller while it still fails in the same way.
+
+Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)
+over the steps; then processes are dropped, and what is special about the API and the numbers is
+made usual.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from tests.simulation import plan as p
+
+_MOST_RUNS = 1_500
+_DETAILS = re.compile(r"\b(default/Shape/)?(foo|bar|baz|qux|zoo)\b|[0-9.]+|; the API has.*|\{.*")
+
+Fails = Callable[[p.Plan], str | None]
+"""Runs a plan and gives its first violation, or None."""
+
+
+def sort_of(violation: str) -> str:
+    """Give what stays of a violation when names and numbers are taken out."""
+    return _DETAILS.sub("_", violation)[:120]
+
+
+def shrink(plan: p.Plan, fails: Fails, *, progress: Callable[[int], None] | None = None) -> p.Plan:
+    """Give the smallest plan that was found to fail as this one does."""
+    first = fails(plan)
+    if first is None:
+        return plan
+    wanted, runs = sort_of(first), 0
+
+    def still_fails(smaller: p.Plan) -> bool:
+        nonlocal runs
+        runs += 1
+        if progress is not None:
+            progress(len(smaller.steps))
+        found = fails(smaller) if runs <= _MOST_RUNS else None
+        return found is not None and sort_of(found) == wanted
+
+    while True:
+        before = plan
+        plan = _fewer_steps(plan, still_fails)
+        for make in (_fewer_processes, _simpler_api, _simpler_steps, _shorter):
+            for smaller in make(plan):
+                if smaller != plan and still_fails(smaller):
+                    plan = smaller
+        if plan == before:
+            return plan
+
+
+def _fewer_steps(plan: p.Plan, still_fails: Callable[[p.Plan], bool]) -> p.Plan:
+    parts = 2
+    while len(plan.steps) >= 1:
+        size = max(1, len(plan.steps) // parts)
+        for start in range(0, len(plan.steps), size):
+            kept = (*plan.steps[:start], *plan.steps[start + size :])
+            smaller = replace(plan, steps=kept)
+            if still_fails(smaller):
+                plan, parts = smaller, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(plan.steps), parts * 2)
+    return plan
+
+
+def _fewer_processes(plan: p.Plan) -> Iterator[p.Plan]:
+    for gone in plan.processes:
+        yield replace(plan, processes=tuple(each for each in plan.processes if each is not gone))
+    usual = tuple(replace(each, clock_seconds=0.0) for each in plan.processes)
+    yield replace(plan, processes=usual)
+
+
+def _simpler_api(plan: p.Plan) -> Iterator[p.Plan]:
+    usual = p.ApiTraits()
+    for name in p.ApiTraits.__struct_fields__:
+        changed: dict[str, object] = {name: getattr(usual, name)}
+        yield replace(plan, api=replace(plan.api, **changed))
+
+
+def _simpler_steps(plan: p.Plan) -> Iterator[p.Plan]:
+    for index, step in enumerate(plan.steps):
+        for name, value in _usual(step):
+            changed: dict[str, object] = {name: value}
+            simpler: Sequence[p.Step] = [replace(step, **changed)]
+            yield replace(plan, steps=(*plan.steps[:index], *simpler, *plan.steps[index + 1 :]))
+
+
+def _usual(step: p.Step) -> Iterator[tuple[str, object]]:
+    if isinstance(step, p.Declare):
+        yield "policy", {}
+        yield "labels", {}
+        yield "fields", {"color": step.fields["color"]}
+    if isinstance(step, p.Declare | p.Withdraw):
+        yield "copies", 1
+    rounded = round(step.at, 1)
+    if rounded != step.at and msgspec.to_builtins(step)["at"] > 0:
+        yield "at", rounded
+
+
+def _shorter(plan: p.Plan) -> Iterator[p.Plan]:
+    last = max((step.at for step in plan.steps), default=0.0)
+    yield replace(plan, seconds=round(last + 1.0, 1))

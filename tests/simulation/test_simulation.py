@@ -1,0 +1,92 @@
+"""The whole loop under every fault: nothing leaks, nothing is doubled, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.chance import plan_of
+from tests.simulation.many import run_many
+from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.plan import Plan, decode_plan, encode_plan
+from tests.simulation.run import Result, run
+from tests.simulation.shrink import shrink, sort_of
+
+_SEEDS = int(os.environ.get("SEEDS", "1000"))
+_MOST_SEEDS_A_MUTATION = 400
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_seed_breaks_an_invariant() -> None:
+    total = run_many(0, _SEEDS, processes=2)
+    told = [
+        f"./run python -m tests.simulation --seed {seed}\n    {violation}"
+        for seed, violation in total.failed.items()
+    ]
+    assert not told, "\n" + "\n".join(told)
+    assert total.seeds == _SEEDS
+    assert total.effects > _SEEDS
+    assert total.happened["append: crash after"]
+    assert total.happened["write: lose reply"]
+
+
+def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
+    for seed in range(_MOST_SEEDS_A_MUTATION):
+        with pytest.MonkeyPatch.context() as patch:
+            mutation.put_in(patch)
+            result = run(plan_of(seed))
+        if result.violations:
+            return seed, result
+    return None
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_defect_in_the_product_is_noticed(mutation: Mutation) -> None:
+    noticed = _noticed(mutation)
+    assert noticed is not None, f"not in {_MOST_SEEDS_A_MUTATION} seeds"
+    seed, result = noticed
+    print(f"{mutation.name}: noticed after {seed + 1} seeds: {result.violations[0]}")
+    assert not run(plan_of(seed)).violations, "the plan fails without the defect too"
+
+
+@pytest.mark.parametrize("seed", [1, 17, 99])
+def test_a_seed_is_the_same_run_again(seed: int) -> None:
+    assert _trace(plan_of(seed)) == _trace(plan_of(seed))
+
+
+def test_another_seed_is_another_run() -> None:
+    assert _trace(plan_of(1)) != _trace(plan_of(2))
+
+
+def test_a_plan_can_be_stored_and_run_again() -> None:
+    plan = plan_of(3)
+    stored = decode_plan(encode_plan(plan))
+    assert stored == plan
+    assert _trace(stored) == _trace(plan)
+
+
+def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    [defect] = [each for each in MUTATIONS if each.name == "everything is adopted"]
+    noticed = _noticed(defect)
+    assert noticed is not None
+    defect.put_in(monkeypatch)
+
+    def fails(plan: Plan) -> str | None:
+        found = run(plan).violations
+        return found[0] if found else None
+
+    whole = plan_of(noticed[0])
+    smallest = shrink(whole, fails)
+    told = fails(smallest)
+    assert told is not None
+    assert sort_of(told) == sort_of(noticed[1].violations[0])
+    assert len(smallest.steps) <= 4 < len(whole.steps)
+
+
+def _trace(plan: Plan) -> list[str]:
+    told: list[str] = []
+    run(plan, tell=told.append)
+    assert len(told) > 10
+    return told

@@ -1,0 +1,364 @@
+"""One run of a plan: everything is set up, the plan is played, the faults stop, all is checked."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Generator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import structlog
+
+from events.envelope import encode_intake
+from events.intake import Declared, IntakeData, Withdrawn
+from events.manifest import (
+    PROVIDER_CONFIG_API_VERSION,
+    PROVIDER_CONFIG_KIND,
+    DeletionGuard,
+    Limits,
+    Manifest,
+    Metadata,
+    ProviderConfigSpec,
+    Retry,
+    Scope,
+)
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.subjects import intake as intake_subject
+from reconciler.kinds import KindRegistry
+from reconciler.services import decider as decider_module
+from reconciler.shape.owner_label import OWNER_LABEL, owner
+from tests.simulation import plan as p
+from tests.simulation.api import Api
+from tests.simulation.bus.actions import ActionQueue
+from tests.simulation.bus.decisions import Decisions
+from tests.simulation.bus.intake import IntakeStream
+from tests.simulation.bus.log import LOG_ID, LogStream
+from tests.simulation.bus.rows import Rows
+from tests.simulation.cast import Actor, Stage
+from tests.simulation.checks import Checks
+from tests.simulation.clock import Clock
+from tests.simulation.loop import Process, SimulatedLoop
+from tests.simulation.network import Network
+from tests.simulation.provider import Lies, simulated_kind
+
+SERVICE = "service"
+CONFIG_KEY = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
+_GUARD = 2
+
+
+def shape_key(name: str) -> ShapeKey:
+    """Give the identity of one of the plan's shapes."""
+    return ShapeKey("default", "Shape", name)
+
+
+class World:
+    """Everything that a plan happens to."""
+
+    def __init__(self, plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> None:
+        seed = str(plan.seed)
+        self.plan = plan
+        self.loop = SimulatedLoop(f"{seed}/loop")
+        self.start_time = self.loop.time()
+        self.network = Network(self.loop, f"{seed}/network")
+        time = self.loop.time
+        self.log = LogStream(time)
+        self.intake = IntakeStream(self.network, time, f"{seed}/intake")
+        self.actions = ActionQueue(self.log, self.network, time)
+        self.decisions = Decisions(self.intake, self.network, time, f"{seed}/timers")
+        self.rows = Rows()
+        self.api = Api(plan.api, time)
+        self.lies = Lies(time)
+        kind = simulated_kind(self.api, self.network, self.lies, seed)
+        self.kinds = KindRegistry([kind])
+        stage = Stage(
+            self.loop,
+            self.network,
+            self.log,
+            self.intake,
+            self.actions,
+            self.decisions,
+            self.rows,
+            self.api,
+            self.kinds,
+            seed,
+        )
+        self.actors = {each.name: Actor(each, stage) for each in plan.processes}
+        self.checks = Checks(self.log, self.intake, self.api, self.lies, self._stop)
+        self.happened: Counter[str] = Counter()
+        self._is_configured = False
+        self._published: dict[int, tuple[str, bytes, str]] = {}
+        self._clock = Clock(time)
+        self._tell = tell
+        self.network.crash = self._crash_at_once
+        self.network.pause = self._pause_at_once
+        self.network.tell = tell and self.tell
+        if tell is not None:
+            self._tell_everything()
+
+    # --- playing the plan
+
+    def play(self) -> None:
+        """Play every step of the plan, and then let the faults stop."""
+        for actor in self.actors.values():
+            actor.start()
+        for step in self.plan.steps:
+            self.network.outside(step.at, lambda step=step: self._take(step))
+        self.loop.run_until(self.start_time + self.plan.seconds)
+        self.tell("--- the faults stop")
+        self.heal()
+
+    def heal(self) -> None:
+        """Let nothing go wrong any more: what was killed is started, what stood still goes on."""
+        self.network.heal()
+        self.log.heal()
+        self.decisions.heal()
+        self.lies.heal()
+        self.api.away_until = 0.0
+        if not self._is_configured:  # after what is still on its way to the bus
+            again = p.Configure(at=0.0, resync_seconds=2.5)
+            self.network.outside(2.0, lambda: self._configure(again))
+        for actor in self.actors.values():
+            if actor.process is not None:
+                self.loop.resume(actor.process)
+            actor.start()
+        self.intake.serve()
+        self.actions.serve()
+
+    def run_for(self, seconds: float) -> None:
+        """Let time pass."""
+        self.loop.run_until(self.loop.time() + seconds)
+
+    def close(self) -> None:
+        """Drop everything where it stands."""
+        self.loop.close()
+
+    def _take(self, step: p.Step) -> None:
+        name = type(step).__name__
+        self.happened[name] += 1
+        if self._tell is not None:
+            self.tell(f"STEP {p.told(step)}")
+        _TAKE[type(step)](self, step)
+
+    def _stop(self) -> None:
+        self.loop.stopped = True
+
+    # --- services
+
+    def _declare(self, step: p.Declare) -> None:
+        labels = dict(step.labels)
+        spec: dict[str, Any] = dict(step.fields)
+        if step.policy:
+            spec["policy"] = step.policy
+        manifest = Manifest("sim/v1", "Shape", Metadata(step.shape, labels=labels), spec)
+        self._publish(step.number, shape_key(step.shape), Declared(manifest), step.copies)
+
+    def _withdraw(self, step: p.Withdraw) -> None:
+        self._publish(step.number, shape_key(step.shape), Withdrawn(), step.copies)
+
+    def _configure(self, step: p.Configure) -> None:
+        self._is_configured = step.present
+        if not step.present:
+            self._publish(-1, CONFIG_KEY, Withdrawn(), 1)
+            return
+        traits = self.plan.api
+        spec = ProviderConfigSpec(
+            provider="simulated",
+            endpoint="http://simulated",
+            scope=Scope(mode="Exclusive" if traits.exclusive else "Shared"),
+            ownership=traits.ownership,
+            resync_seconds=step.resync_seconds,
+            limits=Limits(concurrency=step.concurrency, page_size=2),
+            retry=Retry(initial_seconds=0.3, max_seconds=2.0),
+            deletion_guard=DeletionGuard(max_count=_GUARD),
+            consistency_grace_seconds=traits.grace_seconds,
+        )
+        metadata = Metadata(CONFIG_KEY.name, SYSTEM_NAMESPACE)
+        fields = msgspec.to_builtins(spec, str_keys=True)
+        manifest = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        self._publish(-1, CONFIG_KEY, Declared(manifest), 1)
+
+    def _publish(self, number: int, key: ShapeKey, data: IntakeData, copies: int) -> None:
+        """Publish as a patient client does: again under the same id until it is stored."""
+        message_id = f"m{number}" if number >= 0 else f"config-{self.loop.time():.3f}"
+        payload = encode_intake(message_id, SERVICE, data, time=self._clock.now())
+        subject = intake_subject("desired", key)
+        self._published[number] = (subject, payload, message_id)
+        for copy in range(copies):
+            self._store(subject, payload, message_id, 0.05 * copy)
+
+    def _store(self, subject: str, payload: bytes, message_id: str, wait: float) -> None:
+        def arrive() -> None:
+            if self.network.is_away:
+                self.network.outside(0.5, arrive)
+            else:
+                self.intake.store(subject, payload, message_id, f"_INBOX.{message_id}")
+
+        self.network.outside(wait + self.network.latency(), arrive)
+
+    def _repeat(self, step: p.Repeat) -> None:
+        if step.number in self._published:
+            self.intake.forget_ids()
+            self._store(*self._published[step.number], 0.0)
+
+    def _garbage(self, step: p.Garbage) -> None:
+        subject = f"rec.desired.default.Shape.{step.shape}"
+        self._store(subject, step.payload.encode(), "", 0.0)
+
+    # --- humans
+
+    def _human_makes(self, step: p.HumanMakes) -> None:
+        labels: dict[str, str] = {}
+        if step.label_of:
+            labels[OWNER_LABEL] = owner(LOG_ID, shape_key(step.label_of))
+        self.api.human_makes(step.name, step.fields, labels)
+
+    def _human_edits(self, step: p.HumanEdits) -> None:
+        self.api.human_edits(step.name, step.fields)
+
+    def _human_deletes(self, step: p.HumanDeletes) -> None:
+        self.api.human_deletes(step.name)
+
+    def _human_replaces(self, step: p.HumanReplaces) -> None:
+        self.api.human_deletes(step.name)
+        self.api.human_makes(step.name, step.fields, {})
+
+    def _human_strips(self, step: p.HumanStripsLabels) -> None:
+        self.api.human_strips_labels(step.name)
+
+    # --- faults
+
+    def _on_request(self, step: p.OnRequest) -> None:
+        self.network.arm(step)
+
+    def _crash(self, step: p.Crash) -> None:
+        actor = self.actors.get(step.process)
+        if actor is not None:
+            actor.kill()
+            self.network.outside(step.down_seconds, actor.start)
+
+    def _pause(self, step: p.Pause) -> None:
+        actor = self.actors.get(step.process)
+        if actor is not None and actor.process is not None:
+            self._pause_at_once(actor.process, step.seconds)
+
+    def _crash_at_once(self, process: Process) -> None:
+        for actor in self.actors.values():
+            if actor.process is process:
+                self.tell(f"CRASH {process.name}")
+                actor.kill()
+                self.network.outside(1.0, actor.start)
+
+    def _pause_at_once(self, process: Process, seconds: float) -> None:
+        self.tell(f"PAUSE {process.name} for {seconds:g} s")
+        self.loop.pause(process)
+        self.network.outside(seconds, lambda: self.loop.resume(process))
+
+    def _erase(self, step: p.Erase) -> None:
+        if step.what == "rows":
+            self._erase_rows()
+        elif step.what == "snapshots":
+            self.log.erase_snapshots()
+        else:
+            self.decisions.lose_timers()
+
+    def _erase_rows(self) -> None:
+        """Do as the operating guide says: who keeps rows in memory is stopped first."""
+        for actor in self.actors.values():
+            if {"projector", "observer"} & set(actor.plan.roles):
+                actor.kill()
+                self.network.outside(0.5, actor.start)
+        self.rows.clear()
+
+    def _bus_away(self, step: p.BusAway) -> None:
+        self.network.go_away(step.seconds)
+        self.network.outside(step.seconds + 0.001, self.intake.serve)
+        self.network.outside(step.seconds + 0.001, self.actions.serve)
+
+    def _followers_lag(self, step: p.FollowersLag) -> None:
+        self.log.let_followers_lag(step.seconds)
+
+    def _repin(self, _step: p.Repin) -> None:
+        self.intake.unpin()
+
+    def _timers_fail(self, step: p.TimersFail) -> None:
+        self.decisions.fail(step)
+
+    def _redeliver(self, step: p.Redeliver) -> None:
+        if step.what == "intake":
+            self.intake.deliver_again(step.count)
+        else:
+            self.actions.deliver_again(step.count)
+
+    def _api_away(self, step: p.ApiAway) -> None:
+        self.api.away_until = max(self.api.away_until, self.loop.time() + step.seconds)
+
+    def _listing_fails(self, step: p.ListingFails) -> None:
+        self.lies.arm(step)
+
+    # --- the trace
+
+    def tell(self, what: str) -> None:
+        """Tell a line of the trace, if anybody listens."""
+        if self._tell is not None:
+            self._tell(f"{self.loop.time() - self.start_time:9.3f}  {what}")
+
+    def _tell_everything(self) -> None:
+        def stored(_append: Any, events: Any) -> None:
+            for position, event in events:
+                self.tell(f"LOG {position} {event.id} {event.data!r}")
+
+        self.log.after_store.append(stored)
+
+
+_TAKE: dict[type[p.Step], Callable[[World, Any], None]] = {
+    p.Declare: World._declare,  # pyright: ignore[reportPrivateUsage]
+    p.Withdraw: World._withdraw,  # pyright: ignore[reportPrivateUsage]
+    p.Repeat: World._repeat,  # pyright: ignore[reportPrivateUsage]
+    p.Garbage: World._garbage,  # pyright: ignore[reportPrivateUsage]
+    p.Configure: World._configure,  # pyright: ignore[reportPrivateUsage]
+    p.HumanMakes: World._human_makes,  # pyright: ignore[reportPrivateUsage]
+    p.HumanEdits: World._human_edits,  # pyright: ignore[reportPrivateUsage]
+    p.HumanDeletes: World._human_deletes,  # pyright: ignore[reportPrivateUsage]
+    p.HumanReplaces: World._human_replaces,  # pyright: ignore[reportPrivateUsage]
+    p.HumanStripsLabels: World._human_strips,  # pyright: ignore[reportPrivateUsage]
+    p.OnRequest: World._on_request,  # pyright: ignore[reportPrivateUsage]
+    p.Crash: World._crash,  # pyright: ignore[reportPrivateUsage]
+    p.Pause: World._pause,  # pyright: ignore[reportPrivateUsage]
+    p.Erase: World._erase,  # pyright: ignore[reportPrivateUsage]
+    p.BusAway: World._bus_away,  # pyright: ignore[reportPrivateUsage]
+    p.FollowersLag: World._followers_lag,  # pyright: ignore[reportPrivateUsage]
+    p.Repin: World._repin,  # pyright: ignore[reportPrivateUsage]
+    p.TimersFail: World._timers_fail,  # pyright: ignore[reportPrivateUsage]
+    p.Redeliver: World._redeliver,  # pyright: ignore[reportPrivateUsage]
+    p.ApiAway: World._api_away,  # pyright: ignore[reportPrivateUsage]
+    p.ListingFails: World._listing_fails,  # pyright: ignore[reportPrivateUsage]
+}
+
+
+@contextmanager
+def services_watched(world: World) -> Generator[None]:
+    """Show the decider's turns to the checks, and take the services' errors as violations."""
+
+    def heard(
+        _logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        if world._tell is not None:  # pyright: ignore[reportPrivateUsage]
+            world.tell(f"{method} {dict(event)!r}")
+        if method in ("error", "exception", "critical"):
+            world.checks.fail(f"a service reported an error: {dict(event)!r}")
+        raise structlog.DropEvent
+
+    configured = structlog.get_config()
+    level = logging.ERROR if world._tell is None else logging.DEBUG  # pyright: ignore
+    structlog.configure(
+        processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
+    )
+    ours = decider_module.take_turn
+    decider_module.take_turn = world.checks.take_turn
+    try:
+        yield
+    finally:
+        decider_module.take_turn = ours
+        structlog.configure(**configured)
