@@ -74,15 +74,6 @@ async def store_handled(nc: Client, handled: LetterHandled) -> None:
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
-def may_hold_a_secret(subject: str) -> bool:
-    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens.
-
-    Of such a one only the reason is kept.
-    """
-    tokens = subject.split(".")
-    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
-
-
 def _once(letter: DeadLetter) -> bool:
     return bool(letter.told_once)
 
