@@ -12,6 +12,8 @@ and from the first digest on by both.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
@@ -20,13 +22,14 @@ import msgspec
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class
 from events.names import InvalidNameError, ShapeKey
-from events.subjects import parse_log
 
 DIGEST_HEADER = "Reconciler-Digest"
 """Header of every event: the digest of its shape's history up to it."""
 
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
+_LEAST_TOKENS = 5
+_DOTS = 4
 
 Problem = Literal[
     "Missing",
@@ -125,7 +128,7 @@ class ShapeChain:
             found = f"event {event.shapeversion} of {event.subject[:_SHOWN_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, shape, found)
         wanted = log_class(event.data)
-        if not recorded.subject.endswith(f".{wanted}"):
+        if not recorded.subject.endswith(wanted) or recorded.subject.count(".") != _DOTS:
             found = f"event {event.shapeversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, shape, found)
 
@@ -164,66 +167,68 @@ class ShapeChain:
 
 
 class LogChains:
-    """The histories of all shapes of a log, checked in one pass; about 250 bytes a shape.
+    """The histories of all shapes of a log, checked in one pass; about 500 bytes a shape.
 
-    ``from_start``: the pass begins with the log's first event; else a shape's first event that is
-    seen is taken as it is. A shape whose damage was found is not looked at any further.
+    ``after`` is the position that the pass begins behind: unless it is 0, a shape's first event
+    that is seen is taken as it is. What is found is told to ``damaged``: a shape once, and it is
+    not looked at any further; and positions that are missing. A log never removes anything, so a
+    position that is missing is an event that was lost, even if it was the last of its shape.
     """
 
-    def __init__(self, *, from_start: bool = True) -> None:
+    def __init__(self, damaged: Callable[[LogDamage], object], *, after: int = 0) -> None:
         self.chains: dict[str, ShapeChain] = {}
-        self.damage: list[LogDamage] = []
         self.undigested = 0
-        self._from_start = from_start
-        self._damaged: dict[str, int] = {}
+        self._tell = damaged
+        self._position = after
+        self._begins_with: int | None = None if after else 0
+        self._damaged: set[str] = set()
+        self._names: dict[str, str] = {}
 
     def take(self, recorded: Recorded) -> LogEvent | None:
-        """Give a sound event, or None for one of a damaged shape.
-
-        Raises ``LogDamagedError`` where damage is found, once a shape.
-        """
-        shape = self._shape_of(recorded)
-        if shape in self._damaged:
-            self._look_for_what_is_missing(recorded, shape)
+        """Give a sound event, or None for one of a damaged shape, or of none."""
+        if recorded.position != self._position + 1:
+            self._tell_gap(recorded.position, f"position {recorded.position} next")
+        self._position = recorded.position
+        shape = self._names.get(recorded.subject) or self._shape_of(recorded)
+        if not shape or shape in self._damaged:
             return None
         chain = self.chains.get(shape)
         if chain is None:
-            chain = self.chains[shape] = ShapeChain(0 if self._from_start else None)
+            chain = self.chains[shape] = ShapeChain(self._begins_with)
         try:
             event = chain.take(recorded, shape)
         except LogDamagedError as error:
-            self._damaged[shape] = len(self.damage)
-            self.damage.append(error.damage)
-            raise
+            self._damaged.add(shape)
+            self._tell(error.damage)
+            return None
         if not recorded.digest:
             self.undigested += 1
         return event
 
-    def _shape_of(self, recorded: Recorded) -> str:
-        try:
-            key = parse_log(recorded.subject)
-            return str(ShapeKey.checked(key.namespace, key.kind, key.name))
-        except (ValueError, InvalidNameError):
-            damage = LogDamage(
-                "Misplaced",
-                recorded.position,
-                0,
-                "an event on log.<namespace>.<kind>.<name>.<class>",
-                f"a message on {recorded.subject[:_SHOWN_CHARACTERS]}",
-            )
-            self.damage.append(damage)
-            raise LogDamagedError(damage) from None
+    def end(self, last_position: int) -> None:
+        """Say that all events up to a position were taken: those before it must have been there."""
+        if last_position > self._position:
+            self._tell_gap(last_position + 1, "nothing there")
+            self._position = last_position
 
-    def _look_for_what_is_missing(self, recorded: Recorded, shape: str) -> None:
-        """An event that seemed to be missing and comes later was not lost, but is out of order."""
-        index = self._damaged[shape]
-        damage = self.damage[index]
-        if damage.problem != "Missing":
-            return
-        try:
-            event = decode_log(recorded.payload)
-        except InvalidMessageError:
-            return
-        if event.shapeversion == damage.version and event.subject == shape:
-            found = f"{damage.found} first, and event {damage.version} at {recorded.position}"
-            self.damage[index] = msgspec.structs.replace(damage, problem="OutOfOrder", found=found)
+    def _tell_gap(self, before: int, found: str) -> None:
+        first, last = self._position + 1, before - 1
+        what = f"an event at position {first}"
+        if last > first:
+            what = f"events at positions {first} to {last}"
+        self._tell(LogDamage("Missing", first, 0, what, found))
+
+    def _shape_of(self, recorded: Recorded) -> str:
+        """Name the shape that a message is stored under; empty, and told, if there is none.
+
+        Everything below a shape's subject is in its history, also what no event is stored under.
+        """
+        parts = recorded.subject.split(".")
+        if len(parts) >= _LEAST_TOKENS and parts[0] == "log":
+            with contextlib.suppress(InvalidNameError):
+                shape = self._names[recorded.subject] = str(ShapeKey.checked(*parts[1:4]))
+                return shape
+        expected = "a subject log.<namespace>.<kind>.<name>.<class>"
+        found = recorded.subject[:_SHOWN_CHARACTERS]
+        self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))
+        return ""

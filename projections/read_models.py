@@ -122,27 +122,25 @@ class ReadModels:
             row.hold_for_damage(damage)
             self._dirty[name] = None
 
-    def notice_lost_end(self, last_position: int) -> bool:
-        """See whether more is folded in than the log has; give whether events were lost.
+    def lost(self, newest: Mapping[ShapeKey, int]) -> list[LogDamage]:
+        """Find the shapes of which more is folded in than the log has by now.
 
-        Shapes that had events behind the log's end are held, as far as they still have a row.
+        ``newest`` gives the position of each shape's newest event. A history that has lost its end
+        has no hole: only what remembers more can tell.
         """
-        if self.position <= last_position:
-            return False
-        for name, row in list(self.status.items()):
-            if row.position > last_position:
-                self.mark_damage(_lost(name, row, last_position))
-        self.mark_damage(
-            LogDamage(
-                "Lost",
-                self.position,
-                0,
-                f"a log that ends at position {self.position} or later",
-                f"one that ends at position {last_position}",
-            )
-        )
-        self.position = last_position
-        return True
+        return [
+            _lost(name, row, newest.get(row.key, 0))
+            for name, row in self.status.items()
+            if row.position > newest.get(row.key, 0) and name not in self.damage
+        ]
+
+    def note_lost_end(self, last_position: int) -> None:
+        """Go on from the log's end, if more is folded in than that, and show what has happened."""
+        if self.position > last_position:
+            expected = f"a log that ends at position {self.position} or later"
+            found = f"one that ends at position {last_position}"
+            self.mark_damage(LogDamage("Lost", self.position, 0, expected, found))
+            self.position = last_position
 
     def _apply_to_ownership(self, name: str, position: int, event: LogEvent) -> None:
         owned = self.ownership.get(name)
@@ -260,15 +258,10 @@ def _hole(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
     )
 
 
-def _lost(name: str, row: StatusRow, last_position: int) -> LogDamage:
-    return LogDamage(
-        "Lost",
-        row.position,
-        row.version,
-        f"event {row.version}",
-        f"a log that ends at position {last_position}",
-        name,
-    )
+def _lost(name: str, row: StatusRow, newest: int) -> LogDamage:
+    found = f"position {newest} as the newest" if newest else "no event"
+    expected = f"event {row.version}"
+    return LogDamage("Lost", row.position, row.version, expected, found, name)
 
 
 def status_name(key: ShapeKey) -> str:

@@ -40,9 +40,11 @@ from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
 from reconciler.services.foreign_snapshots import ForeignSnapshots
 from reconciler.services.log_feed import LogFeed
+from reconciler.services.lost_events import mark_lost
 from reconciler.services.observer import Observer
 from reconciler.services.projector import Projector, load_models
 from reconciler.services.providers import ProviderPool
+from reconciler.services.scrubber import Scrubber
 from reconciler.services.sweeper import Sweeper
 from reconciler.services.worker import Worker
 
@@ -97,6 +99,7 @@ class Running:
     intake: JetStreamIntakeWriter
     lost: Sequence[LogDamage] = ()
     projector: Projector | None = None
+    scrubber: Scrubber | None = None
     observer: Observer | None = None
     foreign_snapshots: ForeignSnapshots | None = None
     closers: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -144,7 +147,7 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     models = ReadModels()
     if needs_models:
         models = await load_models(store, clears="projector" in roles)
-    lost = await _lost_end(log, store, models)
+    lost = await _lost_events(log, store, models)
     after = models.position if needs_models else await log.last_position()
     configurations = Configurations()
     intake = JetStreamIntakeWriter(nc, process_name())
@@ -177,19 +180,17 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     return parts
 
 
-async def _lost_end(
+async def _lost_events(
     log: JetStreamShapeLog, store: JetStreamRows, models: ReadModels
 ) -> list[LogDamage]:
-    """Find the shapes whose newest events the log has lost, by what the stored rows remember.
-
-    The log's own versions cannot show it: a history without its end has no hole.
-    """
+    """Find the shapes whose newest events the log has lost, by what the stored rows remember."""
     checkpoint = (await store.get([CHECKPOINT])).get(CHECKPOINT)
     last = await log.last_position()
-    if checkpoint is not None and decode_checkpoint(checkpoint).position > last:
+    is_short = checkpoint is not None and decode_checkpoint(checkpoint).position > last
+    if is_short or await log.missing_events():
         known = models if models.position else await load_models(store)
-        known.notice_lost_end(last)
-        found = list(known.damage.values())
+        await mark_lost(log, known)
+        found = known.damage.values()
     else:
         found = [decode_damage(row) for row in (await store.matching(f"{DAMAGE}.>")).values()]
     return [each for each in found if each.problem == "Lost" and each.shape]
@@ -264,7 +265,8 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
 
 def _projector(parts: Running) -> list[Coroutine[None, None, None]]:
     assert parts.projector is not None
-    return [parts.projector.run()]
+    parts.scrubber = Scrubber(parts.log, parts.projector.mark_damage)
+    return [parts.projector.run(), parts.scrubber.run()]
 
 
 _MAKERS: dict[Role, Callable[[Running], list[Coroutine[None, None, None]]]] = {

@@ -22,7 +22,7 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
-from reconciler.ports import DeadLetter, IntakeDelivery
+from reconciler.ports import DeadLetter
 
 _RECORD_BYTES: Final = 32 * 1024  # more than reason, subject and headers take
 
@@ -74,6 +74,15 @@ async def store_handled(nc: Client, handled: LetterHandled) -> None:
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
+def may_hold_a_secret(subject: str) -> bool:
+    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens.
+
+    Of such a one only the reason is kept.
+    """
+    tokens = subject.split(".")
+    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
+
+
 def _once(letter: DeadLetter) -> bool:
     return bool(letter.told_once)
 
@@ -82,7 +91,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
     delivery = letter.delivery
     # Base64 takes four bytes for three; the bus may allow shorter messages than we do.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
-    if may_hold_a_secret(delivery):
+    if may_hold_a_secret(delivery.subject):
         room = 0
     record = make_record(
         stage=letter.stage,
@@ -99,12 +108,6 @@ def _outgoing(nc: Client, letter: DeadLetter) -> OutgoingMessage:
     token = _digest(letter.told_once)
     subject = deadletter(letter.stage, token if letter.told_once else "")
     return OutgoingMessage(subject, _encoder.encode(record), {MESSAGE_ID: identity})
-
-
-def may_hold_a_secret(delivery: IntakeDelivery) -> bool:
-    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens."""
-    tokens = delivery.subject.split(".")
-    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
 
 
 def _digest(text: str) -> str:

@@ -66,12 +66,11 @@ class JetStreamDecisionSink:
     async def bury(self, letters: Sequence[DeadLetter]) -> None:
         """Store dead letters, but those that were told already.
 
-        Of what may hold a secret only the reason is kept, and the message is erased from the
-        intake, too, where it would stay for a while.
+        What may hold a secret is erased from the intake, too, where it would stay for a while.
         """
         await store_letters(self._nc, letters)
         for each in letters:
-            if may_hold_a_secret(each.delivery):
+            if may_hold_a_secret(each.delivery.subject):
                 await self._erase(each.delivery.position)
 
     async def _erase(self, position: int) -> None:

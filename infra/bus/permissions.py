@@ -173,11 +173,19 @@ def _takes(stream: str, consumer: str) -> Iterator[str]:
     yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
+def _buries(*stages: str) -> Iterator[str]:
+    """Write dead letters of some stages, each once where the same would come for ever."""
+    yield f"{_API}.DIRECT.GET.{DEADLETTERS}"
+    for stage in stages:
+        yield subjects.deadletter(stage)
+        yield subjects.deadletter(stage, "*")
+
+
 def _of_every_role() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
-    yield from _follows(SHAPES)
-    yield from _gets(SHAPES)
+    yield from _follows(SHAPES, ROWS)
+    yield from _gets(SHAPES, ROWS)
 
 
 def _calls_apis() -> Iterator[str]:
@@ -188,11 +196,15 @@ def _calls_apis() -> Iterator[str]:
     yield subjects.intake("result", _CONFIGURATION)
 
 
-def _decider() -> Iterator[str]:
+def _of_running_roles() -> Iterator[str]:
     yield from _of_every_role()
+    yield f"{_API}.STREAM.INFO.{INTAKE}"
+
+
+def _decider() -> Iterator[str]:
+    yield from _of_running_roles()
     yield from _takes(INTAKE, "*")  # all its consumers are deciders'
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
-    yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
     yield from _gets(SNAPSHOTS)
@@ -200,41 +212,39 @@ def _decider() -> Iterator[str]:
     yield subjects.state_snapshot(_EVERY)
     yield subjects.outcome(_EVERY)
     yield subjects.schedule(_EVERY, "*")
-    yield subjects.deadletter("*")
+    yield from _buries("intake", "declaration", "decision")
     yield f"{INBOX}.>"  # answers: to whoever asked
 
 
 def _worker() -> Iterator[str]:
-    yield from _of_every_role()
+    yield from _of_running_roles()
     yield from _takes(SHAPES, WORKERS)
     yield from _calls_apis()
     yield subjects.intake("result", _EVERY)
+    yield from _buries("action")
 
 
 def _observer() -> Iterator[str]:
-    yield from _of_every_role()
-    yield f"{_API}.STREAM.INFO.{INTAKE}"
-    yield from _follows(ROWS, OBSERVATIONS)
+    yield from _of_running_roles()
+    yield from _follows(OBSERVATIONS)
     yield from _calls_apis()
     yield subjects.intake("observed", _EVERY)
     yield subjects.intake("reference", _EVERY)
     yield subjects.intake("timer", _EVERY)
     yield subjects.snapshot("*", "*", "*")
-    yield subjects.deadletter("snapshot")
+    yield from _buries("snapshot", "observation")
 
 
 def _projector() -> Iterator[str]:
-    yield from _of_every_role()
-    yield from _follows(ROWS)
-    yield from _gets(ROWS)
+    yield from _of_running_roles()
     yield f"{_API}.STREAM.PURGE.{ROWS}"
     yield f"{ROWS_PREFIX}>"
 
 
 def _auditor() -> Iterator[str]:
     yield from _of_every_role()
-    yield from _follows(OUTCOMES, ROWS)
-    yield from _gets(OUTCOMES, ROWS)
+    yield from _follows(OUTCOMES)
+    yield from _gets(OUTCOMES)
 
 
 def _operator() -> Iterator[str]:
@@ -249,6 +259,7 @@ def _operator() -> Iterator[str]:
     for what in subjects.INTAKE_KINDS:
         if what not in _BY_MACHINES:
             yield subjects.intake(what, _EVERY)
+    yield subjects.HANDLED
 
 
 def _installer() -> Iterator[str]:

@@ -23,7 +23,7 @@ from events.integrity import (
 )
 from events.log import LogEvent, log_class
 from events.names import ShapeKey
-from events.subjects import LOG_CLASSES, log, log_filter, parse_log, state_snapshot
+from events.subjects import LOG_CLASSES, log, log_filter, state_snapshot
 from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
@@ -51,7 +51,6 @@ from reconciler.ports import (
     AppendLostError,
     AppendRefusedError,
     DamageListener,
-    EventFeed,
     LoadedShape,
     ShapeAppend,
     StoredEvent,
@@ -188,7 +187,7 @@ class JetStreamShapeLog:
             return dict(zip(keys, newest, strict=True))
         found = dict.fromkeys(keys, 0)
         for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
-            key = parse_log(message.subject)
+            key = _key_of(message.subject)
             found[key] = max(found[key], message.seq)
         return found
 
@@ -322,83 +321,98 @@ class JetStreamShapeLog:
     # --- reading
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
-        """Read every event of one shape."""
-        return _readable(await read_subject(self._nc, SHAPES, log_filter(key)))
+        """Read every event of one shape, up to damage if there is any, which is only logged."""
+        return _sound_of_some(await read_subject(self._nc, SHAPES, log_filter(key)))
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the shapes of one kind in one namespace."""
+        """Read every event of the shapes of one kind in one namespace, each up to damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, SHAPES, filters=filters) as follower:
             async for some in follower.replay():  # up to what the leader has
                 messages += some
-        return _readable(messages)
+        return _sound_of_some(messages)
 
     def follow(
         self, after: int = 0, *, damaged: DamageListener | None = None
-    ) -> AbstractAsyncContextManager[EventFeed]:
+    ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log from behind a position."""
         return self._follow(after, damaged or _tell)
 
     @asynccontextmanager
-    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[EventFeed]:
+    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[CheckedFeed]:
         async with AsyncExitStack() as stack:
             log_from = follow(self._nc, SHAPES, start_seq=after + 1)
             follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
-            yield _Feed(follower, LogChains(from_start=after == 0), damaged)
+            feed = CheckedFeed(follower, LogChains(damaged, after=after))
+            feed.check_end()
+            yield feed
+
+    async def missing_events(self) -> int:
+        """Count the positions that hold no event: a log never removes anything."""
+        state = await stream_state(self._nc, SHAPES)
+        return state.last_seq - state.messages
 
     async def last_position(self) -> int:
         """Give the position of the newest event."""
         return (await patiently(self._nc, lambda: stream_state(self._nc, SHAPES))).last_seq
 
 
-class _Feed:
-    """Implements ``reconciler.ports.EventFeed``."""
+class CheckedFeed:
+    """Implements ``reconciler.ports.EventFeed``; ``chains`` is what it has checked so far."""
 
-    def __init__(self, follower: Follower, chains: LogChains, damaged: DamageListener) -> None:
+    def __init__(self, follower: Follower, chains: LogChains) -> None:
+        self.chains = chains
         self._follower = follower
-        self._chains = chains
-        self._damaged = damaged
 
     @property
     def caught_up(self) -> bool:
+        """Whether everything that was in the log at the start has been handed out."""
         return self._follower.caught_up.is_set()
 
     @property
     def position(self) -> int:
+        """The last position handed out."""
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
+        """Wait for the next events; an empty list says that the end was reached."""
         with telling_what_to_do():
             messages = await anext(self._follower)
-        events: list[StoredEvent] = []
-        for message in messages:
-            try:
-                event = self._chains.take(_recorded(message))
-            except LogDamagedError as error:
-                self._damaged(error.damage)
-                continue
-            if event is not None:
-                events.append(StoredEvent(message.seq, event))
+        events = _sound(messages, self.chains)
+        self.check_end()
         return events
+
+    def check_end(self) -> None:
+        """See, when all that there is was read, that the last positions hold events."""
+        if self._follower.caught_up.is_set():
+            self.chains.end(self._follower.position)
 
 
 def _tell(damage: LogDamage) -> None:
     _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
 
 
-def _readable(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Give the sound part of some shapes' histories, which a reader for people goes on with."""
-    chains = LogChains()
+def _sound(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
+    found = ((message.seq, chains.take(_recorded(message))) for message in messages)
+    return [StoredEvent(position, event) for position, event in found if event is not None]
+
+
+def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+    """Give the sound part of some shapes' histories, between whose positions others have theirs."""
+    chains: dict[str, ShapeChain] = {}
+    damaged: set[str] = set()
     events: list[StoredEvent] = []
     for message in messages:
-        try:
-            event = chains.take(_recorded(message))
-        except LogDamagedError as error:
-            _tell(error.damage)
+        shape = str(_key_of(message.subject))
+        if shape in damaged:
             continue
-        if event is not None:
-            events.append(StoredEvent(message.seq, event))
+        chain = chains.setdefault(shape, ShapeChain())
+        try:
+            events.append(StoredEvent(message.seq, chain.take(_recorded(message), shape)))
+        except LogDamagedError as error:
+            damaged.add(shape)
+            _tell(error.damage)
     return events
 
 

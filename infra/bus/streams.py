@@ -26,9 +26,15 @@ import msgspec
 from nats.aio.client import Client
 
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.reads import stream_state
-from infra.jetstream.topology import differences, ensure_consumer, ensure_stream
+from infra.jetstream.topology import (
+    delete_consumer,
+    delete_stream,
+    differences,
+    ensure_consumer,
+    ensure_stream,
+)
 from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
@@ -50,6 +56,7 @@ DECIDER_GROUP: Final = "deciders"
 WORKERS: Final = "workers"
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
+RESTORING_METADATA: Final = "reconciler-log-restoring"
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
@@ -107,10 +114,10 @@ async def ensure_topology(
     ``restored`` gives a new log the identity of an old one. Raises ``IncompatibleStreamError`` for
     a difference that cannot be changed in place.
     """
-    identity, first_position = await _existing_log(nc)
-    if restored is not None:
+    if restored is None:
+        identity, first_position = await _existing_log(nc)
+    else:
         identity, first_position = restored.identity, restored.first_intake_position
-    log_id = identity.log_id
     changes: dict[str, str] = {}
     for config in await _streams(nc, identity, first_position):
         fitting = await _fitting(nc, config)
@@ -120,7 +127,20 @@ async def ensure_topology(
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
         reach(Failpoint.INIT_STEP)
-    return Topology(log_id, changes)
+    return Topology(identity.log_id, changes)
+
+
+async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int = 1) -> None:
+    """Make the log's stream, or mark the one that is there: nobody else opens it by now.
+
+    ``ensure_topology`` with ``restored`` ends it. What goes on with an older intake, or is derived
+    from the log, is removed; dead letters and others' observations stay.
+    """
+    for stream in (INTAKE, TIMERS, OUTCOMES, SNAPSHOTS, ROWS):
+        await delete_stream(nc, stream)
+    metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
+    await ensure_stream(nc, {**_shapes(), "metadata": metadata, "num_replicas": replicas})
+    await delete_consumer(nc, SHAPES, WORKERS)
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
@@ -167,7 +187,7 @@ async def _found(nc: Client, question: str) -> Config:
 
 async def find_log(nc: Client) -> LogIdentity:
     """Tell which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
-    metadata = (await stream_state(nc, SHAPES)).config.get("metadata", {})
+    metadata = _finished((await stream_state(nc, SHAPES)).config.get("metadata", {}))
     found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
@@ -202,19 +222,50 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
         state = await stream_state(nc, SHAPES)
     except NotFoundOnBusError:
         return LogIdentity(new_name()), 0
-    metadata = state.config.get("metadata", {})
+    metadata = _finished(state.config.get("metadata", {}))
     identity = LogIdentity(
         str(metadata.get(LOG_ID_METADATA) or new_name()), str(metadata.get(EPOCH_METADATA, ""))
     )
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 
+def _metadata(identity: LogIdentity) -> dict[str, str]:
+    name = {LOG_ID_METADATA: identity.log_id}
+    if not identity.epoch:
+        return name
+    # Named though it is over: what an update does not name stays as it is.
+    return {**name, EPOCH_METADATA: identity.epoch, RESTORING_METADATA: "no"}
+
+
+def _finished(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Raise ``IncompatibleStreamError`` for the metadata of a log that is only half restored."""
+    if is_being_restored(metadata):
+        raise IncompatibleStreamError(
+            f"stream {SHAPES} is being restored, or its restoration was interrupted: "
+            "run `reconciler restore` with the same file again"
+        )
+    return metadata
+
+
+def is_being_restored(metadata: Mapping[str, str]) -> bool:
+    """Tell by a log's metadata whether its restoration has begun and not ended."""
+    return metadata.get(RESTORING_METADATA) == "yes"
+
+
+async def existing_log(nc: Client) -> LogIdentity | None:
+    """Tell which log there is, also one that is only half restored; None if there is none."""
+    try:
+        metadata = (await stream_state(nc, SHAPES)).config.get("metadata", {})
+    except NotFoundOnBusError:
+        return None
+    return LogIdentity(
+        str(metadata.get(LOG_ID_METADATA, "")), str(metadata.get(EPOCH_METADATA, ""))
+    )
+
+
 async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> list[Config]:
-    metadata = {LOG_ID_METADATA: identity.log_id}
-    if identity.epoch:
-        metadata[EPOCH_METADATA] = identity.epoch
     return [
-        {**_shapes(), "metadata": metadata},
+        {**_shapes(), "metadata": _metadata(identity)},
         _timers(),
         await _intake(nc, first_position),
         _outcomes(),

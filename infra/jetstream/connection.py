@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import nats.errors
 from nats.aio.client import Client, ServerVersion
+from nats.aio.msg import Msg
 
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.errors import BusAccessError, BusUnavailableError, IncompatibleServerError
@@ -22,7 +23,11 @@ from infra.jetstream.wire import (
     FastClient,
     is_refusal,
     request,
+    send,
+    status_of,
+    subscribe,
     to_bus_error,
+    unsubscribe,
 )
 
 OLDEST_SERVER: Final = (2, 12)  # atomic batches, message schedules
@@ -33,11 +38,19 @@ _REFUSED_WAIT_SECONDS: Final = 1.0
 _NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
 _PING_SECONDS: Final = 5  # two unanswered: the connection is dead
+_QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
+_NO_LEADER: Final = 10008
+_SECOND_OPINION_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
+
+
+class _Cluster(msgspec.Struct):
+    leader: str = ""
 
 
 class _Answer(msgspec.Struct):
     error: ApiError | None = None
+    cluster: _Cluster | None = None
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -216,6 +229,38 @@ def is_clustered(nc: Client) -> bool:
     return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
+def _is_doubtful(message: Msg) -> bool:
+    """Whether a server says that a stream has no leader, which is so only as far as it knows."""
+    answer = _answer.decode(message.data)
+    if answer.error is not None:
+        return answer.error.err_code == _NO_LEADER
+    return answer.cluster is not None and not answer.cluster.leader
+
+
+async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) -> Msg:
+    """Ask again and wait a moment for a better answer; give the first one if there is none.
+
+    A server whose copy has lost its way answers at once, and may do so for minutes; the leader
+    answers too, as the second. A request takes the first answer only.
+    """
+    better: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+    async def take(message: Msg) -> None:
+        if not better.done() and not status_of(message) and not _is_doubtful(message):
+            better.set_result(message)
+
+    inbox = nc.new_inbox()
+    subscription = await subscribe(nc, inbox, take)
+    try:
+        await send(nc, subject, payload, reply=inbox)
+        async with asyncio.timeout(_SECOND_OPINION_SECONDS):
+            return await better
+    except TimeoutError:
+        return first
+    finally:
+        await unsubscribe(subscription)
+
+
 async def api_request(
     nc: Client,
     subject_suffix: str,
@@ -230,6 +275,8 @@ async def api_request(
     """
     payload = msgspec.json.encode(body) if body is not None else b""
     message = await request(nc, f"$JS.API.{subject_suffix}", payload, timeout=timeout)
+    if _is_doubtful(message) and subject_suffix.startswith(_QUESTIONS):
+        message = await _second_opinion(nc, message, f"$JS.API.{subject_suffix}", payload)
     error = _answer.decode(message.data).error
     if error is not None:
         raise to_bus_error(error, subject_suffix)

@@ -235,9 +235,12 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
 
     Raises:
         NotFoundOnBusError: it doesn't exist.
-        BusUnavailableError: no answer.
+        BusUnavailableError: no answer, or the stream has no leader: another server answers then
+            that it is empty.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
+    if not info.get("cluster", {"leader": "the only server"}).get("leader"):
+        raise BusUnavailableError(f"stream {stream} has no leader now: what it holds is unknown")
     state = info["state"]
     return StreamState(
         first_seq=state["first_seq"],

@@ -6,11 +6,11 @@ from importlib.metadata import version
 
 from cyclopts import App, Group, Parameter
 
-from reconciler.cli.commands import COMMANDS, HELP, LOOK, RUN, USE, WITH_COMMANDS
+from reconciler.cli.commands import COMMANDS, HELP, KEEP, LOOK, RUN, USE, WITH_COMMANDS
 
 DISTRIBUTION = "event-sourced-reconciler"
 
-_GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK))}
+_GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK, KEEP))}
 
 
 def build_app(chosen: str = "") -> App:

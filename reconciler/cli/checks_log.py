@@ -31,20 +31,17 @@ _MOST_LETTERS = 20_000
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
-def check_readable(reading: LogReading) -> Finding:
-    """Tell what of the log cannot be read, and which versions of shapes are missing."""
-    if reading.unreadable_count or reading.gap_count:
-        found = [*reading.unreadable, *reading.gaps]
-        return Finding(
-            "log",
-            "fail",
-            f"{reading.unreadable_count} events cannot be read, {reading.gap_count} gaps in "
-            f"{reading.events} events: {some(found)}",
-            "upgrade what is older than the log, or restore the log from its backup; "
-            "these shapes are not decided until then, all others are",
-        )
-    part = f" since position {reading.since}; --full reads all" if reading.since else ""
-    return Finding("log", "ok", f"{reading.events} events read, none missing{part}")
+def check_damage(reading: LogReading) -> Finding:
+    """Tell where the log is not what was written."""
+    places = [f"{one.problem}: {one}" for one in reading.damage]
+    if not places:
+        part = f" since position {reading.since}; --full reads all" if reading.since else ""
+        return Finding("log", "ok", f"{reading.events} events read, none missing{part}")
+    remedy = (
+        "upgrade what is older than the log, or restore the log from its backup; these shapes are "
+        'held until then, all others are not: see "When the log is damaged" in the operating guide'
+    )
+    return Finding("log", "fail", f"damaged in {len(places)} places: {some(places)}", remedy)
 
 
 def check_disputed(rows: Iterable[StatusRow]) -> Finding:
@@ -129,7 +126,7 @@ async def check_dead_letters(nc: Client) -> Finding:
 
 async def check_rows(nc: Client, reading: LogReading, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some shapes."""
-    if reading.unreadable_count or reading.gap_count:
+    if reading.damage:
         text = "not compared: the log itself is not whole"
         return Finding("rows equal the log", "warn", text, "see the check of the log")
     wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, reading))

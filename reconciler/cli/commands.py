@@ -7,6 +7,7 @@ from typing import Final
 RUN: Final = "Run it"
 USE: Final = "Use it"
 LOOK: Final = "Look into it"
+KEEP: Final = "Keep it safe"
 
 COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("up", RUN, "Start everything on this machine: server, example API, all roles."),
@@ -24,6 +25,8 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
     ("deadletters", LOOK, "Look at what could not be used, and try it again."),
     ("doctor", LOOK, "Check everything, and say what to do."),
+    ("backup", KEEP, "Save the whole log to one file, while everything runs."),
+    ("restore", KEEP, "Make a log again from a backup."),
     ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
 )
@@ -62,7 +65,7 @@ def names() -> list[str]:
 def first_page() -> str:
     """Give the help that `reconciler --help` shows."""
     parts = ["Usage: reconciler COMMAND [OPTIONS]\n", HELP]
-    for group in (RUN, USE, LOOK):
+    for group in (RUN, USE, LOOK, KEEP):
         lines = [f"  {name:<22}{text}" for name, place, text in COMMANDS if place == group]
         parts.append("\n".join([f"{group}:", *lines]) + "\n")
     options = [f"  {name:<22}{text}" for name, text in _OPTIONS]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from rich.text import Text
 
+from events.integrity import LogDamage
 from events.log import (
     Action,
     ActionDecided,
@@ -24,7 +25,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, coloured, console, print_structured, print_table
-from reconciler.cli.reading import find_shape, log_of, models_of
+from reconciler.cli.reading import damage_of, find_shape, log_of, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.ports import StoredEvent
 
@@ -89,13 +90,19 @@ async def _describe(
 ) -> Description:
     async with bus(connection) as nc:
         key = await find_shape(nc, text, namespace)
-        stored = list(await (await log_of(nc)).history(key))
-    return description_of(key, stored, events)
+        log = await log_of(nc)
+        stored = list(await log.history(key))
+        damage = await damage_of(nc, log, key)
+    return description_of(key, stored, events, damage)
 
 
-def description_of(key: ShapeKey, stored: list[StoredEvent], events: int) -> Description:
-    """Fold a shape's whole history into what is to be told."""
+def description_of(
+    key: ShapeKey, stored: list[StoredEvent], events: int, damage: LogDamage | None = None
+) -> Description:
+    """Fold a shape's whole history into what is to be told; of a damaged one, what is sound."""
     models = models_of(stored)
+    if damage is not None:
+        models.mark_damage(damage)
     status = models.status.get(str(key))
     return Description(
         shape=str(key),

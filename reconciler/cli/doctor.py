@@ -15,10 +15,10 @@ from reconciler.cli.checks_apis import check_apis
 from reconciler.cli.checks_bus import check_server, check_stages, check_streams, check_sync
 from reconciler.cli.checks_cluster import check_copies
 from reconciler.cli.checks_log import (
+    check_damage,
     check_dead_letters,
     check_disputed,
     check_ownership,
-    check_readable,
     check_rows,
     check_watched,
 )
@@ -108,7 +108,7 @@ async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
         reading = await read_whole_log(nc, full=full, progress=progress)
     rows = reading.models.status.values()
     return [
-        check_readable(reading),
+        check_damage(reading),
         await check_actions(nc, reading),
         *check_ownership(rows),
         check_disputed(rows),

@@ -1,73 +1,54 @@
-"""One reading of the log for all checks: its read models, what cannot be read, what is missing."""
+"""One reading of the log for all checks: its read models, and where it is damaged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nats.aio.client import Client
 
-from events.envelope import InvalidMessageError, decode_log
+from events.integrity import LogDamage
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import SHAPES
-from infra.jetstream.follow import follow
-from infra.jetstream.reads import StoredMessage, stream_state
 from projections.read_models import OutdatedRowsError, ReadModels, restore
+from reconciler.cli.reading import log_of
+from reconciler.services.lost_events import mark_lost
 
 MOST_EVENTS = 300_000
 """A longer log is read from where the stored rows end, unless all of it is asked for."""
-
-_SHOWN = 3
 
 
 class LogReading:
     """What the log says, up to ``position``; ``since`` is the position before the first one read.
 
-    ``unreadable`` and ``gaps`` name the first few of those, ``unreadable_count`` and ``gap_count``
-    count all: events that this release cannot read, and versions of shapes that are not there.
+    ``damage`` are the places where the log is not what was written, and what it has lost by what
+    the stored rows remember.
     """
 
-    def __init__(self, models: ReadModels) -> None:
+    def __init__(self, models: ReadModels, remembered: Iterable[LogDamage] = ()) -> None:
         self.models = models
         self.since = self.position = models.position
         self.events = 0
-        self.unreadable: list[str] = []
-        self.unreadable_count = 0
-        self.gaps: list[str] = []
-        self.gap_count = 0
-        self._versions = {name: row.version for name, row in models.status.items()}
+        self.damage = list(remembered)
 
     async def read_on(
         self, nc: Client, progress: Callable[[int], object] = lambda _position: None
     ) -> None:
         """Read up to what is the end now."""
-        if (await stream_state(nc, SHAPES)).last_seq <= self.position:
+        log = await log_of(nc)
+        if await log.last_position() <= self.position:
             return
-        async with follow(nc, SHAPES, start_seq=self.position + 1) as follower:
-            async for messages in follower.replay():
-                for message in messages:
-                    self._take(message)
+        async with log.follow(self.position, damaged=self._damaged) as feed:
+            while not feed.caught_up:
+                for position, event in await feed.next_events():
+                    self.events += 1
+                    self.models.apply(position, event)
+                self.position = feed.position
                 progress(self.position)
+            self.position = feed.position
 
-    def _take(self, message: StoredMessage) -> None:
-        self.position = message.seq
-        self.events += 1
-        try:
-            event = decode_log(message.payload)
-            self._count(event.subject, event.shapeversion, message.seq)
-            self.models.apply(message.seq, event)
-        except (InvalidMessageError, ValueError) as error:
-            self.unreadable_count += 1
-            if len(self.unreadable) < _SHOWN:
-                self.unreadable.append(f"{message.subject} at {message.seq}: {str(error)[:120]}")
-
-    def _count(self, shape: str, version: int, position: int) -> None:
-        """Compare with the version before; of what a part of the log begins with it is unknown."""
-        known = self._versions.get(shape, None if self.since else 0)
-        if known is not None and version != known + 1:
-            self.gap_count += 1
-            if len(self.gaps) < _SHOWN:
-                self.gaps.append(f"{shape} has {version} behind {known} at {position}")
-        self._versions[shape] = version
+    def _damaged(self, damage: LogDamage) -> None:
+        if damage not in self.damage:
+            self.damage.append(damage)
+        self.models.mark_damage(damage)
 
 
 async def read_whole_log(
@@ -77,13 +58,19 @@ async def read_whole_log(
     progress: Callable[[int], object] = lambda _position: None,
 ) -> LogReading:
     """Read the log: all of it, or from the stored rows on where that is too much."""
-    state = await stream_state(nc, SHAPES)
-    models = ReadModels()
-    if not full and state.messages > MOST_EVENTS:
-        try:
-            models = restore(await JetStreamRows(nc).load())
-        except OutdatedRowsError:
-            models = ReadModels()
-    reading = LogReading(models)
+    log = await log_of(nc)
+    stored = await _stored_models(nc)
+    if stored.position > await log.last_position() or await log.missing_events():
+        await mark_lost(log, stored)
+    remembered = [one for one in stored.damage.values() if one.problem == "Lost"]
+    read_all = full or await log.last_position() <= MOST_EVENTS
+    reading = LogReading(ReadModels() if read_all else stored, remembered)
     await reading.read_on(nc, progress)
     return reading
+
+
+async def _stored_models(nc: Client) -> ReadModels:
+    try:
+        return restore(await JetStreamRows(nc).load())
+    except OutdatedRowsError:
+        return ReadModels()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from nats.aio.client import Client
 
+from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ShapeKey
 from infra.bus.rows import JetStreamRows
@@ -15,7 +16,8 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from projections.read_models import OutdatedRowsError, ReadModels, restore
 from reconciler.cli.errors import CommandError
-from reconciler.ports import StoredEvent
+from reconciler.ports import DamageListener, StoredEvent
+from reconciler.services.lost_events import mark_lost
 
 Progress = Callable[[int], object]
 """Called with the last position read."""
@@ -43,8 +45,18 @@ async def current_models(nc: Client) -> ReadModels:
         models = restore(await JetStreamRows(nc).load())
     except OutdatedRowsError:
         models = ReadModels()
-    await read_log(log, models.apply, after=models.position)
+    if models.position > await log.last_position() or await log.missing_events():
+        await mark_lost(log, models)
+    await read_log(log, models.apply, after=models.position, damaged=models.mark_damage)
     return models
+
+
+async def damage_of(nc: Client, log: JetStreamShapeLog, key: ShapeKey) -> LogDamage | None:
+    """Tell where one shape's history is damaged: by the log, or by what the rows remember of it."""
+    loaded = await log.load([key], use_snapshots=False)
+    if loaded[key].damage is not None:
+        return loaded[key].damage
+    return (await current_models(nc)).damage.get(str(key))
 
 
 def models_of(history: Sequence[StoredEvent]) -> ReadModels:
@@ -61,11 +73,12 @@ async def read_log(
     *,
     after: int = 0,
     progress: Progress = _no_progress,
+    damaged: DamageListener | None = None,
 ) -> int:
     """Show every event from behind a position to the end; give the last position."""
     if await log.last_position() <= after:
         return after
-    async with log.follow(after) as feed:
+    async with log.follow(after, damaged=damaged) as feed:
         while not feed.caught_up:
             for position, event in await feed.next_events():
                 show(position, event)
@@ -102,6 +115,11 @@ async def _matching(nc: Client, text: str, namespace: str | None) -> list[ShapeK
     info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
     keys = {ShapeKey(*subject.split(".")[1:4]) for subject in subjects}
+    if not keys:  # the log may have lost all that it had of it
+        known = [row.key for row in (await current_models(nc)).status.values()]
+        keys = {
+            key for key in known if key.name == name and given_namespace in (None, key.namespace)
+        }
     return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
 
 

@@ -10,8 +10,9 @@ from typing import Literal, Self
 import msgspec
 from nats.aio.client import Client
 
+from events.integrity import LogDamage
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.shape_log import CheckedFeed, JetStreamShapeLog
 from projections.read_models import (
     CHECKPOINT,
     SCHEMA,
@@ -21,7 +22,7 @@ from projections.read_models import (
     decode_status,
 )
 from reconciler.cli.reading import log_of
-from reconciler.ports import EventFeed, StoredEvent
+from reconciler.ports import StoredEvent
 
 _LOOKS = 5
 """A projector may write while we read: a difference counts when it is seen again."""
@@ -45,22 +46,47 @@ class Comparison(msgspec.Struct, frozen=True, rename="camel"):
     note: str = ""
 
 
+class Integrity(msgspec.Struct, frozen=True, rename="camel"):
+    """What came of checking versions and digests of the whole log.
+
+    ``undigested`` counts the events of releases that kept no digests: their versions are checked.
+    """
+
+    shapes: int
+    undigested: int
+    damage: list[LogDamage]
+
+
 class Rebuild:
     """Folds the log step by step, up to the positions that are asked for."""
 
     def __init__(self, log: JetStreamShapeLog) -> None:
         self.models = ReadModels()
         self.events = 0
-        self.unreadable = 0
+        self.damage: list[LogDamage] = []
         self._log = log
         self._waiting: list[StoredEvent] = []
-        self._feed: EventFeed | None = None
+        self._feed: CheckedFeed | None = None
         self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if await self._log.last_position() > 0:
-            self._feed = await self._closing.enter_async_context(self._log.follow(0))
+            self._feed = await self._closing.enter_async_context(
+                self._log.follow(0, damaged=self._damaged)
+            )
         return self
+
+    def _damaged(self, damage: LogDamage) -> None:
+        self.damage.append(damage)
+        self.models.mark_damage(damage)
+
+    @property
+    def integrity(self) -> Integrity:
+        """What came of checking all that was read."""
+        if self._feed is None:
+            return Integrity(0, 0, [])
+        chains = self._feed.chains
+        return Integrity(len(chains.chains), chains.undigested, self.damage)
 
     async def __aexit__(
         self,
@@ -71,13 +97,25 @@ class Rebuild:
         await self._closing.aclose()
 
     async def to(self, position: int, progress: Callable[[int], object]) -> None:
-        """Fold everything up to a position, which must be in the log."""
+        """Fold everything up to a position, or as far as the log goes if it has lost its end."""
         while True:
             self._apply_waiting(position)
             progress(min(self.models.position, position))
             if self._waiting or self._feed is None or self._feed.position >= position:
                 return
+            if self._feed.caught_up and await self._has_lost(position):
+                return
             self._waiting = list(await self._feed.next_events())
+
+    async def _has_lost(self, position: int) -> bool:
+        last = await self._log.last_position()
+        if last >= position:
+            return False
+        expected = f"a log that ends at position {position} or later, as the stored rows know it"
+        damage = LogDamage("Lost", position, 0, expected, f"one that ends at position {last}")
+        if damage not in self.damage:
+            self._damaged(damage)
+        return True
 
     def _apply_waiting(self, position: int) -> None:
         done = 0

@@ -14,7 +14,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import coloured, console, print_structured, print_table
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.reading import log_of
-from reconciler.cli.rebuilding import Comparison, Rebuild, compare
+from reconciler.cli.rebuilding import Comparison, Integrity, Rebuild, compare
 
 _SHOWN = 20
 _NO_TIME = 1e-9
@@ -28,6 +28,7 @@ class Replayed(msgspec.Struct, frozen=True, rename="camel"):
     seconds: float
     events_per_second: float
     fleet: FleetSummary
+    integrity: Integrity
     verified: Comparison | None = None
 
 
@@ -40,9 +41,10 @@ def replay(
 ) -> int:
     """Rebuild every read model from the log, asking no API and writing nothing.
 
-    With --verify the result is compared with the stored rows, byte for byte,
-    at the position up to which those are written; exit status 1 if they
-    differ. Roles may run meanwhile.
+    Versions and digests of every event are checked. With --verify the result
+    is compared with the stored rows, too, byte for byte, at the position up
+    to which those are written. Exit status 1 if the log is damaged, or the
+    rows differ. Roles may run meanwhile.
 
     For example:
 
@@ -67,7 +69,8 @@ def replay(
         _print(replayed)
     else:
         print_structured(replayed, output)
-    return Exit.FAILED if verified is not None and verified.differences else Exit.OK
+    differs = verified is not None and verified.differences
+    return Exit.FAILED if differs or replayed.integrity.damage else Exit.OK
 
 
 async def _replay(connection: Connection, verify: bool) -> tuple[Replayed, ReadModels]:
@@ -79,11 +82,18 @@ async def _replay(connection: Connection, verify: bool) -> tuple[Replayed, ReadM
             with progress_bar("replaying", last) as progress:
                 verified = await compare(nc, rebuild, progress) if verify else None
                 await rebuild.to(last, progress)
+            integrity = rebuild.integrity
             seconds = max(time.perf_counter() - began, _NO_TIME)
     models = rebuild.models
     rate = rebuild.events / seconds
     replayed = Replayed(
-        rebuild.events, models.position, round(seconds, 3), round(rate), models.fleet(), verified
+        rebuild.events,
+        models.position,
+        round(seconds, 3),
+        round(rate),
+        models.fleet(),
+        integrity,
+        verified,
     )
     return replayed, models
 
@@ -99,10 +109,26 @@ def _print(replayed: Replayed) -> None:
         f"{replayed.events} events up to position {replayed.position} "
         f"in {replayed.seconds:.2f} s ({replayed.events_per_second:.0f}/s)"
     )
+    print_integrity(replayed.integrity)
     if replayed.verified is None:
         print_fleet(replayed.fleet)
         return
     _print_comparison(replayed.verified)
+
+
+def print_integrity(found: Integrity) -> None:
+    """Print whether the log is what was written."""
+    out = console()
+    old = f"; {found.undigested} events of older releases have none" if found.undigested else ""
+    if not found.damage:
+        out.print(f"versions and digests of {found.shapes} shapes are right{old}", style="green")
+        return
+    out.print(f"the log is damaged in {len(found.damage)} places{old}", style="bold red")
+    for one in found.damage[:_SHOWN]:
+        out.print(f"{one.problem}: {one}")
+    if len(found.damage) > _SHOWN:
+        out.print("... (--output json shows all)")
+    out.print('Remedy: `reconciler restore`, see "When the log is damaged" in the operating guide.')
 
 
 def print_fleet(fleet: FleetSummary) -> None:

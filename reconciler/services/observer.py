@@ -180,7 +180,11 @@ class Observer:
             await tell_too_long(self._sink, letters)
         reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
-            [IntakeMessageOut("observed", key, observed, self._new_id()) for key, observed in found]
+            [
+                IntakeMessageOut("observed", key, observed, self._new_id())
+                for key, observed in found
+                if str(key) not in self._models.damage  # held: nobody would decide it
+            ]
         )
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)

@@ -69,7 +69,8 @@ class Sweeper:
     async def sweep(self) -> int:
         """Wake every shape that waits for something that is there; gives how many."""
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
-        rows = list(self._models.status.values())
+        held = self._models.damage
+        rows = [row for name, row in self._models.status.items() if name not in held]
         self._targets = {row.target for row in rows if row.target}
         waking = [
             self._wake(row.key, "ConfigChanged")

@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from events.envelope import encode_intake
-from events.intake import Answer, Declared
-from events.log import SpecDeclared
-from events.manifest import Manifest, Metadata
+from events.external import ExternalObject
+from events.intake import Answer, Declared, IntakeData, Reported, TimerFired
+from events.log import Action, ActionDecided, SpecDeclared
+from events.manifest import Manifest, Metadata, ProviderConfigSpec
 from events.names import ShapeKey
+from events.subjects import Intake
 from infra.bus.shape_log import JetStreamShapeLog
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
@@ -48,13 +50,15 @@ class Bus:
     async def bury(self, letters: Sequence[DeadLetter]) -> None: ...
 
 
-def decider(log: JetStreamShapeLog, bus: Bus) -> Decider:
+def decider(
+    log: JetStreamShapeLog, bus: Bus, configurations: Configurations | None = None
+) -> Decider:
     return Decider(
         reader=bus,
         log=log,
         sink=bus,
         kinds=installed_kinds(),
-        configurations=Configurations(),
+        configurations=Configurations() if configurations is None else configurations,
     )
 
 
@@ -63,9 +67,12 @@ def declaration(
 ) -> IntakeDelivery:
     spec: dict[str, Any] = {"type": "Square", "color": color}
     manifest = Manifest("shapes/v1", key.kind, Metadata(key.name, key.namespace), spec)
-    data = Declared(manifest, expected)
+    return delivery("desired", key, position, Declared(manifest, expected))
+
+
+def delivery(what: Intake, key: ShapeKey, position: int, data: IntakeData) -> IntakeDelivery:
     payload = encode_intake(f"m{position}", "test", data, time=datetime.now(UTC))
-    subject = f"in.0.desired.{key.tokens}"
+    subject = f"in.0.{what}.{key.tokens}"
     return IntakeDelivery(position, subject, payload, f"m{position}", "_INBOX.x", 1, None)
 
 
@@ -116,3 +123,25 @@ async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStream
         ("Accepted", 1),
         ("Accepted", 3),
     ]
+
+
+async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
+    log: JetStreamShapeLog,
+) -> None:
+    key, configurations = new_key(), Configurations()
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    stale, other = decider(log, Bus(), configurations), decider(log, Bus())
+    await stale.handle([declaration(key, 1, "Red")])
+    [create] = await actions_of(log, key)
+    made = ExternalObject(key.name, create.fields, "u1", "1", create.labels)
+    now = datetime.now(UTC)
+    result = Reported(create.action_id, 1, now, now, "w", object=made)
+    await other.handle([delivery("result", key, 2, result)])
+    await other.handle([declaration(key, 3, "Blue")])  # held: this one knows no configuration
+    await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
+    assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
+
+
+async def actions_of(log: JetStreamShapeLog, key: ShapeKey) -> list[Action]:
+    decided = [stored.event.data for stored in await log.history(key)]
+    return [each.action for each in decided if isinstance(each, ActionDecided)]

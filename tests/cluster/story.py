@@ -113,7 +113,8 @@ class Story:
 
     async def assert_nothing_lost_or_doubled(self) -> None:
         await self.until_told()
-        assert await check(self.nc, self._api_url) == []
+        found = await check(self.nc, self._api_url)
+        assert not found, "\n".join(map(str, found[:20]))
 
     @property
     def longest_gap(self) -> float:

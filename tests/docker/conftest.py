@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infra.embedded.binary import find_server_binary
+from tests.docker.container_server import CONFIGURATION, ContainerServer, free_port
 
 if TYPE_CHECKING:
     from testcontainers.community.nats import NatsContainer
@@ -25,6 +26,23 @@ FROM scratch
 COPY nats-server /nats-server
 ENTRYPOINT ["/nats-server"]
 """
+
+
+@pytest.fixture(scope="module")
+def container_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerServer]:
+    """One container for a module's stories: they kill it, start it, and empty it."""
+    from testcontainers.community.nats import NatsContainer  # noqa: PLC0415 - after the settings
+    from testcontainers.core.image import DockerImage  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("image")
+    shutil.copy(find_server_binary(), folder / "nats-server")
+    (folder / "nats.conf").write_text(CONFIGURATION)
+    (folder / "Dockerfile").write_text(f"{_DOCKERFILE}COPY nats.conf /nats.conf\n")
+    port = free_port()
+    with DockerImage(folder, tag=f"reconciler-test-nats:{uuid.uuid4().hex[:12]}") as image:
+        made = NatsContainer(str(image)).with_command("-c /nats.conf")
+        with made.with_bind_ports(4222, port) as container:
+            yield ContainerServer(container.get_wrapped_container(), port)
 
 
 @pytest.fixture

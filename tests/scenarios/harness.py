@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 import msgspec
@@ -22,7 +22,7 @@ from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
-from events.intake import Answer, IntakeData, Withdrawn
+from events.intake import TYPE_OF_INTAKE, Answer, IntakeData, Withdrawn
 from events.log import LogEvent, OutcomeRecorded, ShapeEvent
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
@@ -206,9 +206,9 @@ class Human:
 class World:
     """One story's bus and reconciler; ``human`` is in the API."""
 
-    def __init__(self, folder: Path, human: Human) -> None:
+    def __init__(self, folder: Path, human: Human, server: EmbeddedServer | None = None) -> None:
         self.human = human
-        self.server = EmbeddedServer()
+        self.server = server or EmbeddedServer()
         self.nc: Client
         self.client: SdkClient
         self.log: JetStreamShapeLog
@@ -268,6 +268,10 @@ class World:
     async def kill_nats(self) -> None:
         await self.server.kill()
 
+    async def end_server(self) -> None:
+        """Have the story's end be the server's."""
+        await self.server.kill()
+
     async def start_nats(self) -> None:
         await self.server.start(self.server.data_dir, port=self.server.port)
 
@@ -312,6 +316,12 @@ class World:
         """Publish one declaration and wait for the decider's answer on an inbox."""
         payload = encode_intake(message_id or uuid.uuid4().hex, ACTOR, data, time=now())
         return await self.ask_raw(intake("desired", key), payload)
+
+    async def ask_as(self, source: str, key: ShapeKey, data: IntakeData) -> Answer:
+        """Publish as another service, and wait for the decider's answer."""
+        what = cast("Intake", TYPE_OF_INTAKE[type(data)].split(".")[1])
+        payload = encode_intake(uuid.uuid4().hex, source, data, time=now())
+        return await self.ask_raw(intake(what, key), payload)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Answer:
         """Publish bytes by hand, without the header that lets the stream see a duplicate."""
@@ -449,7 +459,7 @@ class World:
             if self._reconciler is not None:
                 self._reconciler.cancel()
                 await asyncio.gather(self._reconciler, return_exceptions=True)
-            await self.server.kill()
+            await self.end_server()
 
 
 def every(kind: type[_E], events: Sequence[object]) -> list[_E]:

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from reconciler.sdk import Client, OutcomeStream
+from reconciler.wiring import ROLES as RUNNING_ROLES
+from reconciler.wiring import Role, connected, running
 from tests.cli.runner import Cli, Inside
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
@@ -111,6 +113,16 @@ async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]
     return out.decode().splitlines()
 
 
+@pytest.mark.parametrize("role", RUNNING_ROLES)
+async def test_a_role_starts_again_beside_a_log_with_a_history(
+    guarded: Guarded, role: Role
+) -> None:
+    before = len(guarded.violations())
+    async with connected(guarded.bus.url, access=guarded.access(role)) as nc, running(nc, (role,)):
+        pass
+    assert guarded.violations()[before:] == []
+
+
 async def test_two_services_do_not_see_each_other(guarded: Guarded, name: str) -> None:
     async with (
         guarded.sdk_as("acme") as acme,
@@ -162,6 +174,7 @@ def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
     commands("operator", "history", name)
     commands("operator", "replay")
     commands("operator", "doctor")
+    commands("operator", "deadletters", "list")
     commands("operator", "delete", "Shape", name, "--wait")
 
 

@@ -11,6 +11,7 @@ from typing import cast
 from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry
+from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
 from reconciler.services.log_feed import LogFeed
@@ -28,6 +29,7 @@ from tests.simulation.bus.intake import (
     SimulatedIntakeWriter,
 )
 from tests.simulation.bus.log import LogStream, SimulatedLog
+from tests.simulation.bus.rates import Rates, SimulatedRates
 from tests.simulation.bus.rows import Rows, SimulatedRows
 from tests.simulation.clock import Clock
 from tests.simulation.loop import Process, SimulatedLoop
@@ -48,6 +50,7 @@ class Stage:
     actions: ActionQueue
     decisions: Decisions
     rows: Rows
+    rates: Rates
     api: Api
     kinds: KindRegistry
     seed: str
@@ -113,14 +116,28 @@ class Actor:
         log = SimulatedLog(stage.log, stage.network)
         rows = SimulatedRows(stage.rows, stage.network)
         needs_models = "projector" in roles or "observer" in roles
-        models = await load_models(rows) if needs_models else ReadModels()
+        models = ReadModels()
+        if needs_models:
+            models = await load_models(rows, clears="projector" in roles)
         after = models.position if needs_models else await log.last_position()
         configurations = Configurations()
+        intake = SimulatedIntakeWriter(stage.intake, stage.network, f"reconciler@{name}", clock)
+        gates = ApiGates(
+            name=name,
+            configurations=configurations,
+            intake=intake,
+            rates=SimulatedRates(stage.rates, stage.network),
+            now=clock.now,
+            clock=stage.loop.time,
+            jitter=draw,
+            new_id=self._new_id,
+        )
         await configurations.load(log)
+        await gates.load(log)
         feed = LogFeed(log, after=after)
         feed.subscribe(lambda _position, event: configurations.apply(event))
+        feed.subscribe(lambda _position, event: gates.apply(event))
         providers = ProviderPool(stage.kinds, configurations)
-        intake = SimulatedIntakeWriter(stage.intake, stage.network, f"reconciler@{name}", clock)
         projector = Projector(models, rows)
         if "projector" in roles:
             feed.subscribe(projector.apply)
@@ -131,6 +148,7 @@ class Actor:
         async with asyncio.TaskGroup() as group:
             group.create_task(feed.run())
             await feed.caught_up.wait()
+            runs.append(gates.run())
             if "projector" in roles:
                 runs.append(projector.run())
             if "observer" in roles:
@@ -140,6 +158,9 @@ class Actor:
                     providers=providers,
                     kinds=stage.kinds,
                     models=models,
+                    log_id=log.log_id,
+                    gates=gates,
+                    sink=SimulatedSink(stage.decisions, stage.network, clock),
                     now=clock.now,
                     jitter=draw,
                     new_id=self._new_id,
@@ -151,6 +172,7 @@ class Actor:
                     now=clock.now,
                     new_id=self._new_id,
                 )
+                feed.subscribe(sweeper.notice)
                 runs += [self.observer.run(), sweeper.run()]
             if "decider" in roles:
                 decider = Decider(
@@ -175,6 +197,7 @@ class Actor:
                     log=log,
                     configurations=configurations,
                     providers=providers,
+                    gates=gates,
                     now=clock.now,
                 )
                 runs.append(worker.run())

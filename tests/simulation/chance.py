@@ -53,6 +53,8 @@ _LIKELY_SORTS: tuple[p.Sort, ...] = (
     "append",
     "publish",
     "publish",
+    "publish",
+    "publish",
     "ack",
     "ack",
     "action ack",
@@ -126,8 +128,10 @@ def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:
 
 
 def _traits(dice: _Dice) -> p.ApiTraits:
+    keys = dice.one(0.88)
     return p.ApiTraits(
-        labels=dice.one(0.85),
+        idempotency_keys=keys,
+        labels=dice.one(0.85) or not keys,  # without either, a person has to tell what came of it
         conditional_writes=dice.one(0.85),
         grace_seconds=0.0 if dice.one(0.8) else 1.5,
         exclusive=dice.one(0.2),

@@ -12,6 +12,8 @@ from events.log import (
     Action,
     ActionDecided,
     ActionRetried,
+    ActionSought,
+    ActionSucceeded,
     ExternalObserved,
     LogEvent,
     OwnershipClaimed,
@@ -127,13 +129,15 @@ class Checks:
                 if action.action_id != event.id:
                     self.fail(f"{event.id}: the action is called {action.action_id}")
                 self._actions[action.action_id] = action
-            case ActionRetried(action):
+            case ActionRetried(action) | ActionSought(action):
                 if self._actions.get(action.action_id) != action:
                     self.fail(f"{event.id}: a retry changed the parameters of {action.action_id}")
             case ExternalObserved():
                 self._observed(key, state, event, event.data)
             case OwnershipClaimed(uid=str(uid)):
                 self._claimed(key, state, event, uid)
+            case ActionSucceeded(object=ExternalObject(uid=str(uid)), found_by=found_by):
+                self._succeeded(event, uid, looked=found_by is not None)
             case OwnershipReleased(uid=str(uid), reason="Orphaned"):
                 self.ours.discard(uid)
                 self.released.add(uid)
@@ -159,10 +163,19 @@ class Checks:
             self.fail(f"{event.id}: {uid} was claimed in a shared scope")
         if reason == "Label" and self._api.traits.ownership != "Label":
             self.fail(f"{event.id}: {uid} was claimed by its label, which decides nothing")
+        if reason == "Prefix":
+            self.fail(f"{event.id}: {uid} was claimed by its name, which decides nothing")
         if reason == "Returned" and uid not in self.ours:
             self.fail(f"{event.id}: {uid} never was ours, so it cannot have returned")
         self.ours.add(uid)
         self.released.discard(uid)
+
+    def _succeeded(self, event: LogEvent, uid: str, *, looked: bool) -> None:
+        """What an action is said to have made was made by one of ours, or carries our label."""
+        assert isinstance(event.data, ActionSucceeded)
+        if uid not in self.ours and not looked and event.data.operation == "Create":
+            self.fail(f"{event.id}: {uid} was not made by us")
+        self.ours.add(uid)
 
     def _observed(
         self, key: ShapeKey, state: ShapeState, event: LogEvent, data: ExternalObserved

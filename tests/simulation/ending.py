@@ -159,6 +159,8 @@ def _problem(world: World, key: ShapeKey, state: ShapeState) -> str | None:
     policy = state.spec.policy
     if policy.paused or policy.mode == "ObserveOnly":
         return None
+    if _waits_for_a_person(world, state):
+        return None
     if told in ("Conflict", "Disputed"):
         arrived_late = found is not None and found.uid in late_arrivals(world)
         return _conflict_problem(world, key, found, ours=ours and not arrived_late)
@@ -233,7 +235,7 @@ def _leaks(world: World) -> Iterator[str]:
     pending = {
         state.in_flight.action.external_name
         for state in states.values()
-        if state.in_flight is not None and _is_paused(state)
+        if state.in_flight is not None and (_is_paused(state) or _waits_for_a_person(world, state))
     }
     for name, found in world.api.objects.items():
         is_ours = found.uid in world.checks.ours and found.uid not in late
@@ -259,8 +261,15 @@ def _open_actions(world: World) -> Iterator[str]:
             case _:
                 pass
     for action_id, (key, _action) in open_actions.items():
-        if not _is_paused(world.checks.states[key]):
+        state = world.checks.states[key]
+        if not _is_paused(state) and not _waits_for_a_person(world, state):
             yield f"{action_id}: it was decided, and never came to an end"
+
+
+def _waits_for_a_person(world: World, state: ShapeState) -> bool:
+    """Tell whether nothing that the API offers can say what came of the action in flight."""
+    held = state.in_flight is not None and bool(state.in_flight.held)
+    return held and not world.plan.api.labels
 
 
 def _is_paused(state: ShapeState) -> bool:

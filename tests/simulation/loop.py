@@ -114,11 +114,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     @contextlib.contextmanager
     def _running(self) -> Generator[None]:
-        asyncio._set_running_loop(self)  # pyright: ignore
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
         try:
             yield
         finally:
-            asyncio._set_running_loop(None)  # pyright: ignore
+            asyncio._set_running_loop(before)
 
     def _advance(self, limit: float) -> bool:
         """Go to the next timers, if they are due by the limit; tell whether something is ready."""

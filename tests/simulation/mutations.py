@@ -35,7 +35,7 @@ from reconciler.services.observer import Observer
 from reconciler.services.repository import Commit, KeptShape, ShapeRepository, decode_snapshot
 from reconciler.services.sweeper import Sweeper
 from reconciler.services.worker import Worker
-from reconciler.shape import facts, keeping, letting_go, plan, pursuing
+from reconciler.shape import declaring, keeping, letting_go, observing, plan, pursuing
 from reconciler.shape.actions import new_action
 from reconciler.shape.evolve import fold
 from tests.simulation.bus.actions import ActionQueue
@@ -237,16 +237,16 @@ def _stale_observations_believed(patch: Patch) -> None:
     def is_stale(*_: Any) -> bool:
         return False
 
-    patch.setattr(facts, "_is_stale", is_stale)
+    patch.setattr(observing, "_is_stale", is_stale)
 
 
 def _grace_ignored(patch: Patch) -> None:
-    really: Any = facts._is_stale  # pyright: ignore[reportPrivateUsage]
+    really: Any = observing._is_stale  # pyright: ignore[reportPrivateUsage]
 
     def is_stale(state: Any, position: int, data: Observed, context: Any) -> bool:
         return really(replace(state, effect_at=None), position, data, context)
 
-    patch.setattr(facts, "_is_stale", is_stale)
+    patch.setattr(observing, "_is_stale", is_stale)
 
 
 def _everything_seen_is_told(patch: Patch) -> None:
@@ -264,13 +264,13 @@ def _everything_seen_is_told(patch: Patch) -> None:
 
 
 def _late_declarations_win(patch: Patch) -> None:
-    really: Any = facts._known_already  # pyright: ignore[reportPrivateUsage]
+    really: Any = declaring._known_already  # pyright: ignore[reportPrivateUsage]
 
     def known_already(state: Any, command: Any) -> Answer | None:
         answer: Answer | None = really(state, command)
         return None if answer is not None and answer.reason == "Superseded" else answer
 
-    patch.setattr(facts, "_known_already", known_already)
+    patch.setattr(declaring, "_known_already", known_already)
 
 
 def _repeated_declarations_taken_for_new(patch: Patch) -> None:
@@ -278,10 +278,10 @@ def _repeated_declarations_taken_for_new(patch: Patch) -> None:
         really: Any = _really_known
         return really(replace(state, declaration_ids=()), command)
 
-    patch.setattr(facts, "_known_already", known_already)
+    patch.setattr(declaring, "_known_already", known_already)
 
 
-_really_known: Any = facts._known_already  # pyright: ignore[reportPrivateUsage]
+_really_known: Any = declaring._known_already  # pyright: ignore[reportPrivateUsage]
 
 
 def _configurations_read_once(patch: Patch) -> None:

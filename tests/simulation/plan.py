@@ -30,6 +30,7 @@ Sort = Literal[
     "answer",
     "bury",
     "rows",
+    "rates",
     "feed",
     "snapshots",
     "write",
@@ -54,6 +55,7 @@ BUS_SORTS: tuple[Sort, ...] = (
     "answer",
     "bury",
     "rows",
+    "rates",
     "feed",
     "snapshots",
 )

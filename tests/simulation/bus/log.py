@@ -8,7 +8,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from events.envelope import decode_log, encode_log
 from events.names import ShapeKey
-from reconciler.ports import AppendLostError, EventFeed, LoadedShape, ShapeAppend, StoredEvent
+from reconciler.ports import (
+    AppendLostError,
+    DamageListener,
+    EventFeed,
+    LoadedShape,
+    ShapeAppend,
+    StoredEvent,
+)
 from tests.simulation.loop import current_process
 from tests.simulation.network import Network
 
@@ -128,6 +135,10 @@ class SimulatedLog:
     def log_id(self) -> str:
         return LOG_ID
 
+    @property
+    def epoch(self) -> str:
+        return ""
+
     async def load(
         self,
         keys: Sequence[ShapeKey],
@@ -173,7 +184,9 @@ class SimulatedLog:
             "configurations", lambda: self._stream.of_kind(namespace, kind)
         )
 
-    def follow(self, after: int = 0) -> AbstractAsyncContextManager[EventFeed]:
+    def follow(
+        self, after: int = 0, *, damaged: DamageListener | None = None
+    ) -> AbstractAsyncContextManager[EventFeed]:
         return self._follow(after)
 
     @asynccontextmanager

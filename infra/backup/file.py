@@ -1,0 +1,244 @@
+r"""The file of a backup: blocks of messages, each with a digest over all that is before it.
+
+::
+
+    reconciler-backup 1\n        what it is, and the version of this format
+    H  header                     whose log it is, and the stream's configuration
+    D  declarations ...           what waited in the intake to be decided, as far as it was declared
+    E  events ...                 every event, with its subject, time, headers and position
+    F  footer                     the counts, and the position that the backup is as of
+
+A block is its kind (one byte), its length, its digest, and its content: MessagePack, compressed
+with zlib. The digest is chained, so that the footer's is one over the whole file: a file that is
+cut, changed, put together of two, or goes on behind its footer is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+import msgspec
+
+from infra.bus.streams import LogIdentity
+from infra.jetstream.reads import StoredMessage
+from reconciler.errors import ReconcilerError
+
+MAGIC: Final = b"reconciler-backup 1\n"
+MOST_MESSAGES_A_BLOCK: Final = 1_000
+MOST_BYTES_A_BLOCK: Final = 4 * 1024 * 1024
+
+_LONGEST_BLOCK: Final = 256 * 1024 * 1024
+_DIGEST_BYTES: Final = 16
+_COMPRESSION_LEVEL: Final = 3
+_BLOCK_HEAD: Final = struct.Struct(f">cI{_DIGEST_BYTES}s")
+
+Kind = Literal[b"H", b"D", b"E", b"F"]
+
+
+class BackupFileError(ReconcilerError):
+    """A file cannot be used as a backup, or not be written; the message says which and why."""
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """A message as a stream had it: position, subject, time in nanoseconds, headers and body."""
+
+    position: int
+    subject: str
+    time_ns: int
+    headers: dict[str, str] | None
+    payload: bytes
+
+
+class Header(msgspec.Struct, frozen=True, rename="camel"):
+    """Whose log it is, when it was saved, and how its stream was configured."""
+
+    identity: LogIdentity
+    made_at: datetime
+    config: dict[str, Any]
+
+
+class Footer(msgspec.Struct, frozen=True, rename="camel"):
+    """How much the file holds, and the log's last position at that time."""
+
+    events: int
+    declarations: int
+    position: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_saved = msgspec.msgpack.Decoder(list[Saved])
+
+
+class BackupWriter:
+    """Writes a backup block by block; make it with ``new_backup``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = b""
+        self._kind: Kind = b"E"
+        self._gathered: list[Saved] = []
+        self._gathered_bytes = 0
+        self._counts: dict[bytes, int] = {b"D": 0, b"E": 0}
+        file.write(MAGIC)
+
+    def begin(self, header: Header) -> None:
+        """Write the header; to be called first."""
+        self._write(b"H", _encoder.encode(header))
+
+    def add(self, kind: Literal[b"D", b"E"], messages: Iterable[StoredMessage]) -> None:
+        """Write messages of one kind; the declarations come before the events."""
+        if kind != self._kind:
+            self._flush()
+            self._kind = kind
+        for one in messages:
+            headers = dict(one.headers) if one.headers else None
+            self._gathered.append(Saved(one.seq, one.subject, one.time_ns, headers, one.payload))
+            self._gathered_bytes += len(one.payload)
+            is_full = len(self._gathered) >= MOST_MESSAGES_A_BLOCK
+            if is_full or self._gathered_bytes >= MOST_BYTES_A_BLOCK:
+                self._flush()
+
+    def finish(self, position: int) -> Footer:
+        """Write what is gathered, and the footer."""
+        self._flush()
+        footer = Footer(self._counts[b"E"], self._counts[b"D"], position)
+        self._write(b"F", _encoder.encode(footer))
+        return footer
+
+    def _flush(self) -> None:
+        if self._gathered:
+            self._write(self._kind, _encoder.encode(self._gathered))
+            self._counts[self._kind] += len(self._gathered)
+            self._gathered, self._gathered_bytes = [], 0
+
+    def _write(self, kind: Kind, content: bytes) -> None:
+        packed = zlib.compress(content, _COMPRESSION_LEVEL)
+        self._digest = _chained(self._digest, kind, packed)
+        self._file.write(_BLOCK_HEAD.pack(kind, len(packed), self._digest))
+        self._file.write(packed)
+
+
+@contextmanager
+def new_backup(path: Path) -> Generator[BackupWriter]:
+    """Write a backup that has its name only when it is complete and on the disk.
+
+    Raises ``BackupFileError`` if there is a file of that name, and ``OSError``.
+    """
+    if path.exists():
+        raise BackupFileError(f"{path} exists already: give another name, or remove it")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield BackupWriter(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too, has to survive a power cut
+    finally:
+        os.close(folder)
+
+
+class Backup:
+    """A file that claims to be a backup: every reading checks all that it reads."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at the file's beginning; raises ``BackupFileError`` and ``OSError``."""
+        self.path = path
+        self.size = path.stat().st_size
+        self.bytes_read = 0
+        self.footer: Footer | None = None
+        with self.path.open("rb") as file:
+            self._check_magic(file)
+            kind, content = self._block(file, b"")[:2]
+        if kind != b"H":
+            raise self._refused("it does not begin with a header")
+        self.header = self._decoded(content, Header)
+
+    def declarations(self) -> Generator[Sequence[Saved]]:
+        """Give what was declared and not decided, in blocks; raises ``BackupFileError``."""
+        return self._of_kind(b"D")
+
+    def events(self) -> Generator[Sequence[Saved]]:
+        """Give every event, in blocks; raises ``BackupFileError``."""
+        return self._of_kind(b"E")
+
+    def _of_kind(self, wanted: Kind) -> Generator[Sequence[Saved]]:
+        counts: dict[bytes, int] = {b"D": 0, b"E": 0}
+        with self.path.open("rb") as file:
+            self._check_magic(file)
+            digest = b""
+            while True:
+                kind, content, digest = self._block(file, digest)
+                self.bytes_read = file.tell()
+                if kind == b"F":
+                    break
+                if kind in counts:
+                    messages = self._messages(content)
+                    counts[kind] += len(messages)
+                    if kind == wanted:
+                        yield messages
+            footer = self._decoded(content, Footer)
+            if file.read(1) or (footer.events, footer.declarations) != (counts[b"E"], counts[b"D"]):
+                raise self._refused("it does not end where its footer says")
+            self.footer = footer
+
+    def _block(self, file: BinaryIO, before: bytes) -> tuple[bytes, bytes, bytes]:
+        head = file.read(_BLOCK_HEAD.size)
+        if len(head) < _BLOCK_HEAD.size:
+            raise self._refused("it is cut: its end is missing")
+        kind, length, digest = _BLOCK_HEAD.unpack(head)
+        if length > _LONGEST_BLOCK:
+            raise self._refused(f"it was changed, near byte {file.tell()}")
+        packed = file.read(length)
+        if len(packed) < length:
+            raise self._refused("it is cut: its end is missing")
+        if _chained(before, kind, packed) != digest:
+            raise self._refused(f"it was changed, in the {length} bytes before {file.tell()}")
+        try:
+            return kind, zlib.decompress(packed), digest
+        except zlib.error as error:
+            raise self._refused(str(error)) from None
+
+    def _messages(self, content: bytes) -> list[Saved]:
+        try:
+            return _saved.decode(content)
+        except msgspec.DecodeError as error:
+            raise self._refused(str(error)) from None
+
+    def _decoded(self, content: bytes, struct_class: type[Any]) -> Any:
+        try:
+            return msgspec.msgpack.decode(content, type=struct_class)
+        except msgspec.DecodeError as error:
+            raise self._refused(str(error)) from None
+
+    def _check_magic(self, file: BinaryIO) -> None:
+        found = file.read(len(MAGIC))
+        if found == MAGIC:
+            return
+        name = MAGIC.split(b" ")[0]
+        if found.startswith(name):
+            version = found[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
+            raise self._refused(f"it has format {version}, and this release reads format 1")
+        raise self._refused("it is no backup of a reconciler")
+
+    def _refused(self, why: str) -> BackupFileError:
+        return BackupFileError(f"{self.path} cannot be used: {why}")
+
+
+def _chained(before: bytes, kind: bytes, packed: bytes) -> bytes:
+    digest = blake2b(before + kind, digest_size=_DIGEST_BYTES)
+    digest.update(packed)
+    return digest.digest()

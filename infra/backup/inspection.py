@@ -1,0 +1,71 @@
+"""Looks at a whole backup before anything is written: what it holds, and where it is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from events.integrity import LogChains, LogDamage
+from events.log import LogEvent
+from infra.backup.file import Backup, Saved
+from infra.backup.saving import recorded
+
+Progress = Callable[[int], object]
+"""Called with the number of bytes or events done."""
+
+
+class Knowledge:
+    """What a log knows after some of its events: chains, and the newest cause of each shape.
+
+    A cause is a position of the intake: a declaration behind it is one that the log does not have.
+    """
+
+    def __init__(self) -> None:
+        self.damage: list[LogDamage] = []
+        self.chains = LogChains(self.damage.append)
+        self.causes: dict[str, int] = {}
+        self.events = 0
+        self._content = blake2b(digest_size=16)
+
+    @property
+    def content(self) -> str:
+        """A digest over subjects, bodies and digests of all events, in order."""
+        return self._content.hexdigest()
+
+    @property
+    def newest_cause(self) -> int:
+        """The newest position of the intake that the log speaks of."""
+        return max(self.causes.values(), default=0)
+
+    def take(self, saved: Saved) -> None:
+        """Take the next event."""
+        self.events += 1
+        self._content.update(content_of(saved))
+        event = self.chains.take(recorded(saved))
+        if event is not None:
+            self.note_cause(event)
+
+    def note_cause(self, event: LogEvent) -> None:
+        """Remember what the log has of the intake."""
+        known = self.causes.get(event.subject, 0)
+        self.causes[event.subject] = max(known, event.causeposition)
+
+
+def content_of(saved: Saved) -> bytes:
+    """Give what two copies of an event must have in common."""
+    found = recorded(saved)
+    return msgspec.msgpack.encode((found.subject, found.payload, found.digest))
+
+
+def inspect(backup: Backup, progress: Progress) -> Knowledge:
+    """Read a whole backup; raises ``BackupFileError`` and ``OSError``."""
+    knowledge = Knowledge()
+    for messages in backup.events():
+        for saved in messages:
+            knowledge.take(saved)
+        progress(backup.bytes_read)
+    assert backup.footer is not None
+    knowledge.chains.end(backup.footer.position)
+    return knowledge

@@ -1,0 +1,345 @@
+"""Makes a log again from a backup: on a server without one, or in the place of a damaged one.
+
+The log keeps its id, so that owner labels stay true, and gets a new epoch: versions behind the
+backup are used again, and the keys of their actions must not be (ADR 0010). The intake is made anew
+and counts on from above all that the log knows; results and observations that wait in an old one
+may speak of what the log has lost, so only declarations are taken over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from nats.aio.client import Client
+
+from events.envelope import InvalidMessageError, decode_log
+from events.integrity import LogDamage, next_digest
+from events.subjects import REPLY_HEADER
+from infra.backup.file import Backup, Saved
+from infra.backup.inspection import Knowledge, content_of
+from infra.backup.saving import recorded, save_log
+from infra.bus.intake import store_all
+from infra.bus.streams import (
+    INTAKE,
+    SHAPES,
+    WORKERS,
+    LogIdentity,
+    Restored,
+    begin_restoration,
+    decider_consumers,
+    ensure_topology,
+    existing_log,
+    is_being_restored,
+    new_name,
+)
+from infra.jetstream.append import append
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.follow import follow
+from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
+from infra.jetstream.reads import StoredMessage, stream_state
+from infra.jetstream.topology import delete_stream
+from reconciler.errors import ReconcilerError
+
+Progress = Callable[[int], object]
+"""Called with the number of events done."""
+
+_AT_ONCE: Final = 500
+_MOST_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+_SERVERS_OWN: Final = "Nats-"
+
+
+class RestoreRefusedError(ReconcilerError):
+    """A backup must not be restored here; the message says why, and what to do."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a restoration will do; nothing is written yet.
+
+    ``present``: how many events of the backup the server has already.
+    """
+
+    way: Literal["new", "continue", "replace", "nothing"]
+    present: int = 0
+    found: LogIdentity | None = None
+
+
+class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
+    """What a restoration did.
+
+    ``continued`` counts the events of the replaced log that went on where the backup ends, and were
+    kept; ``lost`` those that were not. ``declarations`` are in the intake again.
+    """
+
+    log_id: str
+    epoch: str
+    events: int
+    present: int
+    continued: int
+    lost: int
+    declarations: int
+    damage: list[LogDamage]
+    replaced: str = ""
+
+
+async def plan_restoration(
+    nc: Client, backup: Backup, knowledge: Knowledge, replace: str | None
+) -> Plan:
+    """Look at what the server has; raises ``RestoreRefusedError`` if that is in the way."""
+    await _check_nobody_works(nc)
+    found = await existing_log(nc)
+    if found is None:
+        return Plan("new")
+    state = await stream_state(nc, SHAPES)
+    if state.last_seq == 0:
+        return Plan("new", found=found)
+    if found.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
+        present = await _common(nc, backup, state.last_seq)
+        if present == state.last_seq:
+            is_finished = not is_being_restored(state.config.get("metadata", {}))
+            is_whole = present == knowledge.events and is_finished
+            return Plan("nothing" if is_whole else "continue", present, found)
+    if replace == found.log_id:
+        return Plan("replace", 0, found)
+    if replace is not None:
+        raise RestoreRefusedError(
+            f"this server has log {found.log_id}, not {replace}: nothing was changed"
+        )
+    raise RestoreRefusedError(
+        f"this server has a log already ({found.log_id}, {state.messages} events), which is not "
+        f"the beginning of this backup (of log {backup.header.identity.log_id}): restore to "
+        f"another server, or give --replace {found.log_id} to save that log to a file beside the "
+        "backup and put the backup in its place"
+    )
+
+
+async def restore_log(
+    nc: Client,
+    backup: Backup,
+    knowledge: Knowledge,
+    plan: Plan,
+    progress: Progress,
+    *,
+    replicas: int = 1,
+) -> RestoredLog:
+    """Write the backup to the server, and read it back.
+
+    Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
+    it again goes on where it ended.
+    """
+    identity = LogIdentity(backup.header.identity.log_id, new_name())
+    replaced, floor = await _put_aside(nc, backup.path, plan)
+    if plan.way in ("new", "replace"):
+        await delete_stream(nc, SHAPES)
+    await begin_restoration(nc, identity, replicas=replicas)
+    writer = _Writer(nc, plan.present, progress)
+    for message in islice(_each(backup.events()), plan.present, None):
+        await writer.add(message)
+    continued, lost = await _continue(writer, replaced, knowledge, identity)
+    await writer.flush()
+    await _read_back(nc, knowledge)
+    first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
+    await ensure_topology(nc, replicas=replicas, restored=Restored(identity, first))
+    declared = await _declare_again(nc, backup, replaced, knowledge)
+    return RestoredLog(
+        identity.log_id,
+        identity.epoch,
+        knowledge.events,
+        plan.present,
+        continued,
+        lost,
+        declared,
+        knowledge.damage,
+        "" if replaced is None else str(replaced.path),
+    )
+
+
+# --- what the server has
+
+
+async def _check_nobody_works(nc: Client) -> None:
+    for stream, consumer in [(SHAPES, WORKERS), *((INTAKE, name) for name in decider_consumers())]:
+        try:
+            info = await api_request(nc, f"CONSUMER.INFO.{stream}.{consumer}", None)
+        except NotFoundOnBusError:
+            continue
+        if info.get("num_waiting"):
+            raise RestoreRefusedError(
+                f"somebody works on this log (consumer {consumer} of {stream} is read): "
+                "stop all deciders, workers, observers and projectors, and do it again"
+            )
+
+
+async def _common(nc: Client, backup: Backup, last: int) -> int:
+    """Count the events that log and backup begin with, up to a position of the log."""
+    events = _each(backup.events())
+    async with follow(nc, SHAPES) as follower:
+        while follower.position < last:
+            for message in await anext(follower):
+                other = next(events, None)
+                if other is None or content_of(_saved(message)) != content_of(other):
+                    return message.seq - 1
+    return last
+
+
+async def _put_aside(nc: Client, path: Path, plan: Plan) -> tuple[Backup | None, int]:
+    """Save what is about to be removed, log and intake; give it, and the intake's last position."""
+    if plan.found is None:
+        return None, 0
+    try:
+        floor = (await stream_state(nc, INTAKE)).last_seq
+    except NotFoundOnBusError:
+        floor = 0
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    aside = path.with_name(f"{path.name}.replaced-{stamp}")
+    await save_log(nc, aside, plan.found, lambda _done: None, all_declarations=True)
+    return Backup(aside), floor
+
+
+# --- writing
+
+
+class _Writer:
+    """Appends events in atomic batches, each upon all that is there: nobody else may write."""
+
+    def __init__(self, nc: Client, position: int, progress: Progress) -> None:
+        self._nc = nc
+        self._position = position
+        self._progress = progress
+        self._gathered: list[OutgoingMessage] = []
+        self._bytes = 0
+
+    async def add(self, saved: Saved) -> None:
+        kept = {
+            name: value
+            for name, value in (saved.headers or {}).items()
+            if not name.startswith(_SERVERS_OWN)
+        }
+        is_first = not self._gathered
+        self._gathered.append(
+            OutgoingMessage(
+                saved.subject,
+                saved.payload,
+                kept or None,
+                expected_filter="log.>" if is_first else None,
+                expected_last=self._position,
+            )
+        )
+        self._bytes += len(saved.payload)
+        if len(self._gathered) >= _AT_ONCE or self._bytes >= _MOST_BYTES_AT_ONCE:
+            await self.flush()
+
+    async def flush(self) -> None:
+        if self._gathered:
+            self._position = (await append(self._nc, self._gathered))[-1]
+            self._gathered, self._bytes = [], 0
+            self._progress(self._position)
+
+
+async def _continue(
+    writer: _Writer, replaced: Backup | None, knowledge: Knowledge, identity: LogIdentity
+) -> tuple[int, int]:
+    """Keep what the replaced log has behind the backup, shape by shape as far as the chain goes on.
+
+    Digests tell: an event is kept if it follows the very history that the backup has of its shape.
+    """
+    if replaced is None or replaced.header.identity.log_id != identity.log_id:
+        return 0, 0
+    continued = lost = 0
+    for saved in _each(replaced.events()):
+        fits = _fits(saved, knowledge)
+        if fits == "known":
+            continue
+        if fits == "lost":
+            lost += 1
+            continue
+        continued += 1
+        here = msgspec.structs.replace(saved, position=knowledge.events + 1)
+        knowledge.take(here)
+        await writer.add(here)
+    return continued, lost
+
+
+def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"]:
+    found = recorded(saved)
+    try:
+        event = decode_log(found.payload)
+    except InvalidMessageError:
+        return "lost"
+    chain = knowledge.chains.chains.get(event.subject)
+    version, digest = (0, "") if chain is None else (chain.version or 0, chain.digest)
+    if event.shapeversion <= version:
+        return "known"
+    if event.shapeversion != version + 1 or found.digest != next_digest(digest, found.payload):
+        return "lost"
+    return "next"
+
+
+async def _read_back(nc: Client, knowledge: Knowledge) -> None:
+    """Read the whole log, and see that it is what was written."""
+    written = Knowledge()
+    async with follow(nc, SHAPES) as follower:
+        async for messages in follower.replay():
+            for message in messages:
+                written.take(_saved(message))
+    if (written.events, written.content) != (knowledge.events, knowledge.content):
+        raise RestoreRefusedError(
+            f"the server gives back {written.events} events that are not the {knowledge.events} "
+            "that were written: look at its disk and its log, and restore to another one"
+        )
+
+
+async def _declare_again(
+    nc: Client, backup: Backup, replaced: Backup | None, knowledge: Knowledge
+) -> int:
+    """Put the declarations that the log does not know into the new intake, in their order."""
+    known: set[int] = set()
+    count = 0
+    sources = [backup] if replaced is None else [backup, replaced]
+    for source in sources:
+        if source.header.identity.log_id != backup.header.identity.log_id:
+            continue
+        for messages in source.declarations():
+            fresh = [
+                one
+                for one in messages
+                if one.position not in known and _is_unknown(one, knowledge.causes)
+            ]
+            known.update(one.position for one in fresh)
+            count += len(fresh)
+            if fresh:
+                await store_all(nc, [_declaration(one) for one in fresh])
+    return count
+
+
+def _is_unknown(saved: Saved, causes: dict[str, int]) -> bool:
+    shape = "/".join(saved.subject.split(".")[3:6])
+    return saved.position > causes.get(shape, 0)
+
+
+def _declaration(saved: Saved) -> OutgoingMessage:
+    """Write a declaration as it was published first; nobody waits for its answer any more."""
+    headers = {
+        name: value
+        for name, value in (saved.headers or {}).items()
+        if not name.startswith(_SERVERS_OWN) and name != REPLY_HEADER
+    }
+    message_id = (saved.headers or {}).get(MESSAGE_ID) or f"intake-{saved.position}"
+    subject = f"rec.{'.'.join(saved.subject.split('.')[2:])}"
+    return OutgoingMessage(subject, saved.payload, {**headers, MESSAGE_ID: message_id})
+
+
+def _saved(message: StoredMessage) -> Saved:
+    headers = dict(message.headers) if message.headers else None
+    return Saved(message.seq, message.subject, message.time_ns, headers, message.payload)
+
+
+def _each(blocks: Iterable[Sequence[Saved]]) -> Generator[Saved]:
+    for messages in blocks:
+        yield from messages

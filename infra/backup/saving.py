@@ -1,0 +1,121 @@
+"""Saves a log to a file, while the system runs.
+
+The backup is as of one position of the log. What waits in the intake is read before that position
+is taken: whatever was decided in between is in the log, and recognised as such when it is restored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client
+
+from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
+from infra.backup.file import BackupWriter, Header, Saved, new_backup
+from infra.bus.streams import INTAKE, PARTITIONS, SHAPES, LogIdentity, decider_consumers
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.follow import follow
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
+
+Progress = Callable[[int], object]
+"""Called with the number of events done."""
+
+_AT_ONCE: Final = 1_000
+
+
+class SavedLog(msgspec.Struct, frozen=True, rename="camel"):
+    """What a backup holds, and where the log was damaged when it was made."""
+
+    file: str
+    log_id: str
+    position: int
+    events: int
+    declarations: int
+    bytes: int
+    damage: list[LogDamage]
+
+
+async def save_log(
+    nc: Client,
+    path: Path,
+    identity: LogIdentity,
+    progress: Progress,
+    *,
+    all_declarations: bool = False,
+) -> SavedLog:
+    """Write a backup of the log as of now.
+
+    ``all_declarations``: also those that were decided and are still in the intake, for a log that
+    is about to go back in time.
+
+    Raises ``BackupFileError``, ``OSError`` and ``BusError`` classes; there is no file then.
+    """
+    damage: list[LogDamage] = []
+    chains = LogChains(damage.append)
+    with new_backup(path) as writer:
+        floors = {} if all_declarations else await _acknowledged(nc)
+        config = (await stream_state(nc, SHAPES)).config
+        writer.begin(Header(identity, datetime.now(UTC), config))
+        await _save_declarations(nc, writer, floors)
+        last = (await stream_state(nc, SHAPES)).last_seq
+        async for messages in _events(nc, last):
+            for one in messages:
+                chains.take(recorded(one))
+            writer.add(b"E", messages)
+            progress(messages[-1].seq)
+        chains.end(last)
+        footer = writer.finish(last)
+    size = (await asyncio.to_thread(path.stat)).st_size
+    return SavedLog(
+        str(path), identity.log_id, last, footer.events, footer.declarations, size, damage
+    )
+
+
+def recorded(message: StoredMessage | Saved) -> Recorded:
+    """Give what the log's integrity is checked by."""
+    position = message.seq if isinstance(message, StoredMessage) else message.position
+    digest = (message.headers or {}).get(DIGEST_HEADER, "")
+    return Recorded(position, message.subject, message.payload, digest)
+
+
+async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessage]]:
+    async with follow(nc, SHAPES) as follower:
+        while follower.position < last:
+            messages = [one for one in await anext(follower) if one.seq <= last]
+            if messages:
+                yield messages
+
+
+async def _acknowledged(nc: Client) -> dict[int, int]:
+    """Give the intake's position up to which each partition is decided."""
+    floors: dict[int, int] = {}
+    for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
+        try:
+            info = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", None)
+        except NotFoundOnBusError:
+            continue
+        floors[partition] = int(info["ack_floor"]["stream_seq"])
+    return floors
+
+
+async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int, int]) -> None:
+    try:
+        await stream_state(nc, INTAKE)
+    except NotFoundOnBusError:
+        return
+    for partition in range(PARTITIONS):
+        first = floors.get(partition, 0) + 1
+        while True:
+            messages = await read_subject(
+                nc, INTAKE, f"in.{partition}.desired.>", start_seq=first, limit=_AT_ONCE
+            )
+            writer.add(b"D", messages)
+            if len(messages) < _AT_ONCE:
+                break
+            first = messages[-1].seq + 1

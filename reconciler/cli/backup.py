@@ -1,0 +1,66 @@
+"""`reconciler backup`: the whole log in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.backup.saving import SavedLog, save_log
+from infra.bus.streams import find_log
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.exits import Exit
+from reconciler.cli.options import Output
+from reconciler.cli.output import console, print_structured
+from reconciler.cli.progress import progress_bar
+from reconciler.cli.reading import log_of
+
+_SHOWN = 20
+_MEGABYTE = 1e6
+
+
+def backup(file: Path, /, *, output: Output = "table", connection: Connection = HERE) -> int:
+    """Save the whole log to one file, as of now; everything may run meanwhile.
+
+    The file holds every event, and the declarations that nobody has decided
+    yet. It gets its name only when it is complete. Versions and digests are
+    checked: if the log is damaged, the backup is made all the same, where is
+    told, and the exit status is 1.
+
+    For example:
+
+        reconciler backup monday.backup
+        reconciler backup "$(date +%FT%H%M).backup" --output json
+
+    Parameters
+    ----------
+    file
+        Where to save it; there must be no file of that name.
+    output
+        How to print what was saved.
+    """
+    saved = run_async(_backup(connection, file))
+    if output == "table":
+        _print(saved)
+    else:
+        print_structured(saved, output)
+    return Exit.FAILED if saved.damage else Exit.OK
+
+
+async def _backup(connection: Connection, file: Path) -> SavedLog:
+    async with bus(connection) as nc:
+        last = await (await log_of(nc)).last_position()
+        identity = await find_log(nc)
+        with progress_bar("saving", last) as progress:
+            return await save_log(nc, file, identity, progress)
+
+
+def _print(saved: SavedLog) -> None:
+    out = console()
+    out.print(
+        f"{saved.file}: log {saved.log_id} as of position {saved.position}: {saved.events} events "
+        f"and {saved.declarations} undecided declarations, {saved.bytes / _MEGABYTE:.1f} MB"
+    )
+    if saved.damage:
+        out.print(f"the log is damaged in {len(saved.damage)} places:", style="bold red")
+        for one in saved.damage[:_SHOWN]:
+            out.print(f"{one.problem}: {one}")
+        out.print("Remedy: keep the backups from before; see `reconciler restore --help`.")

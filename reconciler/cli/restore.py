@@ -1,0 +1,113 @@
+"""`reconciler restore`: a log again, from a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.backup.file import Backup
+from infra.backup.inspection import inspect
+from infra.backup.restoring import Plan, RestoredLog, plan_restoration, restore_log
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.exits import Exit
+from reconciler.cli.options import Output
+from reconciler.cli.output import console, print_structured
+from reconciler.cli.progress import progress_bar
+
+_SHOWN = 20
+
+
+def restore(
+    file: Path,
+    /,
+    *,
+    replace: str | None = None,
+    replicas: int = 1,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Make a log again from a backup; stop all roles first.
+
+    The whole file is checked before anything is written. The server must have
+    no log, or the beginning of the one in the backup. A damaged log is
+    replaced if you name it: it is saved to a file beside the backup, and what
+    it has behind the backup is kept, shape by shape, where its digests show
+    that it goes on from there.
+
+    No external API is called. Start the roles afterwards: the first listing
+    repairs what has changed since.
+
+    For example:
+
+        reconciler restore monday.backup
+        reconciler restore monday.backup --replace 0f3a9c12b7de
+
+    Parameters
+    ----------
+    file
+        A file that `reconciler backup` has made.
+    replace
+        Id of the log on the server that the backup takes the place of.
+    replicas
+        Copies of each stream: 1, or 3 or 5 in a cluster.
+    output
+        How to print what was done.
+    """
+    restored = run_async(_restore(connection, file, replace, replicas))
+    if output == "table":
+        _print(restored)
+    else:
+        print_structured(restored, output)
+    return Exit.FAILED if restored.damage else Exit.OK
+
+
+async def _restore(
+    connection: Connection, file: Path, replace: str | None, replicas: int
+) -> RestoredLog:
+    source = Backup(file)
+    with progress_bar("checking", source.size) as progress:
+        knowledge = inspect(source, progress)
+    async with bus(connection) as nc:
+        plan = await plan_restoration(nc, source, knowledge, replace)
+        if plan.way == "nothing":
+            return _unchanged(plan)
+        with progress_bar("restoring", knowledge.events) as progress:
+            return await restore_log(nc, source, knowledge, plan, progress, replicas=replicas)
+
+
+def _unchanged(plan: Plan) -> RestoredLog:
+    assert plan.found is not None
+    return RestoredLog(
+        log_id=plan.found.log_id,
+        epoch=plan.found.epoch,
+        events=plan.present,
+        present=plan.present,
+        continued=0,
+        lost=0,
+        declarations=0,
+        damage=[],
+    )
+
+
+def _print(restored: RestoredLog) -> None:
+    out = console()
+    if restored.present == restored.events:
+        out.print(f"log {restored.log_id} is whole already: nothing was changed")
+        return
+    out.print(
+        f"log {restored.log_id}: {restored.events} events, of which {restored.present} were there "
+        f"and {restored.continued} come from the log that was replaced; "
+        f"{restored.declarations} declarations wait to be decided"
+    )
+    if restored.replaced:
+        out.print(f"what was there before is in {restored.replaced}")
+    if restored.lost:
+        out.print(
+            f"{restored.lost} events of the replaced log do not go on from the backup, and are "
+            "not in the log any more",
+            style="yellow",
+        )
+    if restored.damage:
+        out.print(f"the backup is damaged in {len(restored.damage)} places:", style="bold red")
+        for one in restored.damage[:_SHOWN]:
+            out.print(f"{one.problem}: {one}")
+    out.print("Start the roles: the first listing repairs what has changed since the backup.")

@@ -1,0 +1,222 @@
+"""`doctor` on a real bus: each check fails for a real reason, and is well without it."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+from nats.aio.client import Client
+
+from events.log import OutcomeRecorded
+from events.manifest import Retry
+from events.subjects import log
+from infra.bus.actions import JetStreamActionReader
+from infra.bus.rows import JetStreamRows
+from infra.bus.streams import DEADLETTERS, OUTCOMES, SHAPES, TIMERS, WORKERS
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request
+from infra.jetstream.publish import publish
+from reconciler.cli.checks_actions import check_actions
+from reconciler.cli.checks_bus import check_sources
+from reconciler.cli.checks_monitoring import check_monitoring
+from reconciler.cli.doctor import examine
+from reconciler.cli.finding import Finding
+from reconciler.cli.log_reading import read_whole_log
+from reconciler.wiring import initialise
+from tests.bus.histories import event
+from tests.scenarios.conftest import api_url, bare_world, world
+from tests.scenarios.harness import World, api_config, manifest, shape
+
+__all__ = ["api_url", "bare_world", "world"]
+
+NAMES = [f"foo-{number}" for number in range(3)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+async def actions(nc: Client) -> Finding:
+    return await check_actions(nc, await read_whole_log(nc, full=True))
+
+
+async def findings(world: World) -> dict[str, Finding]:
+    return {each.check: each for each in await examine(world.nc, full=True)}
+
+
+async def decided_and_not_called(world: World) -> None:
+    """Three shapes whose creation is decided, and no worker runs."""
+    await world.start_reconciler(["decider", "observer", "projector"])
+    await world.configure(api_config(world.human.url))
+    await world.declare_all([manifest(name) for name in NAMES])
+
+    async def are_decided() -> bool:
+        return all([len(await world.history(name)) >= 2 for name in NAMES])
+
+    await world.until(are_decided, "the creations are decided")
+
+
+async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
+    await world.declare_all([manifest(name) for name in NAMES])
+    for name in NAMES:
+        await world.until_outcome(name, "Converged")
+    await world.until_settled()
+
+    found = await findings(world)
+
+    troubles = [each for each in found.values() if each.verdict == "fail"]
+    assert troubles == []
+    assert found["lost actions"].found == "none; 0 in flight and taken care of"
+    assert found["log"].found.endswith("events read, none missing")
+    assert found["sources"].verdict == found["streams"].verdict == "ok"
+
+
+async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_is_lost(
+    bare_world: World,
+) -> None:
+    world = bare_world
+    await decided_and_not_called(world)
+    waiting = await actions(world.nc)
+    assert (waiting.verdict, waiting.found) == ("ok", "none; 3 in flight and taken care of")
+
+    reader = JetStreamActionReader(world.nc)
+    taken = [*await reader.next_batch()]
+    while len(taken) < len(NAMES):
+        taken += await reader.next_batch()
+    assert (await actions(world.nc)).verdict == "ok"  # leased
+
+    await reader.ack([taken[1]])
+    await world.nc.flush()
+    lost = await actions(world.nc)
+    assert lost.verdict == "fail"
+    assert "that no worker has" in lost.found
+
+    await reader.ack([taken[0], taken[2]])
+    await world.nc.flush()
+    lost = await actions(world.nc)
+    assert lost.found.startswith("3 that no worker has, without a result: default/Shape/foo-0")
+
+    # The remedy that is told: hand all of it out again.
+    await reader.close()
+    await api_request(world.nc, f"CONSUMER.DELETE.{SHAPES}.{WORKERS}", None)
+    assert (await actions(world.nc)).verdict == "fail"
+    assert (await findings(world))["streams"].verdict == "fail"
+    await initialise(world.nc)
+    await world.restart_reconciler()
+    for name in NAMES:
+        await world.until_outcome(name, "Converged")
+    assert (await actions(world.nc)).verdict == "ok"
+    assert await world.human.effects() == ["POST"] * len(NAMES)
+
+
+async def test_a_retry_without_its_timer_is_found(world: World) -> None:
+    await world.configure(
+        api_config(world.human.url, retry=Retry(initial_seconds=600, max_seconds=600))
+    )
+    await world.human.breaks(error_rate=1.0, methods=["POST"])
+    await world.declare("foo")
+    await world.until_outcome("foo", "Degraded")
+    await world.until_settled()
+    assert (await actions(world.nc)).found == "none; 1 in flight and taken care of"
+
+    await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
+
+    found = await actions(world.nc)
+    assert (found.verdict, found.found) == (
+        "warn",
+        "1 wait, and have no timer: default/Shape/foo",
+    )
+
+
+async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) -> None:
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.stop_reconciler()
+    await publish(world.nc, log(shape("bar"), "fact"), b"of a newer release")
+    gap = event(shape("foo"), 9, OutcomeRecorded("Converged", 1, "AsDeclared"))
+    await publish(world.nc, log(shape("foo"), "outcome"), msgspec.json.encode(gap))
+
+    found = await findings(world)
+
+    assert found["log"].verdict == "fail"
+    assert found["log"].found.startswith("1 events cannot be read, 1 gaps in ")
+    assert "default/Shape/foo has 9 behind 4" in found["log"].found
+    assert found["rows equal the log"].verdict == "warn"
+
+
+async def test_rows_that_somebody_changed_are_told(world: World) -> None:
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+
+    async def is_written() -> bool:
+        row = await world.status("foo")
+        return row is not None and row.outcome == "Converged"
+
+    await world.until(is_written, "the row is written")
+    await world.stop_reconciler()
+    assert (await findings(world))["rows equal the log"].verdict == "ok"
+    rows = await JetStreamRows(world.nc).load()
+    changed = rows["status.default.Shape.foo"].replace(b"Converged", b"Failed")
+    await publish(world.nc, "$KV.reconciler.status.default.Shape.foo", changed)
+
+    found = await findings(world)
+    assert found["rows equal the log"].verdict == "fail"
+    assert found["rows equal the log"].found == "1: status.default.Shape.foo"
+    assert found["intake"].verdict == found["actions"].verdict == "warn"  # no role runs
+    assert "no decider asks for work" in found["intake"].found
+
+
+async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
+    world: World,
+) -> None:
+    assert (await findings(world))["dead letters"].verdict == "ok"
+    await world.ask_raw("rec.desired.default.Shape.foo", b"not JSON")
+    await world.ask_raw("rec.wished.default.Shape.foo", b"{}")
+
+    found = (await findings(world))["dead letters"]
+    assert found.verdict == "warn"
+    assert found.found.startswith("2 open (2 intake), oldest of 20")
+
+    for letter in await world.client.dead_letters():
+        await world.client.dismiss_dead_letter(letter, note="a test")
+    assert (await findings(world))["dead letters"].verdict == "ok"
+
+
+async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_told(
+    world: World,
+) -> None:
+    await world.configure(api_config("http://127.0.0.1:1", resync=3600), "away")
+    config = (await api_request(world.nc, f"STREAM.INFO.{DEADLETTERS}", None))["config"]
+    await api_request(world.nc, f"STREAM.UPDATE.{DEADLETTERS}", {**config, "max_age": 0})
+
+    found = await findings(world)
+
+    assert (found["API default"].verdict, found["API away"].verdict) == ("ok", "fail")
+    assert found["streams"].found == f"not as wanted: {DEADLETTERS} (max_age)"
+
+
+async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> None:
+    other = EmbeddedServer()
+    for sync_always, verdict in ((True, "ok"), (False, "warn")):
+        folder = world.server.data_dir.parent / f"other-{sync_always}"
+        port = free_port()
+        await other.start(folder, http_port=port, sync_always=sync_always)
+        sync, disk = await check_monitoring(f"http://127.0.0.1:{port}")
+        await other.stop()
+        assert (sync.verdict, disk.verdict) == (verdict, "ok")
+    (away,) = await check_monitoring("http://127.0.0.1:1")
+    assert "does not answer" in away.found
+
+
+def test_sources_that_lag_or_are_silent_are_told() -> None:
+    def stream(lag: int, active: int) -> dict[str, object]:
+        return {
+            "config": {"name": OUTCOMES},
+            "sources": [{"name": SHAPES, "lag": lag, "active": active}],
+        }
+
+    assert check_sources([stream(0, 10**9)]).verdict == "ok"
+    assert "is 9000 messages behind SHAPES" in check_sources([stream(9_000, 10**9)]).found
+    assert "hears nothing of SHAPES" in check_sources([stream(0, -1)]).found
+    assert check_sources([stream(0, 90 * 10**9)]).verdict == "warn"

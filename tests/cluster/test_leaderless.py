@@ -1,0 +1,58 @@
+"""One node of three is not enough: what it says is not believed, and what it takes is nothing."""
+
+import asyncio
+
+import pytest
+
+from infra.bus.streams import SHAPES
+from infra.embedded import EmbeddedCluster
+from infra.jetstream.append import append
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.reads import read_subject, stream_state
+from reconciler.wiring import connected
+from tests.cluster.story import until
+
+SUBJECT = "log.default.Shape.foo.event"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_not_believed(
+    cluster: EmbeddedCluster,
+) -> None:
+    """The node that is left answers "no messages" for a stream that has no leader."""
+    async with connected(cluster.url_of(0)) as nc:
+
+        async def is_without_leader() -> bool:
+            try:
+                info = await api_request(nc, f"STREAM.INFO.{SHAPES}", None, timeout=2)
+            except BusUnavailableError:
+                return False
+            return not info["cluster"].get("leader")
+
+        async def is_appended() -> bool:
+            """Append again; a conflict says that an earlier try was stored."""
+            try:
+                await append(nc, [_after(first)])
+            except BusUnavailableError:
+                return False
+            except AppendConflictError:
+                return True
+            return True
+
+        [first] = await append(nc, [_after(0)])
+        await asyncio.gather(*(cluster.nodes[index].kill() for index in (1, 2)))
+        with pytest.raises(BusUnavailableError):
+            await append(nc, [_after(first)])
+        await until(is_without_leader, lambda: "the node still believes to have a leader")
+        with pytest.raises(BusUnavailableError, match="has no leader now"):
+            await stream_state(nc, SHAPES)
+        await asyncio.gather(*(cluster.start_node(index) for index in (1, 2)))
+        await until(is_appended, lambda: "not appended")
+        assert len(await read_subject(nc, SHAPES, SUBJECT)) == 2
+
+
+def _after(position: int) -> OutgoingMessage:
+    return OutgoingMessage(SUBJECT, b"{}", None, "log.default.Shape.foo.>", position)

@@ -1,0 +1,69 @@
+"""A server in a container, which stories may kill and start as they do one of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.embedded import EmbeddedServer
+from infra.embedded.server import DEFAULT_MAX_PAYLOAD_BYTES
+from infra.jetstream.connection import api_request, connect
+from infra.jetstream.topology import delete_stream
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+CONFIGURATION = f"""\
+jetstream {{ store_dir: /data, sync_interval: always }}
+max_payload: {DEFAULT_MAX_PAYLOAD_BYTES}
+"""
+
+
+class ContainerServer(EmbeddedServer):
+    """Looks like the embedded server to a story; its folder is in the container.
+
+    One container serves many stories: a new one finds no streams, whatever the last one left.
+    """
+
+    def __init__(self, container: Container, port: int) -> None:
+        super().__init__()
+        self._container = container
+        self._port = port
+        self._data_dir = Path("/data")
+
+    async def empty(self) -> None:
+        """Start it if need be, and delete every stream."""
+        await self.start(self._data_dir)
+        nc = await connect(self.url, name="test")
+        names = (await api_request(nc, "STREAM.NAMES", None))["streams"] or ()
+        for name in names:
+            await delete_stream(nc, name)
+        await nc.close()
+
+    async def start(self, data_dir: Path, **_ignored: object) -> str:
+        """Start the container again if it was killed; its data are still there."""
+        await asyncio.to_thread(self._container.start)
+        nc = await connect(self.url, name="test")
+        await nc.close()
+        return self.url
+
+    async def kill(self) -> None:
+        """End the server at once, and the container with it."""
+        from docker.errors import APIError  # noqa: PLC0415 - only where there is an engine
+
+        with suppress(APIError):  # it does not run
+            await asyncio.to_thread(self._container.kill)
+
+    async def stop(self) -> None:
+        """End it in order."""
+        await asyncio.to_thread(self._container.stop)
+
+
+def free_port() -> int:
+    """Find a port that stays the container's own when it is started again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,57 @@
+"""What a release has stored is read for ever: the golden files are such events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from events.envelope import InvalidMessageError, decode_log, to_builtins
+from events.log import event_type
+from tests.events import golden
+
+HOW = "add one with `python -m tests.events.golden RELEASE`, and never change an older one"
+
+
+def holds(part: Any, whole: Any) -> bool:
+    """Tell whether all of one JSON value is in another, which may have more fields."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        mine, others = cast("dict[str, Any]", part), cast("dict[str, Any]", whole)
+        return all(name in others and holds(mine[name], others[name]) for name in mine)
+    if isinstance(part, list) and isinstance(whole, list):
+        ours, theirs = cast("list[Any]", part), cast("list[Any]", whole)
+        return len(ours) == len(theirs) and all(map(holds, ours, theirs))
+    return part == whole
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", golden.files(), ids=_name)
+def test_what_an_older_release_has_stored_is_read_as_it_was_meant(path: Path) -> None:
+    stored = path.read_bytes()
+    event = decode_log(stored)
+    assert event.type == event_type(event.data)
+    again = msgspec.json.decode(msgspec.json.encode(to_builtins(event)))
+    assert holds(msgspec.json.decode(stored), again), "a field is lost, or means something else"
+
+
+def test_every_field_of_every_class_is_in_a_golden_file() -> None:
+    unseen = {kind.__name__ for kind in golden.missing()}
+    assert not unseen, f"no golden file shows all of {sorted(unseen)}: {HOW}"
+
+
+def test_no_golden_file_was_changed_or_removed() -> None:
+    recorded = golden.DIGESTS.read_text().splitlines()
+    assert [golden.digest(path) for path in golden.files()] == recorded, HOW
+
+
+def test_an_event_of_a_newer_release_is_refused_and_names_what_it_is() -> None:
+    path = golden.files()[0]
+    newer = msgspec.json.decode(path.read_bytes())
+    newer["data"]["event"] = "Teleported"
+    with pytest.raises(InvalidMessageError, match="Teleported"):
+        decode_log(msgspec.json.encode(newer))

@@ -1,0 +1,163 @@
+"""Fault 5: connections that are slow, one-way or dead without an end; nodes that are cut off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from infra.bus.streams import SHAPES
+from infra.embedded import EmbeddedCluster
+from infra.embedded.cluster import NODES, leader
+from infra.jetstream.append import append
+from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.reads import read_subject
+from infra.shapes_api import ShapesProcess
+from reconciler.wiring import Role, connected, initialise, running
+from tests.cluster.story import until
+from tests.faults.tcp_proxy import TcpProxy, Way, proxied
+from tests.history_reading import check
+from tests.scenarios.harness import Human, World, api_config
+
+SUBJECT = "log.default.Shape.foo.event"
+FAULTS: list[tuple[str, set[Way]]] = [
+    ("half-open", {"to server", "to client"}),
+    ("nothing comes back", {"to client"}),
+]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "api"))
+    async with World(tmp_path / "nats", human).here() as world:
+        roles: list[Role] = ["worker", "observer", "projector"]
+        await world.start_reconciler(roles)
+        yield world
+    await human.leaves()
+    await process.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [ways for _, ways in FAULTS], ids=[name for name, _ in FAULTS])
+async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_goes_on(
+    world: World, ways: set[Way]
+) -> None:
+    """Its connection is dead without an end; pings find out, and the next connection works."""
+    async with (
+        proxied(world.server.port) as proxy,
+        connected(proxy.url) as behind,
+        running(behind, ["decider"], kinds=world.kinds),
+    ):
+        await world.configure(api_config(world.human.url))
+        proxy.delay_seconds = 0.02
+        await world.declare("slow")
+        await world.until_outcome("slow", "Converged")
+        proxy.held = set(ways)
+        await world.declare("foo")
+
+        async def is_given_up() -> bool:
+            return not behind.is_connected or behind.stats["reconnects"] > 0
+
+        await world.until(is_given_up, "the connection is given up", seconds=40)
+        proxy.heal()
+        await world.client.wait_for("default/Shape/foo", generation=1, timeout_seconds=40)
+        await world.until_settled()
+        assert await world.human.effects("foo") == ["POST"]
+        assert await check(world.nc, world.human.url) == []
+
+
+# --- between nodes
+
+
+class Routes:
+    """A proxy for each way from one node to another."""
+
+    def __init__(self) -> None:
+        self.cluster = EmbeddedCluster()
+        self._proxies: dict[tuple[int, int], TcpProxy] = {}
+
+    async def start(self, folder: Path, stack: AsyncExitStack) -> None:
+        for source in range(NODES):
+            for target in range(NODES):
+                proxy = TcpProxy(self.cluster.route_ports[target])
+                await proxy.start()
+                stack.push_async_callback(proxy.stop)
+                self._proxies[source, target] = proxy
+        stack.push_async_callback(self.cluster.kill)
+        await self.cluster.start(folder, route_port=lambda a, b: self._proxies[a, b].port)
+
+    def isolate(self, node: int) -> None:
+        for each in self._of(node):
+            each.partition()
+
+    def rejoin(self, node: int) -> None:
+        for each in self._of(node):
+            each.heal()
+
+    def _of(self, node: int) -> list[TcpProxy]:
+        return [proxy for pair, proxy in self._proxies.items() if node in pair]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing_that_the_others_do_not_have(
+    tmp_path: Path,
+) -> None:
+    routes = Routes()
+    async with AsyncExitStack() as stack:
+        await routes.start(tmp_path / "nats", stack)
+        cluster = routes.cluster
+        async with connected(cluster.url) as nc:
+            await initialise(nc, replicas=3)
+            await until(lambda: _is_led(nc), lambda: "no leader")
+            minority = await leader(nc, SHAPES)
+        assert minority is not None
+        majority = (minority + 1) % NODES
+        async with (
+            connected(cluster.url_of(minority)) as alone,
+            connected(cluster.url_of(majority)) as others,
+        ):
+            [first] = await append(others, [_after(0, b"first")])
+            routes.isolate(minority)
+            with pytest.raises(BusUnavailableError):
+                await append(alone, [_after(first, b"of the minority")])
+            await until(lambda: _appends(others, first), lambda: "no new leader")
+            routes.rejoin(minority)
+            await until(lambda: _loses(alone, first), lambda: "the minority did not come back")
+            stored = await read_subject(others, SHAPES, SUBJECT)
+            assert [each.payload for each in stored] == [b"first", b"of the majority"]
+
+
+def _after(position: int, payload: bytes) -> OutgoingMessage:
+    return OutgoingMessage(SUBJECT, payload, None, "log.default.Shape.foo.>", position)
+
+
+async def _is_led(nc: Client) -> bool:
+    return await leader(nc, SHAPES) is not None
+
+
+async def _appends(nc: Client, position: int) -> bool:
+    """Append for the majority; a conflict says that an earlier try was stored."""
+    try:
+        await append(nc, [_after(position, b"of the majority")])
+    except BusUnavailableError:
+        return False
+    except AppendConflictError:
+        return True
+    return True
+
+
+async def _loses(nc: Client, position: int) -> bool:
+    """Whether the append of the minority is refused, for good."""
+    try:
+        await append(nc, [_after(position, b"of the minority")])
+    except BusUnavailableError:
+        return False
+    except AppendConflictError:
+        return True
+    raise AssertionError("two writers won")

@@ -1,0 +1,226 @@
+"""A backup is consistent, complete and checked; what is not a whole one is refused in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from events.subjects import log_filter
+from infra.backup.file import MAGIC
+from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.streams import INTAKE, SHAPES, find_log
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect
+from infra.jetstream.publish import publish
+from infra.jetstream.pull import PullReader
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
+from reconciler.ports import ShapeAppend
+from tests.bus.histories import events, new_key
+from tests.integrity.operator import Operator
+
+
+async def _fill(log: JetStreamShapeLog, shapes: int = 20, length: int = 8) -> None:
+    await log.append(
+        [ShapeAppend(key, events(key, 1, length), 0) for key in (new_key() for _ in range(shapes))]
+    )
+
+
+async def _contents(nc: Client) -> list[tuple[int, str, bytes, str | None]]:
+    return [_content(one) for one in await read_subject(nc, SHAPES, "log.>")]
+
+
+def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
+    return one.seq, one.subject, one.payload, (one.headers or {}).get("Reconciler-Digest")
+
+
+@pytest.fixture
+async def other(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    """A server that has nothing yet."""
+    server = EmbeddedServer()
+    await server.start(tmp_path / "other")
+    yield server
+    await server.kill()
+
+
+async def test_every_event_comes_back_at_its_position_with_its_digest(
+    log: JetStreamShapeLog,
+    bus: Client,
+    server: EmbeddedServer,
+    other: EmbeddedServer,
+    operator: Operator,
+) -> None:
+    await _fill(log)
+    saved = (await operator.succeeds(server.url, "backup", "b", "-o", "json")).json
+    assert (saved["events"], saved["position"], saved["damage"]) == (160, 160, [])
+    assert not list(operator.folder.glob("*.partial"))
+    await operator.succeeds(other.url, "restore", "b")
+    nc = await connect(other.url, name="test")
+    assert await _contents(nc) == await _contents(bus)
+    assert (await find_log(nc)).log_id == log.log_id
+    again = await operator.succeeds(other.url, "restore", "b")
+    assert "whole already" in again.out
+    await nc.close()
+
+
+async def test_an_existing_file_is_not_overwritten(
+    log: JetStreamShapeLog, server: EmbeddedServer, operator: Operator
+) -> None:
+    (operator.folder / "b").write_text("precious")
+    refused = await operator.runs(server.url, "backup", "b")
+    assert (refused.status, (operator.folder / "b").read_text()) == (1, "precious")
+    assert refused.err == "error: b exists already: give another name, or remove it\n"
+
+
+async def test_a_backup_under_writes_is_a_prefix_of_the_log(
+    log: JetStreamShapeLog,
+    bus: Client,
+    server: EmbeddedServer,
+    other: EmbeddedServer,
+    operator: Operator,
+) -> None:
+    await _fill(log, 100)
+    stop = asyncio.Event()
+
+    async def write() -> None:
+        while not stop.is_set():
+            await _fill(log, 5)
+
+    writer = asyncio.create_task(write())
+    saved = (await operator.succeeds(server.url, "backup", "b", "-o", "json")).json
+    stop.set()
+    await writer
+    assert saved["events"] == saved["position"] >= 800
+    await operator.succeeds(other.url, "restore", "b")
+    nc = await connect(other.url, name="test")
+    assert await _contents(nc) == (await _contents(bus))[: saved["events"]]
+    await nc.close()
+
+
+BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "cut": (lambda content: content[:-40], "it is cut: its end is missing"),
+    "cut in a block": (lambda content: content[: len(content) // 2], "it is cut"),
+    "changed": (
+        lambda content: (
+            content[: len(content) // 2]
+            + bytes([content[len(content) // 2] ^ 1])
+            + content[len(content) // 2 + 1 :]
+        ),
+        "it was changed",
+    ),
+    "longer": (lambda content: content + b"x", "it does not end where its footer says"),
+    "foreign": (lambda content: b"PK\3\4" + content, "it is no backup of a reconciler"),
+    "newer": (
+        lambda content: content.replace(MAGIC, b"reconciler-backup 2\n", 1),
+        "it has format 2, and this release reads format 1",
+    ),
+    "empty": (lambda content: b"", "it is no backup of a reconciler"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_written(
+    log: JetStreamShapeLog,
+    bus: Client,
+    server: EmbeddedServer,
+    other: EmbeddedServer,
+    operator: Operator,
+    what: str,
+) -> None:
+    await _fill(log)
+    await operator.succeeds(server.url, "backup", "b")
+    spoil, told = BAD[what]
+    (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
+    refused = await operator.runs(other.url, "restore", "bad")
+    assert refused.status == 1
+    assert refused.err.startswith("error: bad cannot be used: ")
+    assert told in refused.err
+    assert refused.err.count("\n") == 1
+    assert "no event log yet" in (await operator.runs(other.url, "get")).err
+
+
+async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_refused(
+    log: JetStreamShapeLog,
+    bus: Client,
+    server: EmbeddedServer,
+    other: EmbeddedServer,
+    operator: Operator,
+) -> None:
+    await _fill(log)
+    await operator.succeeds(server.url, "backup", "early")
+    await _fill(log)
+    await operator.succeeds(server.url, "backup", "late")
+    await operator.succeeds(other.url, "restore", "early")
+    done = (await operator.succeeds(other.url, "restore", "late", "-o", "json")).json
+    assert (done["present"], done["events"]) == (160, 320)
+    nc = await connect(other.url, name="test")
+    assert await _contents(nc) == await _contents(bus)
+    before = await find_log(nc)
+
+    longer = await operator.runs(other.url, "restore", "early")
+    assert longer.status == 1
+    assert f"give --replace {log.log_id}" in longer.err
+    assert await find_log(nc) == before
+    wrong = await operator.runs(other.url, "restore", "early", "--replace", "another")
+    assert "nothing was changed" in wrong.err
+    await nc.close()
+
+
+async def test_an_empty_log_of_another_name_is_no_hindrance(
+    log: JetStreamShapeLog, server: EmbeddedServer, other: EmbeddedServer, operator: Operator
+) -> None:
+    await _fill(log)
+    await operator.succeeds(server.url, "backup", "b")
+    await operator.succeeds(other.url, "init")
+    await operator.succeeds(other.url, "restore", "b")
+    nc = await connect(other.url, name="test")
+    assert (await find_log(nc)).log_id == log.log_id
+    await operator.succeeds(other.url, "init")  # changes nothing, above all not the log's name
+    assert (await find_log(nc)).log_id == log.log_id
+    await nc.close()
+
+
+async def test_a_log_that_somebody_works_on_is_not_touched(
+    log: JetStreamShapeLog, bus: Client, server: EmbeddedServer, operator: Operator
+) -> None:
+    await _fill(log)
+    await operator.succeeds(server.url, "backup", "b")
+    reader = PullReader(bus, SHAPES, "workers", max_batch=1)
+    waiting = asyncio.create_task(reader.next_batch())
+
+    async def is_refused() -> bool:
+        ran = await operator.runs(server.url, "restore", "b", "--replace", log.log_id)
+        return "stop all deciders, workers, observers" in ran.err
+
+    async with asyncio.timeout(20):
+        while not await is_refused():
+            pass
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await reader.close()
+
+
+async def test_a_backup_of_a_damaged_log_says_so(
+    log: JetStreamShapeLog, bus: Client, server: EmbeddedServer, operator: Operator
+) -> None:
+    key = new_key()
+    await log.append([ShapeAppend(key, events(key, 1, 3), 0)])
+    await publish(bus, f"{log_filter(key)[:-2]}.fact", b"hello")
+    ran = await operator.runs(server.url, "backup", "b")
+    assert ran.status == 1
+    assert f"Unreadable: {key}, position 4" in ran.out
+    assert (operator.folder / "b").exists()
+
+
+async def test_the_new_intake_counts_on_from_above_the_old_one(
+    log: JetStreamShapeLog, bus: Client, server: EmbeddedServer, operator: Operator
+) -> None:
+    await _fill(log)
+    before = (await stream_state(bus, INTAKE)).last_seq
+    await operator.succeeds(server.url, "backup", "b")
+    await _fill(log)
+    await operator.succeeds(server.url, "restore", "b", "--replace", log.log_id)
+    assert (await stream_state(bus, INTAKE)).first_seq > max(before, 1_000_000_000_000)

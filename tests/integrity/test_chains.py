@@ -1,0 +1,171 @@
+"""What a chain of versions and digests finds, and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from events.envelope import encode_log
+from events.integrity import LogChains, LogDamage, Problem, Recorded, next_digest
+from events.log import LogEvent, log_class
+from events.names import ShapeKey
+from events.subjects import log
+from tests.bus.histories import events
+
+FOO = ShapeKey("default", "Shape", "foo")
+BAR = ShapeKey("default", "Shape", "bar")
+
+
+def recorded(history: Sequence[LogEvent], *, digested: bool = True) -> list[Recorded]:
+    """A history as the log has it, from position 1 on."""
+    found: list[Recorded] = []
+    digest = ""
+    for position, event in enumerate(history, 1):
+        payload = encode_log(event)
+        digest = next_digest(digest, payload) if digested else ""
+        subject = log(event.key, log_class(event.data))
+        found.append(Recorded(position, subject, payload, digest))
+    return found
+
+
+@dataclass
+class Pass:
+    """One pass over a log: what was sound, and what was not."""
+
+    sound: list[str] = field(default_factory=list[str])
+    damage: list[LogDamage] = field(default_factory=list[LogDamage])
+    undigested: int = 0
+
+
+def passed(stored: Sequence[Recorded], *, after: int = 0) -> Pass:
+    result = Pass()
+    chains = LogChains(result.damage.append, after=after)
+    for one in stored:
+        event = chains.take(one)
+        if event is not None:
+            result.sound.append(event.id)
+    result.undigested = chains.undigested
+    return result
+
+
+def at(stored: Recorded, position: int) -> Recorded:
+    return stored._replace(position=position)
+
+
+def renumbered(stored: Sequence[Recorded]) -> list[Recorded]:
+    return [at(one, position) for position, one in enumerate(stored, 1)]
+
+
+def test_a_sound_history_has_no_damage() -> None:
+    found = passed(recorded(events(FOO, 1, 5)))
+    assert found.damage == []
+    assert len(found.sound) == 5
+
+
+def _changed(stored: list[Recorded]) -> list[Recorded]:
+    payload = stored[2].payload.replace(b"AsDeclared", b"AsDecIared")
+    return [*stored[:2], stored[2]._replace(payload=payload), *stored[3:]]
+
+
+def _of_a_newer_release(stored: list[Recorded]) -> list[Recorded]:
+    content = json.loads(stored[2].payload)
+    content["type"] = "reconciler.shape.ShapeTeleported"
+    content["data"]["event"] = "ShapeTeleported"
+    newer = stored[2]._replace(payload=json.dumps(content).encode())
+    return [*stored[:2], newer, *stored[3:]]
+
+
+def _misplaced(stored: list[Recorded]) -> list[Recorded]:
+    alien = recorded(events(BAR, 1, 1))[0]._replace(subject=stored[2].subject, position=3)
+    return [*stored[:2], alien, *stored[3:]]
+
+
+def _on_another_class(stored: list[Recorded]) -> list[Recorded]:
+    other = stored[2]._replace(subject=log(FOO, "action"))
+    return [*stored[:2], other, *stored[3:]]
+
+
+Damages = Callable[[list[Recorded]], list[Recorded]]
+CASES: list[tuple[Problem, Damages, str]] = [
+    ("Missing", lambda s: renumbered([*s[:2], *s[3:]]), "expected event 3, found event 4"),
+    ("Repeated", lambda s: renumbered([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
+    ("OutOfOrder", lambda s: renumbered([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
+    ("Changed", _changed, "expected event 3 with digest"),
+    ("Unreadable", lambda s: [*s[:2], s[2]._replace(payload=b"?"), *s[3:]], "not an event"),
+    ("Unreadable", _of_a_newer_release, "ShapeTeleported"),
+    ("Misplaced", _misplaced, "found event 1 of default/Shape/bar"),
+    ("Misplaced", _on_another_class, "found event 3 (outcome) on log.default.Shape.foo.action"),
+    ("Undigested", lambda s: [*s[:2], s[2]._replace(digest=""), *s[3:]], "found event 3 without"),
+]
+
+
+@pytest.mark.parametrize(("problem", "damages", "told"), CASES)
+def test_damage_is_told_once_with_its_place_and_nothing_behind_it_is_used(
+    problem: Problem, damages: Damages, told: str
+) -> None:
+    found = passed(damages(recorded(events(FOO, 1, 6))))
+    (damage,) = found.damage
+    assert (damage.problem, damage.shape) == (problem, "default/Shape/foo")
+    assert (damage.version, damage.position) == (3, 3)
+    assert told in str(damage)
+    assert found.sound == ["default/Shape/foo@1", "default/Shape/foo@2"]
+
+
+def test_events_in_the_wrong_order_are_found() -> None:
+    stored = recorded(events(FOO, 1, 5))
+    swapped = renumbered([*stored[:2], stored[3], stored[2], *stored[4:]])
+    assert passed(swapped).damage[0].problem == "Missing"
+    assert len(passed(swapped).sound) == 2
+
+
+def test_one_shape_is_damaged_and_the_others_are_not() -> None:
+    foo, bar = recorded(events(FOO, 1, 4)), recorded(events(BAR, 1, 4))
+    mixed = [one for pair in zip(foo, bar, strict=True) for one in pair]
+    del mixed[2]
+    found = passed(renumbered(mixed))
+    assert [each.shape for each in found.damage] == ["default/Shape/foo"]
+    assert [each for each in found.sound if "bar" in each] == [f"{BAR}@{n}" for n in range(1, 5)]
+
+
+def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None:
+    stored = recorded(events(FOO, 1, 5))
+    found = passed([*stored[:2], at(stored[2], 7)])
+    assert [(each.problem, each.shape) for each in found.damage] == [("Missing", "")]
+    assert "events at positions 3 to 6" in str(found.damage[0])
+    damage: list[LogDamage] = []
+    chains = LogChains(damage.append)
+    for one in stored[:3]:
+        chains.take(one)
+    chains.end(3)
+    assert damage == []
+    chains.end(5)
+    assert "events at positions 4 to 5, found nothing there" in str(damage[0])
+
+
+def test_what_belongs_to_no_shape_is_told() -> None:
+    found = passed([Recorded(1, "log.some.thing", b"hello", "")])
+    assert [(each.problem, each.shape) for each in found.damage] == [("Misplaced", "")]
+
+
+def test_the_events_of_a_release_without_digests_are_checked_by_their_versions() -> None:
+    old = recorded(events(FOO, 1, 3), digested=False)
+    assert passed(old).damage == []
+    assert passed(old).undigested == 3
+    digest = ""
+    new: list[Recorded] = []
+    for position, event in enumerate(events(FOO, 4, 6), 4):
+        payload = encode_log(event)
+        digest = next_digest(digest, payload)
+        new.append(Recorded(position, log(FOO, log_class(event.data)), payload, digest))
+    assert passed([*old, *new]).damage == []
+    assert passed([*old, *new]).undigested == 3
+    assert [each.problem for each in passed([*old, *_changed(new)]).damage] == ["Changed"]
+
+
+def test_a_pass_that_begins_in_the_middle_takes_the_first_event_as_it_is() -> None:
+    stored = recorded(events(FOO, 1, 6))
+    assert passed(stored[3:], after=3).damage == []
+    assert passed([stored[3], at(stored[5], 5)], after=3).damage[0].problem == "Missing"

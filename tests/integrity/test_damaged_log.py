@@ -1,0 +1,237 @@
+"""What disks and strangers do to the log is found, told with its place, held, and repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from events.subjects import log as log_subject
+from infra.bus.streams import SHAPES
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import stream_state
+from reconciler.services import decider
+from tests.integrity.operator import Operator, blocks_of
+from tests.scenarios.harness import World, api_config, shape
+
+NAMES = ("foo", "bar", "baz")
+
+
+async def _live(world: World) -> None:
+    """A log in which each of three shapes was declared twice."""
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    for color in ("Red", "Blue"):
+        for name in NAMES:
+            await world.declare(name, color=color)
+            await world.until_outcome(name, "Converged", generation=1 if color == "Red" else 2)
+    await world.until_settled()
+    await world.stop_reconciler()
+
+
+async def _stop_server(world: World) -> None:
+    await world.server.stop()
+
+
+async def _start_server(world: World) -> None:
+    await world.start_nats()
+
+    async def is_connected() -> bool:
+        return world.nc.is_connected
+
+    await world.until(is_connected, "connected again")
+
+
+def _flip(world: World, event_id: str) -> None:
+    """Change a byte in the middle of one event, on the disk."""
+    (block,) = blocks_of(world.server.data_dir, SHAPES)
+    content = bytearray(block.read_bytes())
+    place = content.index(f'"id":"{event_id}"'.encode())
+    content[place + 8] ^= 0xFF
+    block.write_bytes(content)
+
+
+async def _outcomes(world: World, operator: Operator) -> dict[str, tuple[str, str]]:
+    rows = (await operator.succeeds(world.server.url, "get", "Shape", "-o", "json")).json
+    return {row["name"]: (row["outcome"], row["reason"]) for row in rows}
+
+
+async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
+    ran = await operator.runs(world.server.url, "replay", "-o", "json")
+    assert ran.status == 1
+    return ran.json["integrity"]["damage"]
+
+
+async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -> None:
+    """The named shapes are held and shown; doctor fails; all others go on."""
+    url = world.server.url
+
+    async def are_shown() -> bool:
+        outcomes = await _outcomes(world, operator)
+        return all(outcomes[name] == ("Held", "LogDamaged") for name in names)
+
+    await world.until(are_shown, f"{names} shown as held")
+    finding = await operator.finds(url, "log")
+    assert finding["verdict"] == "fail"
+    for name in names:
+        assert f"default/Shape/{name}" in finding["found"] or len(names) > 2
+        told = (await operator.succeeds(url, "describe", f"Shape/{name}", "-o", "json")).json
+        assert (told["status"]["outcome"], told["status"]["reason"]) == ("Held", "LogDamaged")
+    for name in set(NAMES) - set(names):
+        await world.declare(name, color="Green")
+        await world.until_outcome(name, "Converged", generation=3)
+
+
+async def test_a_changed_byte_holds_one_shape_and_the_newest_backup_repairs_it(
+    bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decider, "_HELD_SECONDS", 0.05)
+    world, url = bare_world, bare_world.server.url
+    await _live(world)
+    await operator.succeeds(url, "backup", "sound")
+    await world.start_reconciler()
+    await world.declare("foo", color="Yellow")  # behind the backup: must not be lost
+    await world.until_outcome("foo", "Converged", generation=3)
+    await world.until_settled()
+    await world.stop_reconciler()
+    await _stop_server(world)
+    _flip(world, "default/Shape/foo@3")
+    await _start_server(world)
+
+    found = await _damage(world, operator)
+    assert {each.get("shape", "") for each in found} == {"", "default/Shape/foo"}
+    assert all("expected" in each for each in found)
+
+    parts = await world.start_reconciler()
+    assert parts.scrubber is not None
+    await parts.scrubber.scrub(share=1)
+    await _expect_held(world, operator, ["foo"])
+    effects = await world.human.effects("foo")
+    await world.declare("foo", color="Black")
+
+    async def is_kept() -> bool:
+        return bool(await world.dead_letters())
+
+    await world.until(is_kept, "the declaration is kept as a dead letter")
+    (letter,) = await world.dead_letters()
+    assert letter.stage == "decision"
+    assert "the shape is held, its log is damaged: default/Shape/foo, position" in letter.reason
+    assert await world.human.effects("foo") == effects, "nothing is done for a held shape"
+    await world.stop_reconciler()
+
+    refused = await operator.runs(url, "restore", "sound")
+    assert refused.status == 1
+    assert f"give --replace {world.log.log_id}" in refused.err
+    repaired = await operator.succeeds(
+        url, "restore", "sound", "--replace", world.log.log_id, "-o", "json"
+    )
+    assert repaired.json["lost"] == 0
+    assert repaired.json["continued"] > 0
+    assert repaired.json["damage"] == []
+    await world.start_reconciler()
+    await world.until_outcome("foo", "Converged", generation=4)
+    assert (await world.human.sees("foo"))["color"] == "Black", "the intake still had it"
+    assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
+    assert (await operator.finds(url, "log"))["verdict"] == "ok"
+    assert await world.human.effects("foo") == ["POST", "PUT", "PUT", "PUT"]
+
+
+async def test_a_log_whose_end_is_cut_holds_the_shapes_that_have_lost_events(
+    bare_world: World, operator: Operator
+) -> None:
+    world = bare_world
+    await _live(world)
+    await operator.succeeds(world.server.url, "backup", "sound")
+    last = await world.log_position()
+    await _stop_server(world)
+    (block,) = blocks_of(world.server.data_dir, SHAPES)
+    content = block.read_bytes()
+    block.write_bytes(content[: content.index(b'"id":"default/Shape/baz@6"')])
+    block.with_name("index.db").unlink()  # without it, the server takes the shorter log for whole
+    await _start_server(world)
+    assert (await stream_state(world.nc, SHAPES)).last_seq < last
+
+    verified = await operator.runs(world.server.url, "replay", "--verify", "-o", "json")
+    assert verified.status == 1
+    await world.start_reconciler()
+    await _expect_held(world, operator, ["baz"])
+    await world.restart_reconciler()
+    await _expect_held_still(world, operator)
+    await world.stop_reconciler()
+    await operator.succeeds(world.server.url, "restore", "sound", "--replace", world.log.log_id)
+    await world.start_reconciler()
+    await world.until_outcome("baz", "Converged", generation=2)
+    await world.until_outcome("foo", "Converged", generation=3)
+    assert (await operator.finds(world.server.url, "log"))["verdict"] == "ok"
+
+
+async def _expect_held_still(world: World, operator: Operator) -> None:
+    """A new process knows it, too, though the log is longer again."""
+    await world.declare("baz", color="Green")
+    await world.declare("bar", color="Yellow")
+    await world.until_outcome("bar", "Converged", generation=4)
+    assert (await _outcomes(world, operator))["baz"] == ("Held", "LogDamaged")
+    assert (await world.human.sees("baz"))["color"] == "Blue"
+
+
+async def test_a_lost_file_holds_everything_that_was_in_it(
+    bare_world: World, operator: Operator
+) -> None:
+    world = bare_world
+    await _live(world)
+    await operator.succeeds(world.server.url, "backup", "sound")
+    await _stop_server(world)
+    for block in blocks_of(world.server.data_dir, SHAPES):
+        block.unlink()
+    await _start_server(world)
+    assert "Missing" in {each["problem"] for each in await _damage(world, operator)}
+    await world.start_reconciler()
+    await _expect_held(world, operator, NAMES)
+    await world.stop_reconciler()
+    await operator.succeeds(world.server.url, "restore", "sound", "--replace", world.log.log_id)
+    await world.start_reconciler()
+    await world.observed_again()
+    assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
+    for name in NAMES:
+        assert await world.human.effects(name) == ["POST", "PUT"]
+
+
+GARBAGE = {
+    "is no event": (log_subject(shape("foo"), "fact"), b"hello"),
+    "has a subject of its own": ("log.default.Shape.foo.fact.more", b"hello"),
+    "is of a newer release": (
+        log_subject(shape("foo"), "fact"),
+        b'{"id":"default/Shape/foo@7","source":"reconciler","type":"reconciler.shape.Teleported",'
+        b'"subject":"default/Shape/foo","time":"2027-01-01T00:00:00Z","shapeversion":7,'
+        b'"data":{"event":"Teleported","to":"Mars"},"specversion":"1.0"}',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+async def test_garbage_in_a_history_holds_that_shape_and_no_other(
+    bare_world: World, operator: Operator, what: str
+) -> None:
+    world = bare_world
+    await _live(world)
+    await world.start_reconciler()
+    subject, payload = GARBAGE[what]
+    await publish(world.nc, subject, payload)
+    await _expect_held(world, operator, ["foo"])
+    await world.restart_reconciler()
+    outcomes = await _outcomes(world, operator)
+    assert outcomes["foo"] == ("Held", "LogDamaged")
+
+
+async def test_garbage_that_belongs_to_no_shape_is_told_by_doctor_and_holds_nothing(
+    bare_world: World, operator: Operator
+) -> None:
+    world = bare_world
+    await _live(world)
+    await world.start_reconciler()
+    await publish(world.nc, "log.lost", b"hello")
+    await world.declare("foo", color="Yellow")
+    await world.until_outcome("foo", "Converged", generation=3)
+    finding = await operator.finds(world.server.url, "log")
+    assert finding["verdict"] == "fail"
+    assert "found log.lost" in finding["found"]

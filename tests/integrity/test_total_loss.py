@@ -1,0 +1,139 @@
+"""The broker and its disk are gone: a backup gives ownership back, and nothing leaks."""
+
+from __future__ import annotations
+
+import shutil
+
+from events.log import Action, ActionDecided
+from infra.bus.shape_log import open_log
+from infra.bus.streams import LogIdentity, begin_restoration, find_log
+from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.wiring import initialise
+from tests.integrity.operator import Operator
+from tests.scenarios.harness import World, api_config, every, now
+
+
+async def _lose_everything(world: World) -> None:
+    await world.stop_reconciler()
+    await world.kill_nats()
+    shutil.rmtree(world.server.data_dir / "jetstream")
+    await world.start_nats()
+
+    async def is_connected() -> bool:
+        return world.nc.is_connected
+
+    await world.until(is_connected, "connected again")
+
+
+async def _settle(world: World, *names: str) -> None:
+    for name in names:
+        await world.until_outcome(name, "Converged")
+    await world.until_settled()
+
+
+async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_the_rest(
+    bare_world: World, operator: Operator
+) -> None:
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    for name in ("kept", "edited", "withdrawn"):
+        await world.declare(name)
+    await _settle(world, "kept", "edited", "withdrawn")
+    url = world.server.url
+    saved = (await operator.succeeds(url, "backup", "monday", "-o", "json")).json
+    before = (await operator.succeeds(url, "replay", "-o", "json")).json["fleet"]
+    identity = await find_log(world.nc)
+
+    # What the backup does not know: one more is declared, one withdrawn, one changed by hand.
+    await world.declare("later")
+    await _settle(world, "later")
+    await world.withdraw("withdrawn")
+    await world.until_outcome("withdrawn", "Deleted")
+    await world.stop_reconciler()
+    await world.human.changes("edited", color="Blue")
+    lost = [each.idempotency_key for each in await _keys(world, "withdrawn")]
+    await _lose_everything(world)
+    await world.human.forgets_counts()
+
+    restored = (await operator.succeeds(url, "restore", "monday", "-o", "json")).json
+    assert restored["events"] == saved["events"] == saved["position"]
+    assert await world.human.requests() == {}
+    after = (await operator.succeeds(url, "replay", "--verify", "-o", "json")).json
+    assert after["fleet"] == before
+    assert after["integrity"]["damage"] == []
+    again = await find_log(world.nc)
+    assert again.log_id == identity.log_id
+    assert again.epoch != identity.epoch
+
+    await world.start_reconciler()
+    await world.observed_again()
+    await _settle(world, "kept", "edited", "withdrawn")
+    assert (await world.human.sees("edited"))["color"] == "Red"
+    # As far as this log knows, it was never withdrawn: so it is there again, made once.
+    assert (await world.human.effects("withdrawn")) == ["POST", "DELETE", "POST"]
+    fresh = [each.idempotency_key for each in await _keys(world, "withdrawn")]
+    assert not set(fresh[1:]) & set(lost), "the keys of the lost future are not used again"
+
+    # What was made after the backup is shown, and left alone.
+    await world.until_outcome("later", "Disputed", reason="LabelSaysOurs")
+    assert (await world.human.sees("later"))["labels"][OWNER_LABEL] == world.owner_of("later")[
+        OWNER_LABEL
+    ]
+    await world.declare("later", color="Green")
+    await world.until_outcome("later", "Conflict", reason="AlreadyExists")
+    await world.declare("later", color="Green", policy={"adoption": "Adopt"})
+    await world.until_outcome("later", "Converged")
+    assert (await world.human.effects("later")) == ["POST", "PUT"], "nothing was made twice"
+    assert (await world.human.sees("later"))["color"] == "Green"
+
+
+async def _keys(world: World, name: str) -> list[Action]:
+    return [each.action for each in every(ActionDecided, await world.facts(name))]
+
+
+async def test_what_waited_to_be_decided_is_decided_after_the_restoration(
+    bare_world: World, operator: Operator
+) -> None:
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await _settle(world, "foo")
+    await world.stop_reconciler()
+    await world.declare("foo", color="Green")
+    await world.declare("bar")
+    url = world.server.url
+    saved = (await operator.succeeds(url, "backup", "b", "-o", "json")).json
+    assert saved["declarations"] == 2
+    await _lose_everything(world)
+    began = int(now().timestamp() * 1e6)
+    restored = (await operator.succeeds(url, "restore", "b", "-o", "json")).json
+    assert restored["declarations"] == 2
+    await world.start_reconciler()
+    await _settle(world, "foo", "bar")
+    await world.until_outcome("foo", "Converged", generation=2)
+    assert (await world.human.sees("foo"))["color"] == "Green"
+    newest = (await world.history("foo"))[-1]
+    assert newest.causeposition >= began, "the new intake counts on from above"
+
+
+async def test_init_does_not_touch_a_log_that_is_only_half_restored(
+    bare_world: World, operator: Operator
+) -> None:
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.stop_reconciler()
+    url = world.server.url
+    await operator.succeeds(url, "backup", "b")
+    await _lose_everything(world)
+    await begin_restoration(world.nc, LogIdentity("abc", "def"))
+    refused = await operator.runs(url, "init")
+    assert refused.status == 1
+    assert "run `reconciler restore` with the same file again" in refused.err
+    refused = await operator.runs(url, "get")
+    assert "being restored" in refused.err
+    await operator.succeeds(url, "restore", "b")
+    await initialise(world.nc)
+    assert (await open_log(world.nc)).log_id != "abc"

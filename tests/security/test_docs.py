@@ -1,0 +1,82 @@
+"""The page about security says what the code does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from events.manifest import Tls
+from infra.bus.permission_files import User, server_configuration
+from infra.bus.permissions import ROLES, Role, role_permissions, service_permissions
+from infra.jetstream.access import VARIABLE_PREFIX, Access
+from tests.cli.runner import Cli, Inside
+
+PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+
+
+def _row(role: Role) -> list[str]:
+    table = PAGE[PAGE.index("<!-- roles -->") :]
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| `{role}` |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_table_names_all_that_a_role_may_write(role: Role) -> None:
+    if role == "service":
+        published = service_permissions("<namespace>".strip("<>"), ["x"]).publish
+    else:
+        published = role_permissions(role, ["x"]).publish
+    messages = {each for each in published if not each.startswith("$JS.")}
+    told = set(re.findall(r"`([^`]+)`", _row(role)[2]))
+    assert {each.replace("<namespace>", "namespace") for each in told} == messages
+
+
+def test_every_option_and_variable_is_there() -> None:
+    for each in fields(Access):
+        assert f"`--{each.name.replace('_', '-')}`" in PAGE
+        assert f"`{VARIABLE_PREFIX}{each.name.upper()}`" in PAGE
+    for name in ("caFile", "certificateFile", "keyFile"):
+        assert f"{name}:" in PAGE
+    assert len(Tls.__struct_fields__) == 3
+
+
+def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
+    cli: Cli = Inside(tmp_path)
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) == 3
+    for line in lines:
+        ran = cli.run(*line.split(" > ")[0].split()[1:])
+        assert ran.status == 0, ran
+        assert "RECONCILER" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("service",), "a service needs its --namespace"),
+        (("worker", "--namespace", "a"), "--namespace is for services"),
+        (("--namespace", "system"), "a service cannot have namespace 'system'"),
+        (("--namespace", "a.b"), "is not allowed"),
+        (("worker", "--key", "worker=SUAxyz"), "is not the public nkey of a user"),
+        (("worker", "--key", "decider=U"), "there is no user decider"),
+        (("--namespace", "worker"), "a service cannot be called worker"),
+        (("--user", "ann"), "--user names users of one ROLE"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    ran = Inside(tmp_path).run("permissions", *arguments)
+    assert ran.status == 2
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+    assert ran.out == ""
+
+
+def test_what_was_not_filled_in_stands_out() -> None:
+    text = server_configuration([User("worker", "worker")])
+    assert 'nkey: "PUT-THE-PUBLIC-KEY-HERE-OF-worker"' in text

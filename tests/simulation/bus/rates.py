@@ -1,0 +1,41 @@
+"""Rate limits: a time each, written by compare-and-set, in the bus's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reconciler.ports import RateConflictError
+from tests.simulation.network import Network
+
+
+class Rates:
+    """What the server has of them."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self.time = time
+        self.times: dict[str, tuple[float, int]] = {}
+
+    def save(self, name: str, time: float, revision: int) -> int:
+        """Write over a revision; raises ``RateConflictError``."""
+        _, found = self.times.get(name, (0.0, 0))
+        if found != revision:
+            raise RateConflictError(f"wrong last sequence: {found}")
+        self.times[name] = time, revision + 1
+        return revision + 1
+
+
+class SimulatedRates:
+    """Implements ``reconciler.ports.RateStore`` for one process."""
+
+    def __init__(self, rates: Rates, network: Network) -> None:
+        self._rates = rates
+        self._network = network
+
+    async def now(self) -> float:
+        return self._rates.time()
+
+    async def load(self, name: str) -> tuple[float, int]:
+        return await self._network.ask("rates", lambda: self._rates.times.get(name, (0.0, 0)))
+
+    async def save(self, name: str, time: float, revision: int) -> int:
+        return await self._network.ask("rates", lambda: self._rates.save(name, time, revision))

@@ -1,0 +1,322 @@
+"""The simulated bus answers as the real one: the same random operations, through the same ports.
+
+A model that is kinder than the server proves nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from events.intake import TimerFired
+from events.log import (
+    Action,
+    ActionDecided,
+    LogEvent,
+    OutcomeRecorded,
+    ShapeEvent,
+    SpecWithdrawn,
+    event_id,
+    event_type,
+)
+from events.names import ShapeKey
+from infra.bus import streams
+from infra.bus.actions import JetStreamActionReader
+from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
+from infra.bus.rows import JetStreamRows
+from infra.bus.shape_log import open_log
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect
+from projections.read_models import CHECKPOINT
+from reconciler.ports import (
+    ActionReader,
+    AppendLostError,
+    IntakeMessageOut,
+    IntakeReader,
+    IntakeWriter,
+    RowsConflictError,
+    RowStore,
+    ShapeAppend,
+    ShapeLog,
+)
+from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
+from tests.simulation.bus.intake import (
+    IntakeStream,
+    SimulatedIntakeReader,
+    SimulatedIntakeWriter,
+)
+from tests.simulation.bus.log import LogStream, SimulatedLog
+from tests.simulation.bus.rows import Rows, SimulatedRows
+from tests.simulation.clock import Clock
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import Network
+
+_SHAPES = [ShapeKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
+_START = datetime(2030, 1, 1, tzinfo=UTC)
+_OPERATIONS = 80
+
+
+@dataclass
+class Bus:
+    """The ports of one bus, and what this test remembers of what it did there."""
+
+    log: ShapeLog
+    writer: IntakeWriter
+    reader: IntakeReader
+    actions: ActionReader
+    rows: list[RowStore]
+    heads: dict[ShapeKey, tuple[int, int]] = field(default_factory=dict[ShapeKey, tuple[int, int]])
+    waiting: int = 0
+    decided: int = 0
+    ids: int = 0
+
+
+# --- the operations, each drawn from the same dice on both sides; each gives its answer
+
+
+async def append(bus: Bus, dice: random.Random) -> Any:
+    """Append for some shapes: most expectations are right, some are old."""
+    appends: list[ShapeAppend] = []
+    for key in dice.sample(_SHAPES, dice.choice((1, 1, 1, 2, 4))):
+        position, version = bus.heads.get(key, (0, 0))
+        count, wrong = dice.choice((1, 2, 3, 5)), dice.random() < 0.15
+        events = [_event(key, version + number, dice) for number in range(1, count + 1)]
+        appends.append(ShapeAppend(key, events, max(0, position - 1) if wrong else position))
+    try:
+        positions = await bus.log.append(appends)
+    except AppendLostError:
+        return "lost", await bus.log.last_position()
+    for each, position in zip(appends, positions, strict=True):
+        bus.heads[each.key] = position, each.events[-1].shapeversion
+        bus.decided += sum(isinstance(event.data, ActionDecided) for event in each.events)
+    return list(positions)
+
+
+async def load(bus: Bus, dice: random.Random) -> Any:
+    """Load some shapes, with or without what is kept of them."""
+    keys = dice.sample(_SHAPES, dice.randint(1, 5))
+    from_leader, snapshots = dice.random() < 0.5, dice.random() < 0.7
+    loaded = await bus.log.load(keys, from_leader=from_leader, use_snapshots=snapshots)
+    answers: list[Any] = []
+    for key in keys:
+        shape = loaded[key]
+        kept = 0 if shape.snapshot is None else int(shape.snapshot)
+        versions = [event.shapeversion for event in shape.events]
+        assert versions == list(range(kept + 1, kept + 1 + len(versions)))
+        answers.append((str(key), shape.last_position, max([kept, *versions])))
+    return answers
+
+
+async def keep(bus: Bus, dice: random.Random) -> Any:
+    """Keep the state of a shape as of its newest event."""
+    key = dice.choice(_SHAPES)
+    if key in bus.heads:
+        position, version = bus.heads[key]
+        await bus.log.save_snapshots({key: (position, str(version).encode())})
+    return None
+
+
+async def look_back(bus: Bus, dice: random.Random) -> Any:
+    """Read the log in every other way."""
+    key = dice.choice(_SHAPES)
+    history = [(each.position, each.event.id) for each in await bus.log.history(key)]
+    kind = [each.position for each in await bus.log.of_kind("default", "Shape")]
+    newest = await bus.log.newest_positions(_SHAPES)
+    return history, sorted(kind), dict(newest), await bus.log.last_position()
+
+
+async def follow(bus: Bus, dice: random.Random) -> Any:
+    """Follow the log from somewhere up to its end."""
+    after = dice.randint(0, await bus.log.last_position())
+    seen: list[tuple[int, str]] = []
+    async with bus.log.follow(after) as feed:
+        while not feed.caught_up:
+            seen += [(each.position, each.event.id) for each in await feed.next_events()]
+    return seen
+
+
+async def publish(bus: Bus, dice: random.Random) -> Any:
+    """Publish some messages, now and then one that was published before."""
+    messages: list[IntakeMessageOut] = []
+    for _ in range(dice.choice((1, 2, 6))):
+        if bus.ids and dice.random() < 0.2:
+            number = dice.randint(1, bus.ids)
+        else:
+            bus.ids += 1
+            number = bus.ids
+        key = _SHAPES[number % len(_SHAPES)]
+        messages.append(IntakeMessageOut("timer", key, TimerFired("Sweep"), f"id-{number}"))
+    before = await bus.writer.last_position()
+    await bus.writer.publish(messages)
+    after = await bus.writer.last_position()
+    bus.waiting += after - before
+    return after
+
+
+async def read(bus: Bus, dice: random.Random) -> Any:
+    """Read all that waits; acknowledge most of it, and have the rest delivered again at once."""
+    taken: list[Any] = []
+    while len(taken) < bus.waiting:
+        taken += await bus.reader.next_batch()
+    done = [each for each in taken if (each.position * 7 + each.delivered) % 4]
+    later = [each for each in taken if each not in done]
+    await bus.reader.ack(done)
+    await bus.reader.retry_later(later, 0.0)
+    bus.waiting = len(later)
+    return sorted(
+        (each.position, each.subject.split(".")[2:], each.message_id, each.delivered)
+        for each in taken
+    )
+
+
+async def forget(bus: Bus) -> Any:
+    """Read all that waits, and say nothing: it comes again when the lease has ended."""
+    first, again = dict[int, int](), dict[int, int]()
+    while len(first) < bus.waiting:
+        first |= {each.position: each.delivered for each in await bus.reader.next_batch()}
+    while len(again) < bus.waiting:
+        batch = await bus.reader.next_batch()
+        again |= {each.position: each.delivered for each in batch}
+        await bus.reader.ack(batch)
+    bus.waiting = 0
+    assert all(again[position] == first[position] + 1 for position in first)
+    return sorted(again.items())
+
+
+async def work(bus: Bus, _dice: random.Random) -> Any:
+    """Take every decided action, in order, and acknowledge it."""
+    taken: list[tuple[int, str, int]] = []
+    while len(taken) < bus.decided:
+        batch = await bus.actions.next_batch()
+        taken += [(each.position, each.event.id, each.delivered) for each in batch]
+        await bus.actions.ack(batch)
+    bus.decided = 0
+    return taken
+
+
+async def project(bus: Bus, dice: random.Random) -> Any:
+    """Write rows from two sides: who has not read since the other wrote is refused."""
+    store = dice.choice(bus.rows)
+    if dice.random() < 0.5:
+        await store.load()
+    number = dice.randint(1, 99)
+    changes = {f"status.{number % 3}": str(number).encode() if number % 5 else None}
+    try:
+        await store.save({**changes, CHECKPOINT: str(number).encode()})
+    except RowsConflictError:
+        return "conflict"
+    return sorted((await store.load()).items())
+
+
+_ALL: tuple[Callable[[Bus, random.Random], Any], ...] = (
+    append,
+    append,
+    append,
+    load,
+    load,
+    keep,
+    look_back,
+    follow,
+    publish,
+    publish,
+    read,
+    read,
+    work,
+    work,
+    project,
+)
+
+
+async def play(bus: Bus, seed: int) -> list[str]:
+    dice = random.Random(f"operations/{seed}")
+    answers: list[str] = []
+    for number in range(_OPERATIONS):
+        operation = dice.choice(_ALL)
+        own_dice = random.Random(f"{seed}/{number}")
+        answer = await operation(bus, own_dice)
+        answers.append(f"{number} {operation.__name__}: {answer!r}")
+    await publish(bus, dice)
+    answers.append(f"forget: {await forget(bus)!r}")  # at the end: it takes a whole lease
+    return answers
+
+
+def _event(key: ShapeKey, version: int, dice: random.Random) -> LogEvent:
+    action = Action(event_id(key, version), "key", "Create", 1, "default", key.name, ())
+    data: Sequence[ShapeEvent] = (
+        ActionDecided(action),
+        OutcomeRecorded("Converged", version, "AsDeclared"),
+        SpecWithdrawn(version),
+    )
+    what = dice.choice(data)
+    return LogEvent(
+        id=event_id(key, version),
+        source="test",
+        type=event_type(what),
+        subject=str(key),
+        time=_START,
+        shapeversion=version,
+        data=what,
+    )
+
+
+# --- the two sides
+
+
+async def on_the_server(folder: Path, seed: int) -> list[str]:
+    server = EmbeddedServer()
+    await server.start(folder)
+    try:
+        nc = await connect(server.url, name="model")
+        await streams.ensure_topology(nc)
+        bus = Bus(
+            await open_log(nc),
+            JetStreamIntakeWriter(nc, "model"),
+            JetStreamIntakeReader(nc),
+            JetStreamActionReader(nc),
+            [JetStreamRows(nc), JetStreamRows(nc)],
+        )
+        try:
+            return await play(bus, seed)
+        finally:
+            await bus.reader.close()
+            await bus.actions.close()
+            await nc.close()
+    finally:
+        await server.stop()
+
+
+def in_the_simulation(seed: int) -> list[str]:
+    loop = SimulatedLoop(f"model/{seed}")
+    network = Network(loop, f"model/{seed}")
+    log = LogStream(loop.time)
+    intake = IntakeStream(network, loop.time, str(seed))
+    queue = ActionQueue(log, network, loop.time)
+    rows = Rows()
+
+    async def run() -> list[str]:
+        bus = Bus(
+            SimulatedLog(log, network),
+            SimulatedIntakeWriter(intake, network, "model", Clock(loop.time)),
+            SimulatedIntakeReader(intake, network, "model", str(seed)),
+            SimulatedActionReader(queue, network, "model", str(seed)),
+            [SimulatedRows(rows, network), SimulatedRows(rows, network)],
+        )
+        return await play(bus, seed)
+
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        loop.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+async def test_the_same_operations_have_the_same_answers(tmp_path: Path, seed: int) -> None:
+    assert in_the_simulation(seed) == await on_the_server(tmp_path, seed)
