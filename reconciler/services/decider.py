@@ -145,6 +145,7 @@ class Decider:
         if letters:
             await self._refuse(letters)
         await self._add_what_overtook(work)
+        await self._add_what_overtook(work)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -177,6 +178,21 @@ class Decider:
             mine.deliveries.append(delivery)
             mine.commands.append(command)
         return work, letters
+
+    async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
+        """After a declaration that comes late, decide again those that overtook it.
+
+        What a dead decider held comes again when its lease ends, and newer declarations of the
+        shape are decided by then. One that led to events is known; one that changed nothing, such
+        as a withdrawal of what was not declared yet, left no trace and must have the last word.
+        """
+        for mine in work.values():
+            late = _late_declaration(mine)
+            if late is None:
+                continue
+            for newer in await self._reader.newer_declarations(late):
+                with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
+                    mine.commands.append(understand(newer)[1])
 
     async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
         """After a declaration that comes late, decide again those that overtook it.
@@ -436,6 +452,14 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
             events, size = len(each.turn.events), each.work.size
         groups[-1].append(each)
     return groups
+
+
+def _late_declaration(mine: _Work) -> IntakeDelivery | None:
+    """Give the first declaration or withdrawal that somebody was handed before."""
+    for delivery, command in zip(mine.deliveries, mine.commands, strict=False):
+        if delivery.delivered > 1 and isinstance(command.data, (Declared, Withdrawn)):
+            return delivery
+    return None
 
 
 def _late_declaration(mine: _Work) -> IntakeDelivery | None:
