@@ -105,6 +105,15 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
+def may_hold_a_secret(subject: str) -> bool:
+    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens.
+
+    Of such a one only the reason is kept.
+    """
+    tokens = subject.split(".")
+    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
+
+
 def _handled(message: StoredMessage) -> list[LetterHandled]:
     try:
         return [_handled_decoder.decode(message.payload)]

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from events.intake import Answer, Declared, Observed, TimerFired, Withdrawn
+from events.intake import Answer, Declared, Withdrawn
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
@@ -55,7 +55,6 @@ _HELD_SECONDS = 2.0
 
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
-_HINTS = (Observed, TimerFired)
 
 _logger = structlog.get_logger(__name__)
 
@@ -91,9 +90,8 @@ class _Decided:
 
     @property
     def commit(self) -> Commit:
-        """What is to be stored. An observation or a timer that changes nothing will come again."""
-        counts = any(not isinstance(each.data, _HINTS) for each in self.work.commands)
-        return Commit(self.key, self.base, self.turn.state, self.turn.events, counts)
+        """What is to be stored."""
+        return Commit(self.key, self.base, self.turn.state, self.turn.events)
 
 
 class Decider:
@@ -145,7 +143,6 @@ class Decider:
         if letters:
             await self._refuse(letters)
         await self._add_what_overtook(work)
-        await self._add_what_overtook(work)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
@@ -178,21 +175,6 @@ class Decider:
             mine.deliveries.append(delivery)
             mine.commands.append(command)
         return work, letters
-
-    async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
-        """After a declaration that comes late, decide again those that overtook it.
-
-        What a dead decider held comes again when its lease ends, and newer declarations of the
-        shape are decided by then. One that led to events is known; one that changed nothing, such
-        as a withdrawal of what was not declared yet, left no trace and must have the last word.
-        """
-        for mine in work.values():
-            late = _late_declaration(mine)
-            if late is None:
-                continue
-            for newer in await self._reader.newer_declarations(late):
-                with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
-                    mine.commands.append(understand(newer)[1])
 
     async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
         """After a declaration that comes late, decide again those that overtook it.
@@ -452,14 +434,6 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
             events, size = len(each.turn.events), each.work.size
         groups[-1].append(each)
     return groups
-
-
-def _late_declaration(mine: _Work) -> IntakeDelivery | None:
-    """Give the first declaration or withdrawal that somebody was handed before."""
-    for delivery, command in zip(mine.deliveries, mine.commands, strict=False):
-        if delivery.delivered > 1 and isinstance(command.data, (Declared, Withdrawn)):
-            return delivery
-    return None
 
 
 def _late_declaration(mine: _Work) -> IntakeDelivery | None:

@@ -40,16 +40,12 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """A turn to be stored: the shape as it was decided from, the state after, the events.
-
-    ``counts``: whether it matters that a turn without events was decided from what the log has.
-    """
+    """A turn to be stored: the shape as it was decided from, the state after, the events."""
 
     key: ShapeKey
     base: KeptShape
     after: ShapeState
     events: Sequence[LogEvent]
-    counts: bool = True
 
 
 _logger = structlog.get_logger(__name__)
@@ -104,8 +100,7 @@ class ShapeRepository:
         Of those nothing is stored, and the newest state is kept instead. A turn without events is
         checked too: what says nothing new to a stale state may be news to the newest.
         """
-        quiet = [commit for commit in commits if commit.counts and not commit.events]
-        outdated = await self._outdated(quiet)
+        outdated = await self._outdated([commit for commit in commits if not commit.events])
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_SHAPES:
             lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))

@@ -57,7 +57,6 @@ class Checks:
         self.ours: set[str] = set()
         self.released: set[str] = set()
         self.effects = 0
-        self.unchanged: set[int] = set()
         self.turns: list[RecordedTurn] = []
         self._turn_of: dict[int, RecordedTurn] = {}
         self._actions: dict[str, Action] = {}
@@ -88,9 +87,6 @@ class Checks:
             dict(context.configs),
         )
         turn = take_turn(state, commands, context)
-        for command, answer in zip(commands, turn.answers, strict=True):
-            if answer is not None and answer.reason == "Unchanged":
-                self.unchanged.add(command.position)
         recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))
         self.turns.append(recorded)
         for event in turn.events:

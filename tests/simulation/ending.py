@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 
 from events.envelope import InvalidMessageError, decode_intake, decode_log
 from events.external import ExternalObject
@@ -60,14 +59,10 @@ def problems(world: World) -> Iterator[str]:
     """Give what is wrong with the end of a run."""
     yield from (actor.failure for actor in world.actors.values() if actor.failure)
     yield from world.loop.failures
-    wanted = _declarations(world, without=frozenset())
-    told = _declarations(world, without=world.checks.unchanged)
+    wanted = _declarations(world)
     for key in wanted.keys() | world.checks.states.keys():
         if key.kind == "Shape":
-            found = list(_of_shape(world, key, wanted.get(key)))
-            # A declaration that changes nothing leaves no trace in the log: one that stood before
-            # it, and is decided after it, wins.
-            yield from found if list(_of_shape(world, key, told.get(key))) else ()
+            yield from _of_shape(world, key, wanted.get(key))
     yield from _leaks(world)
     yield from _open_actions(world)
     yield from _read_models(world)
@@ -88,14 +83,14 @@ class _Wanted:
         self.policy = policy
 
 
-def _declarations(world: World, *, without: AbstractSet[int]) -> dict[ShapeKey, _Wanted]:
+def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
     """Read from the intake what was wanted last of each shape, in the order of its positions."""
     wanted: dict[ShapeKey, tuple[int, _Wanted]] = {}
     made = _positions_that_made_generations(world)
     for message in world.intake.messages:
         try:
             what, key = parse_stored_intake(message.subject)
-            if what != "desired" or key.kind != "Shape" or message.position in without:
+            if what != "desired" or key.kind != "Shape":
                 continue
             said = decode_intake(message.payload, expected="desired", fallback_id="-")
             position = made.get((key, said.id), message.position)

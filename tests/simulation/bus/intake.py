@@ -103,6 +103,16 @@ class IntakeStream:
         """Close the window in which a repeated message is recognised."""
         self._stored_ids.clear()
 
+    def newer(self, delivery: IntakeDelivery) -> list[IntakeDelivery]:
+        """Give what stands behind a message on its subject, to look at."""
+        return [
+            IntakeDelivery(
+                each.position, each.subject, each.payload, each.message_id, None, 1, None
+            )
+            for each in self.messages[delivery.position :]
+            if each.subject == delivery.subject
+        ]
+
     # --- handing out
 
     @property
@@ -271,6 +281,9 @@ class SimulatedIntakeReader:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         if deliveries:
             self._network.send("later", lambda: self._stream.retry_later(deliveries, seconds))
+
+    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
+        return await self._network.ask("read", lambda: self._stream.newer(delivery))
 
     async def close(self) -> None:
         self._stream.unpin(self._name)
