@@ -61,10 +61,11 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
     action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
     the object though it was there; from now on only a read of its own proves its absence.
-    ``doubted``: a guard does not believe that it is gone, and wants to be told whatever the next
-    listing shows. ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target``
-    is what it refers to, and ``target_declared`` what it knows of that.
-    ``throttled_until`` and ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
+    ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
+    not believe that it is gone, and wants to be told whatever the next listing shows.
+    ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target`` is what it
+    refers to, and ``target_declared`` what it knows of that. ``throttled_until`` and
+    ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
     namespace: str
@@ -93,6 +94,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     drifts: int = 0
     listing_disproved: bool = False
     doubted: bool = False
+    strays: int | None = None
+    total: int | None = None
     finalizers: dict[str, str] = {}
     references: dict[str, OnWithdrawal] = {}
     target: str = ""
@@ -170,6 +173,7 @@ def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:
 def _observed(row: StatusRow, data: ExternalObserved) -> None:
     row.observed_digest = "" if data.object is None else digest(data.object)
     row.doubted = False
+    row.strays, row.total = data.strays, data.total
     if not row.declared:
         row.provider_config = data.provider_config
         row.external_name = data.external_name

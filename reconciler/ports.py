@@ -145,6 +145,7 @@ class IntakeDelivery(msgspec.Struct, frozen=True):
     """A message of the intake, to be acknowledged when its events are in the log.
 
     ``position`` is its place in the intake. ``receipt`` belongs to the implementation.
+    ``stored_at`` is when the bus got it, by the bus's clock.
     """
 
     position: int
@@ -154,6 +155,7 @@ class IntakeDelivery(msgspec.Struct, frozen=True):
     reply_to: str | None
     delivered: int
     receipt: object
+    stored_at: datetime | None = None
 
 
 class IntakeReader(Protocol):
@@ -171,8 +173,10 @@ class IntakeReader(Protocol):
         """Have these delivered again."""
         ...
 
-    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
-        """Read what was declared of the same shape after a message, to look at and not to ack."""
+    async def newer_declarations(
+        self, deliveries: Sequence[IntakeDelivery]
+    ) -> Sequence[Sequence[IntakeDelivery]]:
+        """Read what was declared of the same shapes after these, to look at and not to ack."""
         ...
 
     async def close(self) -> None:

@@ -17,7 +17,12 @@ from infra.jetstream.deliveries import Delivered, ack, nak
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.pull import PullGroup
-from infra.jetstream.reads import StoredMessage, read_subject, stream_state
+from infra.jetstream.reads import (
+    StoredMessage,
+    last_for_subjects,
+    read_subject,
+    stream_state,
+)
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
@@ -72,8 +77,22 @@ class JetStreamIntakeReader:
         for each in deliveries:
             await nak(self._nc, cast("Delivered", each.receipt), seconds)
 
-    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
-        """Read what was declared of the same shape after a message, to look at and not to ack."""
+    async def newer_declarations(
+        self, deliveries: Sequence[IntakeDelivery]
+    ) -> Sequence[Sequence[IntakeDelivery]]:
+        """Read what was declared of the same shapes after these, to look at and not to ack.
+
+        One request tells of which there is something newer at all.
+        """
+        subjects = [each.subject for each in deliveries]
+        newest = {one.subject: one for one in await last_for_subjects(self._nc, INTAKE, subjects)}
+        return [await self._newer(each, newest.get(each.subject)) for each in deliveries]
+
+    async def _newer(
+        self, delivery: IntakeDelivery, newest: StoredMessage | None
+    ) -> list[IntakeDelivery]:
+        if newest is None or newest.seq <= delivery.position:
+            return []
         found = await read_subject(
             self._nc, INTAKE, delivery.subject, start_seq=delivery.position + 1, limit=_MOST_NEWER
         )
@@ -123,6 +142,7 @@ def _delivery(delivered: Delivered) -> IntakeDelivery:
         reply_to=_checked_reply(headers.get(REPLY_HEADER)),
         delivered=delivered.delivered,
         receipt=delivered,
+        stored_at=datetime.fromtimestamp(delivered.time_ns / 1e9, UTC),
     )
 
 

@@ -53,6 +53,9 @@ _TRIES = 20
 _HELD_SECONDS = 2.0
 """What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
 
+_FRESH_SECONDS = 2.0
+"""Less than the bus waits before another decider is given the partition."""
+
 _MOST_DELIVERIES = 5
 _UNUSABLE = ("Invalid", "UnknownKind")
 
@@ -179,17 +182,19 @@ class Decider:
     async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
         """After a declaration that comes late, decide again those that overtook it.
 
-        What a dead decider held comes again when its lease ends, and newer declarations of the
-        shape are decided by then. One that led to events is known; one that changed nothing, such
-        as a withdrawal of what was not declared yet, left no trace and must have the last word.
+        What a dead or paused decider held comes late, and newer declarations of the shape may be
+        decided by then. One that led to events is known; one that changed nothing, such as a
+        withdrawal of what was not declared yet, left no trace and must have the last word.
         """
-        for mine in work.values():
-            late = _late_declaration(mine)
-            if late is None:
-                continue
-            for newer in await self._reader.newer_declarations(late):
+        now = self._now()
+        late = [(mine, each) for mine in work.values() for each in _late_declaration(mine, now)]
+        if not late:
+            return
+        newer = await self._reader.newer_declarations([each for _mine, each in late])
+        for (mine, _each), found in zip(late, newer, strict=True):
+            for message in found:
                 with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
-                    mine.commands.append(understand(newer)[1])
+                    mine.commands.append(understand(message)[1])
 
     # --- deciding and committing
 
@@ -436,12 +441,25 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
     return groups
 
 
-def _late_declaration(mine: _Work) -> IntakeDelivery | None:
-    """Give the first declaration or withdrawal that somebody was handed before."""
-    for delivery, command in zip(mine.deliveries, mine.commands, strict=False):
-        if delivery.delivered > 1 and isinstance(command.data, (Declared, Withdrawn)):
-            return delivery
-    return None
+def _late_declaration(mine: _Work, now: datetime) -> list[IntakeDelivery]:
+    """Give the last declaration or withdrawal of a shape if it may have been overtaken.
+
+    Another decider gets the partition when this one has not asked for a while, so that what is
+    handled at once cannot have been. A clock that disagrees with the bus's proves nothing.
+    """
+    declared = [
+        delivery
+        for delivery, command in zip(mine.deliveries, mine.commands, strict=False)
+        if isinstance(command.data, (Declared, Withdrawn))
+    ]
+    late = [each for each in declared if each.delivered > 1 or not _is_fresh(each, now)]
+    return declared[-1:] if late else []
+
+
+def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
+    if delivery.stored_at is None:
+        return True
+    return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS
 
 
 def _left_over(work: Mapping[ShapeKey, _Work], done: Sequence[_Decided]) -> dict[ShapeKey, _Work]:

@@ -94,7 +94,7 @@ def observations(
     losses = _loss_count(objects, known)
     found: list[tuple[ShapeKey, Observed]] = []
     for name, each in objects.items():
-        for key in _interested(name, each, known.get(name), config, began.kind):
+        for key in _interested(name, each, known.get(name), config, began.kind, strays):
             found.append((key, _observed(snapshot, name, each, strays)))  # noqa: PERF401
     doubtful: list[StatusRow] = []
     for name, mine in known.items():
@@ -126,6 +126,7 @@ def _interested(
     rows: Sequence[StatusRow] | None,
     config: ProviderConfigSpec,
     kind: str,
+    strays: StrayCount | None,
 ) -> Iterable[ShapeKey]:
     """Which shapes learn something from the object: those that know it otherwise, or a new one."""
     if not rows:
@@ -135,13 +136,14 @@ def _interested(
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this
-        if row.observed_digest != shown or row.doubted or _is_held_stray(row):
+        if row.observed_digest != shown or row.doubted or _may_pass_now(row, strays):
             yield row.key
 
 
-def _is_held_stray(row: StatusRow) -> bool:
-    """A stray that the guard holds back is shown again: the numbers may let it pass by now."""
-    return row.outcome == "Held" and row.reason == "DeletionGuard"
+def _may_pass_now(row: StatusRow, strays: StrayCount | None) -> bool:
+    """A stray that the guard holds back is shown again when the numbers are others."""
+    held = row.outcome == "Held" and row.reason == "DeletionGuard"
+    return held and strays is not None and (strays.strays, strays.total) != (row.strays, row.total)
 
 
 def _stray_count(

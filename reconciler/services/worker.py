@@ -118,7 +118,9 @@ class Worker:
                         await self._reader.ack([delivery])
                         return
                     started = self._now()
+                    reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
                     error, effect = await self._call_through(gate, delivery, action, look=sought)
+                    reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
             gate.inside -= 1
         reported = Reported(
@@ -157,10 +159,7 @@ class Worker:
             is_probe = False if gate.is_open else await gate.enter(config)
             with gate.calls(config, is_probe=is_probe):
                 provider = self._providers.get(config, delivery.event.key.kind)
-                reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
-                effect = await _execute(provider, action, look=look)
-                reach(Failpoint.WORKER_CALLED, action.operation)
-                return None, effect
+                return None, await _execute(provider, action, look=look)
         except TurnedAwayError as error:
             return _not_made(error, delivery), None
         except (ProviderError, ConfigurationError) as error:

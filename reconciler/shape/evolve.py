@@ -193,7 +193,6 @@ def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> Shap
         applied=None,
         orphaned=False,
         lost_uid=None,
-        uncertain_create=False,
         listing_disproved=data.reason == "Returned",
         because=event.id,
     )
@@ -361,7 +360,8 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
         "version": event.shapeversion,
         "in_flight": None,
         "ended_create": None,
-        "uncertain_create": False,
+        # An attempt of unknown result may still be under way where the API keeps no keys.
+        "uncertain_create": state.uncertain_create or (flight is not None and flight.uncertain),
         "failures": 0,
         "conflicts": 0,
         "failure": None,

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 from events.intake import LossCount
+from events.log import OwnershipClaimed
 from events.manifest import SHAPE_REF_KIND, target_of
 from reconciler.shape.api_health import standing_of_api
 from reconciler.shape.desired import config_name, config_of
 from reconciler.shape.inputs import Context
 from reconciler.shape.keeping import keep_away, keep_present
-from reconciler.shape.letting_go import let_go
+from reconciler.shape.letting_go import claimed, let_go
 from reconciler.shape.observing import LOSS_GUARD
 from reconciler.shape.pursuing import is_paused, pursue
 from reconciler.shape.standing import NOTHING_TO_SAY, PAUSED, Standing, Step
@@ -32,6 +33,9 @@ def next_step(state: ShapeState, context: Context) -> Step:
         return Standing("Held", "UnknownKind", f"kind {context.key.kind!r} is not registered here")
     if config is None:
         return _no_config(state)
+    returned = _returned(state)
+    if returned is not None:
+        return returned
     if is_paused(state):
         return PAUSED
     if state.doubted is not None and state.owned is not None:
@@ -52,6 +56,14 @@ def _nothing_left(state: ShapeState) -> Standing:
     if state.outcome.outcome == "Deleted":
         return Standing("Deleted", state.outcome.reason, state.outcome.message)
     return Standing("Deleted", "GoneByOthers")
+
+
+def _returned(state: ShapeState) -> OwnershipClaimed | None:
+    """That a listing was wrong is knowledge and no action: it is recorded whatever the policy."""
+    found = state.observed
+    if state.owned is not None or found is None or found.uid is None:
+        return None
+    return claimed(state, found, "Returned") if found.uid == state.lost_uid else None
 
 
 def _doubted(state: ShapeState, losses: LossCount) -> Standing:

@@ -109,7 +109,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``lost_uid``: the object that was ours when it was said to be gone or replaced.
     ``listing_disproved``: it was there all the same, so that only a read proves its absence.
     ``ended_create`` is the last creation that was taken for failed: its success may be told late.
-    ``uncertain_create``: in this life of the shape some creation may have been done that we do not
+    ``uncertain_create``: some creation may have been done that we do not
     know of. ``doubted`` is the listing that the guard did not believe. ``approved`` is the hold
     that a person has lifted. ``target_declared`` is what a ``ShapeRef`` knows of its target.
     """

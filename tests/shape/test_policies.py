@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.log import ActionDecided, DriftDetected, OwnershipReleased
+from events.log import ActionDecided, DriftDetected, OwnershipClaimed, OwnershipReleased
 from tests.shape.building import (
     Story,
     converged,
@@ -191,3 +191,14 @@ def test_absent_leaves_what_is_not_ours_unless_it_may_adopt():
     assert story.outcome == "Conflict"
     story.declare(policy={"mode": "Absent", "adoption": "Adopt"})
     assert story.action.operation == "Delete"
+
+
+def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_shape_is_paused():
+    story = converged()
+    story.declare({"type": "Square", "color": "Blue"}, policy={"paused": True})
+    known = story.seen
+    story.see(None)
+    events = story.see(known)
+    assert only(OwnershipClaimed, events).reason == "Returned"
+    assert story.outcome == "Paused"
+    assert story.idle

@@ -107,7 +107,11 @@ def plan_of(seed: int) -> p.Plan:
     for _ in range(round(trouble * dice.random.randint(3, 16))):
         steps.append(_of_fate(dice, dice.moment(), [each.name for each in processes]))
     steps.sort(key=lambda step: step.at)
-    return p.Plan(seed, dice.duration, _traits(dice), processes, tuple(steps))
+    traits = _traits(dice)
+    if not traits.idempotency_keys:
+        # Who takes the label off what an unreported call has just made leaves no trace of ours.
+        steps = [step for step in steps if not isinstance(step, p.HumanStripsLabels)]
+    return p.Plan(seed, dice.duration, traits, processes, tuple(steps))
 
 
 def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:

@@ -23,3 +23,8 @@ class Clock:
 def seconds_of(at: datetime) -> float:
     """Give the loop's time of a date of a right clock."""
     return (at - _EPOCH).total_seconds()
+
+
+def date_of(time: float) -> datetime:
+    """Give the date of a right clock at a time of the loop."""
+    return _EPOCH + timedelta(seconds=time)

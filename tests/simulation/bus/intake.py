@@ -13,7 +13,7 @@ from events.subjects import intake as intake_subject
 from events.subjects import parse_stored_intake
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.simulation.bus.deliveries import Consumer
-from tests.simulation.clock import Clock
+from tests.simulation.clock import Clock, date_of
 from tests.simulation.network import Network
 
 PARTITIONS = 3
@@ -181,6 +181,7 @@ class IntakeStream:
             reply_to=stored.reply_to,
             delivered=delivered,
             receipt=_partition_of(stored.subject),
+            stored_at=date_of(stored.stored_at),
         )
 
     def _wake_later(self, now: float) -> None:
@@ -282,8 +283,11 @@ class SimulatedIntakeReader:
         if deliveries:
             self._network.send("later", lambda: self._stream.retry_later(deliveries, seconds))
 
-    async def newer_declarations(self, delivery: IntakeDelivery) -> Sequence[IntakeDelivery]:
-        return await self._network.ask("read", lambda: self._stream.newer(delivery))
+    async def newer_declarations(
+        self, deliveries: Sequence[IntakeDelivery]
+    ) -> Sequence[Sequence[IntakeDelivery]]:
+        stream = self._stream
+        return await self._network.ask("read", lambda: [stream.newer(each) for each in deliveries])
 
     async def close(self) -> None:
         self._stream.unpin(self._name)
