@@ -240,6 +240,7 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
     row.retry_at = None
     if data.operation == "Delete":
         row.owned, row.uid, row.observed_digest = False, None, ""
+        row.listing_disproved = False
         return
     row.owned = True
     if data.operation == "Create":

@@ -372,6 +372,7 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
     }
     if data.operation == "Delete":
         after |= {"owned": None, "applied": None, "observed": None, "created_before": False}
+        after["listing_disproved"] = False
     elif flight is not None:
         action = flight.action
         shown = data.object or _as_asked(action)

@@ -131,3 +131,17 @@ def test_of_two_looks_that_began_together_the_later_told_stands():
     story.give([first, second])
     assert story.seen.fields == {"color": "Blue"}
     assert story.give([first]) == []
+
+
+def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion():
+    story = converged()
+    known = story.seen
+    story.see(None)
+    story.fail("Conflict", shown=known)
+    story.withdraw()
+    story.succeed()
+    story.see(known)
+    assert story.outcome == "Disputed"
+    story.see(None)
+    assert story.state.observed is None
+    assert story.outcome == "Deleted"
