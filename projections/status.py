@@ -91,6 +91,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     operation: str = ""
     attempt: int = 0
     retry_at: datetime | None = None
+    retry_seconds: float = 0.0
     drifts: int = 0
     listing_disproved: bool = False
     doubted: bool = False
@@ -280,6 +281,7 @@ def _ended(row: StatusRow) -> None:
 
 def _scheduled(row: StatusRow, data: RetryScheduled) -> None:
     row.retry_at = data.at
+    row.retry_seconds = data.delay_seconds
 
 
 def _throttled(row: StatusRow, data: ApiThrottled) -> None:

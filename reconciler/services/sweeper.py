@@ -23,6 +23,7 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.services.configurations import Configurations
 from reconciler.services.references import reference_messages
+from reconciler.shape.backoff import is_over
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -80,7 +81,9 @@ class Sweeper:
         waking += [
             self._wake(row.key, "Sweep")
             for row in rows
-            if row.retry_at is not None and row.retry_at < overdue and not row.paused
+            if row.retry_at is not None
+            and is_over(row.retry_at, row.retry_seconds, overdue)
+            and not row.paused
         ]
         telling = reference_messages(rows)
         if waking or telling:

@@ -6,7 +6,7 @@ Exponential with full upper jitter ("equal jitter": half fixed, half random), af
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from events.manifest import Retry
 
@@ -15,6 +15,9 @@ SPREAD = 0.1
 
 LONGEST_SECONDS = 86_400.0
 """No wait is longer: an absurd ``Retry-After`` must not put a shape to sleep for ever."""
+
+CLOCKS_DIFFER_SECONDS = 60.0
+"""By so much the clocks of deciders may differ; by more, one of them was wrong."""
 
 _MOST_DOUBLINGS = 32
 
@@ -32,3 +35,12 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
         spread = max(min(retry.initial_seconds, retry.max_seconds), at_least * SPREAD)
         seconds = max(seconds, at_least + spread * jitter)
     return timedelta(seconds=min(seconds, LONGEST_SECONDS))
+
+
+def is_over(until: datetime, wait_seconds: float, now: datetime) -> bool:
+    """Tell whether a wait is over: its time has come, or it was set by a clock that ran ahead.
+
+    No wait can have more left than it had when it began.
+    """
+    left = (until - now).total_seconds()
+    return left <= 0 or left > wait_seconds + CLOCKS_DIFFER_SECONDS

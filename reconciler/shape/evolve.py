@@ -254,6 +254,7 @@ def _approved(state: ShapeState, data: HoldApproved, event: LogEvent) -> ShapeSt
             abandoned=data.decision == "Abandon",
             failed=NOT_DONE,
             retry_at=event.time,
+            retry_seconds=0.0,
             unknown=0,
             seeking=False,
         )
@@ -343,7 +344,14 @@ def _retried(state: ShapeState, data: ActionRetried | ActionSought, event: LogEv
 def _not_done(state: ShapeState, _data: ActionNotDone, event: LogEvent) -> ShapeState:
     flight = state.in_flight
     if flight is not None:
-        flight = replace(flight, unknown=0, seeking=False, failed=NOT_DONE, retry_at=event.time)
+        flight = replace(
+            flight,
+            unknown=0,
+            seeking=False,
+            failed=NOT_DONE,
+            retry_at=event.time,
+            retry_seconds=0.0,
+        )
     return replace(state, version=event.shapeversion, in_flight=flight)
 
 
@@ -457,9 +465,11 @@ def _scheduled(state: ShapeState, data: RetryScheduled, event: LogEvent) -> Shap
         return replace(
             state,
             version=event.shapeversion,
-            in_flight=replace(state.in_flight, retry_at=data.at),
+            in_flight=replace(state.in_flight, retry_at=data.at, retry_seconds=data.delay_seconds),
         )
-    return replace(state, version=event.shapeversion, hold_until=data.at)
+    return replace(
+        state, version=event.shapeversion, hold_until=data.at, hold_seconds=data.delay_seconds
+    )
 
 
 def _outcome(state: ShapeState, data: OutcomeRecorded, event: LogEvent) -> ShapeState:

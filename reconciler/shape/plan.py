@@ -18,6 +18,7 @@ from reconciler.shape.observing import LOSS_GUARD
 from reconciler.shape.pursuing import is_paused, pursue
 from reconciler.shape.standing import NOTHING_TO_SAY, PAUSED, Standing, Step
 from reconciler.shape.state import ShapeState
+from reconciler.shape.waiting import has_waited
 
 
 def next_step(state: ShapeState, context: Context) -> Step:
@@ -40,7 +41,7 @@ def next_step(state: ShapeState, context: Context) -> Step:
         return PAUSED
     if state.doubted is not None and state.owned is not None:
         return _doubted(state, state.doubted)
-    if state.hold_until is not None and state.hold_until > context.now:
+    if state.hold_until is not None and not has_waited(state, context):
         return _waiting(state)
     if state.declared and state.spec is not None:
         if state.spec.policy.mode == "Absent":

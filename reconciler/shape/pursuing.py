@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.log import ActionAbandoned, ActionRetried, ActionSought, RetryScheduled
 from events.manifest import ProviderConfigSpec, Retry
-from reconciler.shape.backoff import delay
+from reconciler.shape.backoff import delay, is_over
 from reconciler.shape.inputs import Context
 from reconciler.shape.ladder import least_wait_seconds, next_rung
 from reconciler.shape.standing import PAUSED, Standing, Step
@@ -44,7 +44,7 @@ def pursue(
             flight.failed.error_class,
             flight.action.action_id,
         )
-    if flight.retry_at <= context.now:
+    if is_over(flight.retry_at, flight.retry_seconds, context.now):
         again = ActionRetried if next_rung(flight, context) == "Repeat" else ActionSought
         return again(flight.action, flight.attempt + 1)
     return _degraded_while_trying(state, flight)

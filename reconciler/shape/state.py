@@ -54,10 +54,10 @@ class InFlight(msgspec.Struct, frozen=True):
     """An action whose end is not known yet.
 
     ``failed`` is the error of the last attempt, while no newer attempt has begun; ``retry_at`` is
-    when the next attempt is due. ``base`` is what becomes the base of the three-way comparison at
-    success. ``unknown`` counts attempts since the last certain knowledge whose result is unknown,
-    ``uncertain`` says that there ever was one. ``seeking``: what is under way is a look, not a
-    call. ``held`` is why a person has to decide.
+    when the next attempt is due, ``retry_seconds`` how long that wait is. ``base`` is what becomes
+    the base of the three-way comparison at success. ``unknown`` counts attempts since the last
+    certain knowledge whose result is unknown, ``uncertain`` says that there ever was one.
+    ``seeking``: what is under way is a look, not a call. ``held`` is why a person has to decide.
     """
 
     action: Action
@@ -70,6 +70,7 @@ class InFlight(msgspec.Struct, frozen=True):
     seeking: bool = False
     held: str = ""
     abandoned: bool = False
+    retry_seconds: float = 0.0
 
 
 class Finalizer(msgspec.Struct, frozen=True):
@@ -109,9 +110,9 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``lost_uid``: the object that was ours when it was said to be gone or replaced.
     ``listing_disproved``: it was there all the same, so that only a read proves its absence.
     ``ended_create`` is the last creation that was taken for failed: its success may be told late.
-    ``uncertain_create``: some creation may have been done that we do not
-    know of. ``doubted`` is the listing that the guard did not believe. ``approved`` is the hold
-    that a person has lifted. ``target_declared`` is what a ``ShapeRef`` knows of its target.
+    ``uncertain_create``: some creation may have been done that we do not know of. ``doubted`` is
+    the listing that the guard did not believe. ``approved`` is the hold that a person has lifted.
+    ``target_declared`` is what a ``ShapeRef`` knows of its target.
     """
 
     version: int = 0
@@ -141,6 +142,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     failed_generation: int = 0
     failure: ActionError | None = None
     hold_until: datetime | None = None
+    hold_seconds: float = 0.0
     outcome: OutcomeRecorded | None = None
     because: str = ""
     ended_create: InFlight | None = None

@@ -1,4 +1,24 @@
 """Faults to survive, each on the real thing, judged by the checker of histories.
 
-Each test's docstring or name begins with the number of its fault.
+Each test's docstring or name begins with the number of its fault:
+
+- 1 and 2: a worker dies after its calls; a process dies at every failpoint
+  (``test_fault_01_worker_dies_after_its_calls``, ``tests/crashes``)
+- 3: nats-server killed or paused (``test_fault_03_server_killed_or_paused``)
+- 4: leaders lost, a rolling restart (``tests/cluster``)
+- 5: partitions (``test_bus_partition``); 6: lost acknowledgements (``test_bus_lost_answers``)
+- 7: duplicates (``test_fault_07_duplicate_delivery``)
+- 8: late and reordered (``test_fault_08_…``); 9: clocks moved (``test_fault_09_moved_clock``)
+- 10: what an API may answer (``tests/providers/test_classification``)
+- 11 and 12: poison, and too much of it (``tests/scenarios/test_poison``, ``tests/corpus``)
+- 13: malformed messages (``tests/corpus``)
+- 14: streams full (``test_bus_full``); 15: disk full (``test_bus_disk_full``)
+- 16: credentials that end (``tests/security/test_access``)
+- 17: slow readers (``test_bus_slow_reader``); 18: streams removed (``test_bus_removed``)
+- 19: events of other releases (``tests/events/golden``, ``tests/integrity/test_damaged_log``)
+- 20: spoofed messages (``tests/security/test_forbidden``)
+- 21: two deciders (``test_bus_split_brain``); 22: a batch given up (``test_fault_22_…``)
+- 23: timers lost (``test_fault_23_timers_lost``)
+- 24: a damaged log, backup and restore (``tests/integrity``)
+- 25: all of it for a while (``test_fault_25_soak``, ``tests/crashes/soak``)
 """

@@ -371,3 +371,21 @@ def test_the_same_inputs_give_the_same_decisions():
     assert (
         len({story.action.idempotency_key for story in (Story(), Story()) if story.declare()}) == 1
     )
+
+
+def test_a_wait_that_was_set_by_a_clock_that_ran_ahead_is_no_longer_than_it_was():
+    story = Story()
+    story.declare()
+    story.now += timedelta(hours=1)
+    story.fail("Transient")
+    story.now -= timedelta(hours=1)
+    assert every(ActionRetried, story.wake(1))
+
+
+def test_clocks_that_differ_by_seconds_shorten_no_wait():
+    story = Story()
+    story.declare()
+    story.now += timedelta(seconds=20)
+    story.fail("Transient", retry_after=300)
+    story.now -= timedelta(seconds=20)
+    assert story.wake(1) == []
