@@ -247,7 +247,9 @@ class JetStreamShapeLog:
             snapshot, position = None, 0  # of a release without digests
         if snapshot is None:
             whole = await self._complete(key, heads.messages)
-            return whole or await self._checked_tail(key, ShapeChain(), heads.newest, None)
+            if whole is not None and whole.last_position == heads.newest:
+                return whole  # else something stands there that is no event
+            return await self._checked_tail(key, ShapeChain(), heads.newest, None)
         if position == heads.newest:
             self._digests.put(key, position, digest or "")
             return LoadedShape(position, snapshot.payload, ())

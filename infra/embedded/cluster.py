@@ -20,6 +20,7 @@ from infra.jetstream.errors import BusError
 NODES: Final = 3
 READY_SECONDS: Final = 60.0
 _QUESTION_SECONDS: Final = 1.0
+_PROBE: Final = "cluster-probe"
 _POLL_SECONDS: Final = 0.05
 
 RoutePort = Callable[[int, int], int]
@@ -152,9 +153,12 @@ async def leader(nc: Client, stream: str) -> int | None:
 
 
 async def _answers(nc: Client) -> bool:
-    """Whether JetStream answers, which takes a leader of the whole cluster."""
+    """Whether JetStream answers, which takes a leader, and whether that leader knows all nodes."""
+    probe = {"name": _PROBE, "subjects": [_PROBE], "storage": "memory", "num_replicas": NODES}
     try:
         await api_request(nc, "INFO", None, timeout=_QUESTION_SECONDS)
+        await api_request(nc, f"STREAM.CREATE.{_PROBE}", probe, timeout=_QUESTION_SECONDS)
+        await api_request(nc, f"STREAM.DELETE.{_PROBE}", None, timeout=_QUESTION_SECONDS)
     except BusError:
         return False
     return True

@@ -123,10 +123,7 @@ async def test_a_shape_whose_history_cannot_be_read_holds_up_no_other_decision(w
 
     await world.declare_all([manifest("foo", color="Green"), manifest("neighbour")])
 
-    async def neighbour_is_decided() -> bool:
-        return any(isinstance(each, ActionDecided) for each in await world.facts("neighbour"))
-
-    await world.until(neighbour_is_decided, "the neighbour is decided")
+    await world.until_outcome("neighbour", "Converged")
 
 
 async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
