@@ -1,7 +1,7 @@
 """Dead letters: what could not be used, why, and what was done about it.
 
 A letter is never changed. What people do about it is appended as a ``LetterHandled``, so that it
-stays visible what came in, and what became of it (ADR 0010).
+stays visible what came in, and what became of it (ADR 0013).
 """
 
 from __future__ import annotations
