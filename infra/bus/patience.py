@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from infra.jetstream.errors import BusUnavailableError
 
-PATIENCE_SECONDS: Final = 20.0  # two answers that do not come; an election takes up to 8 s
+PATIENCE_SECONDS: Final = 35.0  # three answers that do not come; an election takes up to 8 s
 _PAUSE_SECONDS: Final = 0.2
 
 T = TypeVar("T")

@@ -120,7 +120,8 @@ class Worker:
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
                     error, effect = await self._call_through(gate, delivery, action, look=sought)
-                    reach(Failpoint.WORKER_CALLED, action.operation)
+                    if not isinstance(error, TurnedAwayError):
+                        reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
             gate.inside -= 1
         reported = Reported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ ZOMBIE_SECONDS = 13.0
 """Longer than a worker's lease (10 s) and a decider's pin (3 s): others have taken over."""
 
 
+# On a machine that has other work a copy may stay behind for minutes: then nothing can be told.
+@pytest.mark.skipif("NEMESIS" not in os.environ, reason="takes a machine of its own: set NEMESIS=1")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_doubled(
