@@ -11,18 +11,30 @@ from pathlib import Path
 import msgspec
 import uvloop
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.faults.churn import run_churn, run_fleet
 from benchmarks.faults.matrix import run_matrix
-from benchmarks.faults.results import Report
+from benchmarks.faults.results import Report, Row
 
 
-async def _run(folder: Path, options: argparse.Namespace) -> Report:
-    rows = [] if options.no_matrix else await run_matrix(folder / "matrix")
-    if options.shapes:
-        rows.append(await run_churn(folder / "churn", shapes=options.shapes, kills=options.kills))
-    fleet = await run_fleet(folder / "fleet", shapes=options.fleet) if options.fleet else None
+async def _run(folder: Path, options: argparse.Namespace, progress: Progress) -> Report:
+    rows: list[Row] = []
+    if not options.no_matrix:
+        cases = progress.add_task("a fault at each step")
+        rows += await run_matrix(
+            folder / "matrix", advance=lambda of: progress.update(cases, total=of, advance=1)
+        )
+    for kills in (0, options.kills) if options.shapes else ():
+        task = progress.add_task(f"{options.shapes} objects, {kills} kills", total=1)
+        rows.append(await run_churn(folder / f"{kills}-kills", shapes=options.shapes, kills=kills))
+        progress.advance(task)
+    fleet = None
+    if options.fleet:
+        task = progress.add_task(f"a start with {options.fleet} shapes", total=1)
+        fleet = await run_fleet(folder / "fleet", shapes=options.fleet)
+        progress.advance(task)
     return Report(os.getloadavg()[0], tuple(rows), fleet)
 
 
@@ -42,7 +54,8 @@ def _show(report: Report) -> None:
             f"killed and started with {fleet.shapes:,} converged shapes: settled in "
             f"{fleet.settle_seconds} s, {fleet.shape_reads} reads of single shapes, "
             f"{fleet.listing_requests} pages of one listing, {fleet.external_writes} writes, "
-            f"{fleet.new_events} new events"
+            f"{fleet.new_events} new events; reading each shape alone takes "
+            f"{fleet.one_read_each_seconds} s"
         )
     console.print(f"load average {report.load_average:.1f}")
 
@@ -56,8 +69,11 @@ def main() -> int:
     parser.add_argument("--no-matrix", action="store_true", help="without the matrix of faults")
     parser.add_argument("--json", type=Path, help="write the report to this file, too")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        report = uvloop.run(_run(Path(folder), options))
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as folder,
+        Progress(console=Console(stderr=True)) as progress,
+    ):
+        report = uvloop.run(_run(Path(folder), options, progress))
     _show(report)
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")

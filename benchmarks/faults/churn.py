@@ -1,4 +1,4 @@
-"""Twenty SIGKILLs while 500 objects are created and deleted; then a start with 5,000 of them."""
+"""SIGKILLs while objects are created and deleted; then a start with many that have converged."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.crashes.role_process import RoleProcess
 from tests.history_reading import check
 
 PAGE = 1_000
+READS_AT_ONCE = 10
 
 
 async def run_churn(folder: Path, *, shapes: int, kills: int) -> Row:
@@ -31,7 +32,7 @@ async def run_churn(folder: Path, *, shapes: int, kills: int) -> Row:
         found = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
         effects = await lane.count_effects()
     return row(
-        f"{kills} SIGKILLs, {shapes} created and deleted",
+        f"{shapes} created, then deleted, {kills} SIGKILLs",
         kills=killing.count,
         effects=effects,
         found=found,
@@ -118,11 +119,25 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         return Fleet(
             shapes=shapes,
             settle_seconds=round(seconds, 2),
+            one_read_each_seconds=round(await _read_each(lane.http, names), 2),
             shape_reads=gets - pages,
             listing_requests=pages,
             external_writes=writes,
             new_events=(await stream_state(lane.nc, SHAPES)).last_seq - events,
         )
+
+
+async def _read_each(http: httpx.AsyncClient, names: list[str]) -> float:
+    """Read every shape alone, some at once, and give the seconds."""
+    began = time.perf_counter()
+    waiting = iter(names)
+
+    async def read() -> None:
+        for name in waiting:
+            (await http.get(f"/shapes/{name}")).raise_for_status()
+
+    await asyncio.gather(*(read() for _ in range(READS_AT_ONCE)))
+    return time.perf_counter() - began
 
 
 async def _has_listed(http: httpx.AsyncClient, pages: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.faults.results import Row, row
@@ -31,8 +32,11 @@ _FAULTS: tuple[Trouble | None, ...] = (
 )
 
 
-async def run_matrix(folder: Path) -> list[Row]:
-    """Run every fault at every step with every operation, one after another, on one bus."""
+async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Row]:
+    """Run every fault at every step with every operation, one after another, on one bus.
+
+    ``advance`` is called after each case with how many there are.
+    """
     cases: list[tuple[Trouble | None, Case]] = [
         (fault, Case(_trouble(fault), step, operation))
         for fault in _FAULTS
@@ -51,6 +55,7 @@ async def run_matrix(folder: Path) -> list[Row]:
             times.setdefault(name, []).append(await _seconds(story, fault))
             counts[name] = counts.get(name, 0) + len(await story.new_effects())
             await lane.kill_processes()
+            advance(len(cases))
         found = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
     by_name = {
         story.name: fault or NO_FAULT for (fault, _), story in zip(cases, stories, strict=True)
