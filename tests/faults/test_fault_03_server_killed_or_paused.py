@@ -8,6 +8,7 @@ time after which a client gives a silent connection up, so that both ends believ
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 
@@ -18,6 +19,8 @@ from tests.crashes.lane import Lane
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAUSE_SECONDS = 5.0
 SHAPES = 60
+WRITERS = 6
+KILLS = 3
 
 
 async def declare_slowly(lane: Lane, names: list[str]) -> None:
@@ -36,20 +39,31 @@ async def converge(lane: Lane, names: list[str]) -> None:
 async def test_3_a_server_killed_again_and_again_loses_nothing_that_it_acknowledged(
     lane: Lane, name: str
 ) -> None:
-    names = [f"{name}-{number}" for number in range(SHAPES)]
+    declared: list[str] = []
+    is_over = asyncio.Event()
+
+    async def declare_until_over(writer: int) -> None:
+        for number in itertools.count():
+            if is_over.is_set():
+                return
+            await lane.declare(f"{name}-{writer}-{number}")
+            declared.append(f"{name}-{writer}-{number}")
+            await asyncio.sleep(0.02)  # not more in all than can be looked at one by one
+
     process = lane.fork()
     await process.ready()
-    writers = [asyncio.create_task(declare_slowly(lane, names[start::6])) for start in range(6)]
-    for _ in range(3):
-        before = len(lane.acknowledged)
+    writers = [asyncio.create_task(declare_until_over(writer)) for writer in range(WRITERS)]
+    for _ in range(KILLS):
+        wanted = len(declared) + WRITERS
 
-        async def some_more_are_stored(before: int = before) -> bool:
-            return len(lane.acknowledged) >= before + SHAPES // 6
+        async def some_more_are_stored(wanted: int = wanted) -> bool:
+            return len(declared) >= wanted
 
         await lane.until(some_more_are_stored, "more is declared")
         await lane.restart_server()
+    is_over.set()
     await asyncio.gather(*writers)
-    await converge(lane, names)
+    await converge(lane, declared)
     await process.stop()
 
 
