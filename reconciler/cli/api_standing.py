@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from projections.status import StatusRow
-from reconciler.cli.finding import Finding
+from reconciler.cli.checks.finding import Finding
 
 
 def throttled(row: StatusRow, now: datetime) -> str:

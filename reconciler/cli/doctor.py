@@ -10,11 +10,12 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError
 from infra.jetstream.errors import BusError
-from reconciler.cli.checks_actions import check_actions
-from reconciler.cli.checks_apis import check_apis
-from reconciler.cli.checks_bus import check_server, check_stages, check_streams, check_sync
-from reconciler.cli.checks_cluster import check_copies
-from reconciler.cli.checks_log import (
+from reconciler.cli.checks.actions import check_actions
+from reconciler.cli.checks.apis import check_apis
+from reconciler.cli.checks.bus import check_server, check_stages, check_streams, check_sync
+from reconciler.cli.checks.cluster import check_copies
+from reconciler.cli.checks.finding import Finding
+from reconciler.cli.checks.log import (
     check_damage,
     check_dead_letters,
     check_disputed,
@@ -22,11 +23,10 @@ from reconciler.cli.checks_log import (
     check_rows,
     check_watched,
 )
-from reconciler.cli.checks_monitoring import MONITORING_VARIABLE, check_monitoring
-from reconciler.cli.checks_room import check_own_disk, check_room_of_streams
+from reconciler.cli.checks.monitoring import MONITORING_VARIABLE, check_monitoring
+from reconciler.cli.checks.room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
-from reconciler.cli.finding import Finding
 from reconciler.cli.log_reading import read_whole_log
 from reconciler.cli.options import Output
 from reconciler.cli.output import coloured, console, print_structured, print_table

@@ -11,10 +11,10 @@ import pytest
 
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
-from reconciler.cli.checks_bus import check_clock, check_room, check_stage
-from reconciler.cli.checks_log import check_ownership, check_watched
+from reconciler.cli.checks.bus import check_clock, check_room, check_stage
+from reconciler.cli.checks.finding import some
+from reconciler.cli.checks.log import check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
-from reconciler.cli.finding import some
 from reconciler.cli.rebuilding import differences
 
 NOON = "2026-01-02T12:00:00.000000000Z"

@@ -16,11 +16,11 @@ from infra.bus.streams import DEADLETTERS, OUTCOMES, SHAPES, TIMERS, WORKERS
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
 from infra.jetstream.publish import publish
-from reconciler.cli.checks_actions import check_actions
-from reconciler.cli.checks_bus import check_sources
-from reconciler.cli.checks_monitoring import check_monitoring
+from reconciler.cli.checks.actions import check_actions
+from reconciler.cli.checks.bus import check_sources
+from reconciler.cli.checks.finding import Finding
+from reconciler.cli.checks.monitoring import check_monitoring
 from reconciler.cli.doctor import examine
-from reconciler.cli.finding import Finding
 from reconciler.cli.log_reading import read_whole_log
 from reconciler.wiring import initialise
 from tests.bus.histories import event

@@ -16,7 +16,7 @@ import pytest
 from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import BusError, StreamFullError
 from infra.shapes_api import ShapesProcess
-from reconciler.cli.checks_room import check_disk
+from reconciler.cli.checks.room import check_disk
 from reconciler.errors import WaitTimeoutError
 from reconciler.wiring import connected, initialise
 from tests.history_reading import check

@@ -10,8 +10,8 @@ from nats.aio.client import Client
 
 from infra.bus.streams import DEADLETTERS, INTAKE, ROWS, SHAPES
 from infra.jetstream.reads import stream_state
+from reconciler.cli.checks.finding import Finding, Verdict, some
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
-from reconciler.cli.finding import Finding, Verdict, some
 
 _KEPT = (SHAPES, INTAKE, DEADLETTERS, ROWS)
 _FULL_PERCENT = 90

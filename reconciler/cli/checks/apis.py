@@ -13,7 +13,7 @@ from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from events.names import SYSTEM_NAMESPACE, ShapeKey
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
-from reconciler.cli.finding import Finding
+from reconciler.cli.checks.finding import Finding
 from reconciler.cli.reading import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.kinds import KindRegistry, installed_kinds

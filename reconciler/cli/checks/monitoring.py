@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import msgspec
 
-from reconciler.cli.finding import Finding, Verdict
+from reconciler.cli.checks.finding import Finding, Verdict
 
 MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
 _PATIENCE_SECONDS = 5.0

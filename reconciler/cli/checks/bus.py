@@ -23,8 +23,8 @@ from infra.jetstream.connection import api_request, require_jetstream
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from projections.read_models import CHECKPOINT, decode_checkpoint
+from reconciler.cli.checks.finding import Finding, Verdict, some
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
-from reconciler.cli.finding import Finding, Verdict, some
 
 _SKEW_WARN_SECONDS = 1.0
 _SKEW_FAIL_SECONDS = 30.0

@@ -17,7 +17,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import last_for_subjects
 from projections.status import StatusRow
-from reconciler.cli.finding import Finding, some
+from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.log_reading import LogReading
 from reconciler.cli.reading import log_of
 from reconciler.shape.evolve import fold

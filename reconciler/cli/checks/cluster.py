@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nats.aio.client import Client
 
 from infra.bus.copies import Copies, copies
-from reconciler.cli.finding import Finding, some
+from reconciler.cli.checks.finding import Finding, some
 
 
 async def check_copies(nc: Client) -> list[Finding]:

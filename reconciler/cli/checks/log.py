@@ -20,7 +20,7 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
-from reconciler.cli.finding import Finding, some
+from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.log_reading import LogReading
 from reconciler.cli.reading import log_of, models_of
 from reconciler.cli.rebuilding import Rebuild, compare, differences

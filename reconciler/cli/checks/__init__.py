@@ -1,0 +1,1 @@
+"""What `doctor` checks: each module one part of the system, each check a finding."""
