@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--no-matrix", action="store_true", help="without the matrix of faults")
     parser.add_argument("--json", type=Path, help="write the report to this file, too")
     options = parser.parse_args()
+    logging.getLogger("infra.jetstream").setLevel(logging.ERROR)  # the server is killed on purpose
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as folder,
         Progress(console=Console(stderr=True)) as progress,
