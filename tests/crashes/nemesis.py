@@ -1,4 +1,8 @@
-"""Whatever can go wrong, at random, from a seed: everything that the crash tests do, at once."""
+"""Whatever can go wrong, at random, from a seed: everything that the crash tests do, at once.
+
+Troubles are dealt from a deck that is shuffled anew when it is empty, so that no run, however slow
+its machine, is without one of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import random
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import httpx
 
@@ -24,6 +28,8 @@ from tests.crashes.role_process import RoleProcess
 
 PROCESSES = 2
 REPEATED_AT_ONCE = 20
+DEALT_FIRST = ("process killed", "process paused")
+"""What every run must have had, be it ended after two troubles."""
 
 _FAILPOINTS = [point for point in Failpoint if point is not Failpoint.INIT_STEP]
 _API_FAULTS: list[dict[str, object]] = [
@@ -37,6 +43,18 @@ _API_FAULTS: list[dict[str, object]] = [
 ]
 
 
+def dealt(kinds: Sequence[str], chance: random.Random) -> Iterator[str]:
+    """Deal troubles for ever: each once, the most important ones first; then decks of all."""
+    first = [kind for kind in DEALT_FIRST if kind in kinds]
+    deck = sorted(set(kinds) - set(first))
+    chance.shuffle(deck)
+    yield from first + deck
+    while True:
+        deck = sorted(kinds)
+        chance.shuffle(deck)
+        yield from deck
+
+
 class Nemesis:
     """Breaks things on a lane, one after another, and keeps its processes coming back."""
 
@@ -45,6 +63,8 @@ class Nemesis:
         self.deaths = 0
         self._lane = lane
         self._random = random.Random(seed)
+        # Of its own: how often a process dies differs between runs, the troubles must not.
+        self._failpoint_chance = random.Random(f"{seed}/failpoints")
         self._processes: list[RoleProcess] = []
         self._troubles: dict[str, Callable[[], Awaitable[None]]] = {
             "process killed": self._kill_process,
@@ -57,6 +77,12 @@ class Nemesis:
             "timers purged": self._purge_timers,
             "messages repeated": self._repeat_messages,
         }
+        self._deck = dealt(tuple(self._troubles), random.Random(f"{seed}/deck"))
+
+    @property
+    def has_done_everything(self) -> bool:
+        """Whether each trouble has come at least once, and a process has died of it."""
+        return self.deaths > 0 and self.done.keys() == self._troubles.keys()
 
     async def run(self) -> None:
         """Go on until cancelled."""
@@ -64,7 +90,7 @@ class Nemesis:
             tasks.create_task(self._supervise())
             while True:
                 await asyncio.sleep(self._random.uniform(0.2, 1.5))
-                trouble = self._random.choice(sorted(self._troubles))
+                trouble = next(self._deck)
                 await self._troubles[trouble]()
                 self.done[trouble] += 1
 
@@ -88,18 +114,23 @@ class Nemesis:
             await asyncio.sleep(0.1)
 
     def _some_failpoint(self) -> str:
-        if self._random.random() < 0.5:
+        chance = self._failpoint_chance
+        if chance.random() < 0.5:
             return ""
-        arrival = self._random.randint(1, 20)
-        return f"{self._random.choice(_FAILPOINTS)}:{arrival}"
+        arrival = chance.randint(1, 20)
+        return f"{chance.choice(_FAILPOINTS)}:{arrival}"
 
     async def _kill_process(self) -> None:
-        await self._random.choice(self._processes).kill()
+        if (victim := self._some_living()) is not None:
+            await victim.kill()
 
     async def _pause_process(self) -> None:
-        victim = self._random.choice(self._processes)
-        if victim.exit_code is None:
+        if (victim := self._some_living()) is not None:
             await self._pause(victim.pid)
+
+    def _some_living(self) -> RoleProcess | None:
+        living = [each for each in self._processes if each.exit_code is None]
+        return self._random.choice(living) if living else None
 
     async def _pause(self, pid: int) -> None:
         """Pause a process for longer than every lease, or for a moment."""

@@ -6,14 +6,16 @@ Clients declare, change and withdraw; people delete and paint by hand; two proce
 work on it, each started again when it dies, half of them to die at some failpoint; and the nemesis
 kills and pauses processes, nats-server and the API, makes the API lie and lose replies, purges
 timers and repeats old messages. At the end everything is healed, and nothing may be lost, leaked or
-doubled. A seed gives the same choices, though not the same moments. Exit status 1: something is
-wrong, and the data are kept for a look.
+doubled. A seed gives the same choices, though not the same moments; a slow machine takes longer, so
+that each kind of trouble has come once, too. Exit status 1: something is wrong, and the data are
+kept for a look.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import shutil
 import sys
@@ -34,6 +36,10 @@ from tests.history_reading import check
 SHAPES = 40
 CLIENTS = 4
 COLORS = ("Red", "Green", "Blue", "Purple", "Yellow", "Black", "White")
+LEAST_DECLARATIONS = 50
+MOST_LONGER_SECONDS = 90.0
+"""So much longer than it was told it lasts at most, until enough has happened."""
+
 HEAL_SECONDS = 90.0
 """So long what was broken may take to settle: back-off, leases and sweeps included."""
 
@@ -75,18 +81,30 @@ async def soak(folder: Path, *, seed: int, seconds: float) -> Soaked:
         ]
         people.append(asyncio.create_task(_meddle(lane, result, random.Random(f"{seed}/hand"))))
         breaking = asyncio.create_task(nemesis.run())
+        enough = asyncio.create_task(_until_enough(lane, nemesis, seconds))
         done, _ = await asyncio.wait(
-            {breaking, *people}, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+            {enough, breaking, *people}, return_when=asyncio.FIRST_COMPLETED
         )
-        for task in (breaking, *people):
+        for task in (enough, breaking, *people):
             task.cancel()
-        await asyncio.gather(breaking, *people, return_exceptions=True)
+        await asyncio.gather(enough, breaking, *people, return_exceptions=True)
         for task in done:
             task.result()
         await nemesis.heal()
         result.troubles, result.deaths = nemesis.done, nemesis.deaths
         await _judge(lane, result)
     return result
+
+
+async def _until_enough(lane: Lane, nemesis: Nemesis, seconds: float) -> None:
+    """Wait until time is up and something has happened in it, or it is much too late."""
+    await asyncio.sleep(seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(MOST_LONGER_SECONDS):
+            while (  # noqa: ASYNC110 - nothing tells
+                not nemesis.has_done_everything or len(lane.acknowledged) < LEAST_DECLARATIONS
+            ):
+                await asyncio.sleep(0.1)
 
 
 async def _judge(lane: Lane, result: Soaked) -> None:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from pathlib import Path
 
-from tests.crashes.soak import soak
+import pytest
+
+from tests.crashes.nemesis import DEALT_FIRST, dealt
+from tests.crashes.soak import LEAST_DECLARATIONS, soak
 
 SECONDS = 20.0
 SEED = 25
+KINDS = 9
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_25_whatever_happens_nothing_is_lost_leaked_or_doubled(tmp_path: Path) -> None:
     result = await soak(tmp_path, seed=SEED, seconds=SECONDS)
     print(result)
     assert not result.findings, str(result)
     assert result.deaths > 0
-    assert len(result.troubles) > 3
-    assert result.declarations > 50
+    assert len(result.troubles) == KINDS
+    assert result.declarations >= LEAST_DECLARATIONS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_25_every_trouble_comes_once_before_any_comes_twice(seed: int) -> None:
+    kinds = ("API paused", "process killed", "server killed", "process paused", "timers purged")
+
+    def some() -> list[str]:
+        return list(itertools.islice(dealt(kinds, random.Random(seed)), 2 * len(kinds)))
+
+    troubles = some()
+    assert tuple(troubles[: len(DEALT_FIRST)]) == DEALT_FIRST
+    assert sorted(troubles[: len(kinds)]) == sorted(troubles[len(kinds) :]) == sorted(kinds)
+    assert some() == troubles, "a seed gives the same choices"
