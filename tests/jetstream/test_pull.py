@@ -103,7 +103,7 @@ async def test_the_other_reader_takes_over(
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
     began = time.monotonic()
     found = await pulled(second, 20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert sorted(one.seq for one in found) == list(range(21, 41))
     assert {one.delivered for one in found} == {1}
     await second.close()
@@ -122,7 +122,7 @@ async def test_a_reader_that_closes_hands_over_at_once(
     second = PullGroup(nc, stream, ["p0"], group="g")
     began = time.monotonic()
     assert len(await pulled(second, 10)) == 10
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     await second.close()
 
 

@@ -48,12 +48,12 @@ async def test_it_comes_not_early_and_only_once(nc: Client, timers: str) -> None
     assert (one.subject, one.payload) == (f"{timers}.fired.a", b"wake")
     assert one.headers is not None
     assert one.headers["Why"] == "retry"
-    assert 0 <= time.time() - at.timestamp() < 2
+    assert 0 <= time.time() - at.timestamp() < 20
     assert await read_subject(nc, timers, f"{timers}.sched.>") == []
 
 
 async def test_replaced_cancelled_and_late_ones(nc: Client, timers: str) -> None:
-    for payload, seconds in ((b"first", 0.3), (b"second", 0.6)):
+    for payload, seconds in ((b"first", 3), (b"second", 4)):
         await schedule(
             nc,
             subject=f"{timers}.sched.a",
@@ -62,8 +62,8 @@ async def test_replaced_cancelled_and_late_ones(nc: Client, timers: str) -> None
             payload=payload,
         )
     many = [
-        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", soon(0.3), b"cancelled"),
-        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", soon(1.2), b"last"),
+        Schedule(f"{timers}.sched.b", f"{timers}.fired.b", soon(3), b"cancelled"),
+        Schedule(f"{timers}.sched.c", f"{timers}.fired.c", soon(5.5), b"last"),
         Schedule(f"{timers}.sched.d", f"{timers}.fired.d", soon(-60), b"overdue"),
     ]
     results = await schedule_many(nc, many)

@@ -141,7 +141,7 @@ async def test_a_name_that_cannot_be_resolved_was_not_called() -> None:
 async def test_a_call_that_waits_in_vain_for_a_connection_was_not_sent() -> None:
     server = Server()
     server.may_answer.clear()
-    async with connected(server, concurrency=1, timeout_seconds=0.4) as api:
+    async with connected(server, concurrency=1, timeout_seconds=2) as api:
         first = asyncio.create_task(api.call("PUT", "/x"))
         await server.waiting.wait()
         with pytest.raises(TransientError, match="not sent"):
@@ -168,8 +168,8 @@ async def test_an_answer_that_drips_is_too_late_as_a_whole() -> None:
 
     server = Server()
     server.serve = drip
-    async with connected(server, timeout_seconds=0.2) as api:
-        with pytest.raises(UnknownResultError, match=r"within 0\.2 s"):
+    async with connected(server, timeout_seconds=2) as api:
+        with pytest.raises(UnknownResultError, match="within 2 s"):
             await api.call("PUT", "/x")
 
 

@@ -95,7 +95,7 @@ async def test_two_thousand_are_answered_fast(client: Client, name: str) -> None
     seconds = time.perf_counter() - started
 
     assert all(isinstance(answer, Answer) for answer in answers)
-    assert seconds < 10, f"{seconds:.2f} s"  # 0.7 s with the cores to itself; this is no benchmark
+    assert seconds < 40, f"{seconds:.2f} s"  # 0.7 s with the cores to itself; this is no benchmark
     await client.withdraw_many([manifest.key for manifest in manifests])
 
 
