@@ -70,6 +70,7 @@ class Worker:
         providers: ProviderPool,
         gates: ApiGates,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._name = name
         self._reader = reader
@@ -78,10 +79,13 @@ class Worker:
         self._configurations = configurations
         self._providers = providers
         self._now = now
+        self._clock = clock or asyncio.get_running_loop().time
         self._gates = gates
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
+        self._lapsed: set[int] = set()
+        self._leases_known_at = self._clock()
         self._results: list[tuple[ActionDelivery, IntakeMessageOut]] = []
         self._result_came = asyncio.Event()
 
@@ -114,8 +118,7 @@ class Worker:
                 async with self._slot(action.provider_config):
                     old = self._may_be_old(delivery)
                     if old and await self._is_settled(delivery, action, attempt):
-                        self._leased.pop(delivery.position, None)
-                        await self._reader.ack([delivery])
+                        await self._let_go_of_settled(delivery)
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
@@ -165,16 +168,28 @@ class Worker:
             return _not_made(error, delivery), None
         except (ProviderError, ConfigurationError) as error:
             return error, None
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            # A task that ends as cancelled ends unseen, and its lease would be kept for ever.
+            return UnknownResultError("the provider gave up a wait of its own"), None
         except Exception as error:
             _logger.exception("a provider failed unexpectedly", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
 
     def _may_be_old(self, delivery: ActionDelivery) -> bool:
-        """Tell whether the action may have been answered: seen before, or older than this worker.
+        """Tell whether the action may have been answered: by another worker, or long ago.
 
-        A consumer that was made anew hands out the whole history once more.
+        It was handed out before, or may have been since: while this process stood still, or did not
+        reach the bus. Or it is older than this worker: a consumer that was made anew hands out the
+        whole history once more.
         """
-        return delivery.delivered > 1 or delivery.position <= self._old_until
+        self._notice_lapsed_leases()
+        return (
+            delivery.delivered > 1
+            or delivery.position <= self._old_until
+            or delivery.position in self._lapsed
+        )
 
     async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
         """Tell whether this attempt was answered already, or its action given up.
@@ -224,16 +239,35 @@ class Worker:
         await self._reader.ack(deliveries)
         reach(Failpoint.WORKER_ACKED)
         for delivery in deliveries:
-            self._leased.pop(delivery.position, None)
+            self._forget_lease(delivery)
+
+    async def _let_go_of_settled(self, delivery: ActionDelivery) -> None:
+        self._forget_lease(delivery)
+        try:
+            await self._reader.ack([delivery])
+        except Exception as error:  # noqa: BLE001 - it is delivered again, and settled then, too
+            _logger.warning("a settled action was not acknowledged", error=str(error))
+
+    def _forget_lease(self, delivery: ActionDelivery) -> None:
+        self._leased.pop(delivery.position, None)
+        self._lapsed.discard(delivery.position)
 
     async def _show_signs_of_life(self) -> None:
         while True:
             await asyncio.sleep(_SIGN_OF_LIFE_SECONDS)
-            if self._leased:
-                try:
+            self._notice_lapsed_leases()
+            try:
+                if self._leased:
                     await self._reader.still_working(list(self._leased.values()))
-                except Exception as error:  # noqa: BLE001 - the next sign may come through
-                    _logger.warning("leases could not be extended", error=str(error))
+            except Exception as error:  # noqa: BLE001 - the next sign may come through
+                _logger.warning("leases could not be extended", error=str(error))
+            else:
+                self._leases_known_at = self._clock()
+
+    def _notice_lapsed_leases(self) -> None:
+        """Remember whose lease may have ended: a later sign of life does not undo that."""
+        if self._clock() - self._leases_known_at > LEASE_SECONDS:
+            self._lapsed |= self._leased.keys()
 
 
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
@@ -255,12 +289,21 @@ def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
 
 
 def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
-    """Leave out an object that is too long to be reported: the result must get through."""
-    if not is_too_long(seen):
-        return seen
+    """Leave out an object that cannot be reported: the result must get through."""
+    try:
+        if not is_too_long(seen):
+            return seen
+        why = "it is too long"
+    except Exception as error:  # noqa: BLE001 - a provider may show what is no JSON
+        why = f"{type(error).__name__}: {error}"
     assert seen is not None
-    _logger.warning("an object is too long to be reported", name=seen.name)
+    _logger.warning("an object cannot be reported", name=seen.name, why=why)
     return None
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _execute(provider: Provider, action: Action, *, look: bool) -> Effect:
@@ -298,14 +341,19 @@ def _result_id(reported: Reported) -> str:
 
 def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
     if isinstance(error, ConfigurationError):
-        return ActionError("Transient", str(error)[:MOST_ERROR_CHARACTERS])
+        return ActionError("Transient", _tellable(str(error)))
     return ActionError(
         error.error_class,
-        error.message[:MOST_ERROR_CHARACTERS],
+        _tellable(error.message),
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, TurnedAwayError),
     )
+
+
+def _tellable(text: str) -> str:
+    """Cut a message, and replace what is no Unicode: half a surrogate pair has no bytes."""
+    return text[:MOST_ERROR_CHARACTERS].encode(errors="replace").decode()
 
 
 def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:

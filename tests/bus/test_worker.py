@@ -1,11 +1,15 @@
 """A worker on the real log: which deliveries it calls the API for, and what it reports."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from events.envelope import encode_intake
 from events.external import ExternalObject
 from events.intake import ActionError, Reported
 from events.log import (
@@ -20,6 +24,7 @@ from events.log import (
 from events.manifest import ProviderConfigSpec, Scope
 from events.names import ShapeKey
 from infra.bus.shape_log import JetStreamShapeLog
+from reconciler.errors import ProviderError
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
 from reconciler.provider import Effect, Provider
@@ -27,16 +32,19 @@ from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import MOST_OBJECT_BYTES
 from reconciler.services.providers import ProviderPool
-from reconciler.services.worker import Worker
+from reconciler.services.worker import LEASE_SECONDS, Worker
 from tests.bus.histories import event, new_key
 
 
 class Api:
     """A provider that only counts, and shows what it is told to show."""
 
-    def __init__(self, shown: ExternalObject | None = None) -> None:
+    def __init__(
+        self, shown: ExternalObject | None = None, *, fails: BaseException | None = None
+    ) -> None:
         self.calls = 0
         self.shown = shown
+        self.fails = fails
 
     def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
         assert config.provider == "test"
@@ -46,6 +54,8 @@ class Api:
     async def create(self, action: Action) -> Effect:
         assert action.idempotency_key
         self.calls += 1
+        if self.fails is not None:
+            raise self.fails
         return Effect(self.shown)
 
     update = delete = create
@@ -66,8 +76,8 @@ class Api:
 class Bus:
     """One delivery, and what becomes of it."""
 
-    def __init__(self, delivery: ActionDelivery) -> None:
-        self._deliveries = [delivery]
+    def __init__(self, *deliveries: ActionDelivery) -> None:
+        self._deliveries = list(deliveries)
         self.acknowledged = asyncio.Event()
         self.reports: list[Reported] = []
 
@@ -85,6 +95,8 @@ class Bus:
     async def close(self) -> None: ...
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        for each in messages:
+            assert encode_intake(each.message_id, "test", each.data, time=datetime.now(UTC))
         self.reports += [each.data for each in messages if isinstance(each.data, Reported)]
 
     async def last_position(self) -> int:
@@ -115,6 +127,16 @@ async def work(log: JetStreamShapeLog, api: Api, history: Sequence[LogEvent]) ->
     await log.append([ShapeAppend(key, history, 0)])
     position = (await log.history(key))[0].position
     bus = Bus(ActionDelivery(position, history[0], 2, None))
+    async with at_work(log, api, bus):
+        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+    return bus
+
+
+@asynccontextmanager
+async def at_work(
+    log: JetStreamShapeLog, api: Api, bus: Bus, *, clock: Callable[[], float] = time.monotonic
+) -> AsyncGenerator[Worker]:
+    """Run a worker meanwhile."""
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
     kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)
@@ -126,13 +148,13 @@ async def work(log: JetStreamShapeLog, api: Api, history: Sequence[LogEvent]) ->
         configurations=configurations,
         providers=ProviderPool(KindRegistry([kind]), configurations),
         gates=ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates()),
+        clock=clock,
     )
     running = asyncio.create_task(worker.run())
     try:
-        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+        yield worker
     finally:
         running.cancel()
-    return bus
 
 
 _ENDS: list[Callable[[str], ShapeEvent]] = [
@@ -181,3 +203,57 @@ async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
     shown = ExternalObject("foo", {"color": "x" * MOST_OBJECT_BYTES})
     bus = await work(log, Api(shown), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [ExternalObject("foo", {"color": "\ud800"}), ExternalObject("foo", {"color": object()})],
+    ids=["half-a-surrogate-pair", "no-json"],
+)
+async def test_an_object_that_has_no_bytes_does_not_hold_its_result_back(
+    log: JetStreamShapeLog, shown: ExternalObject
+) -> None:
+    bus = await work(log, Api(shown), [decided(new_key())])
+    assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
+
+
+async def test_an_error_that_has_no_bytes_is_reported_all_the_same(log: JetStreamShapeLog) -> None:
+    api = Api(fails=ProviderError("it says \ud800"))
+    [report] = (await work(log, api, [decided(new_key())])).reports
+    assert report.error == ActionError("Unknown", "it says ?")
+
+
+async def test_a_provider_that_gives_up_by_itself_leaves_no_lease_behind(
+    log: JetStreamShapeLog,
+) -> None:
+    [report] = (await work(log, Api(fails=asyncio.CancelledError()), [decided(new_key())])).reports
+    assert report.error is not None
+    assert report.error.error_class == "Unknown"
+
+
+class Paused(Bus):
+    """The process stands still right after its one delivery, and another worker does the work."""
+
+    def __init__(self, log: JetStreamShapeLog, history: Sequence[LogEvent]) -> None:
+        super().__init__()
+        self._log, self._history = log, history
+        self.now = 0.0
+
+    async def next_batch(self) -> Sequence[ActionDelivery]:
+        key = self._history[0].key
+        if not await self._log.history(key):
+            await self._log.append([ShapeAppend(key, self._history, 0)])
+            position = (await self._log.history(key))[0].position
+            self._deliveries.append(ActionDelivery(position, self._history[0], 1, None))
+            self.now += LEASE_SECONDS + 1
+        return await super().next_batch()
+
+
+async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
+    log: JetStreamShapeLog,
+) -> None:
+    key, api = new_key(), Api()
+    bus = Paused(log, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
+    async with at_work(log, api, bus, clock=lambda: bus.now):
+        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+    assert (api.calls, bus.reports) == (0, [])
