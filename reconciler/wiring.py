@@ -248,6 +248,7 @@ def _observer(parts: Running) -> list[Coroutine[None, None, None]]:
         log_id=parts.log.log_id,
         gates=parts.gates,
         sink=JetStreamDecisionSink(parts.nc),
+        catch_up=parts.feed.catch_up,
     )
     sweeper = Sweeper(intake=parts.intake, configurations=parts.configurations, models=parts.models)
     parts.feed.subscribe(sweeper.notice)

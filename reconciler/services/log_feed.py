@@ -27,6 +27,7 @@ class LogFeed:
         self._damage_listeners: list[DamageListener] = []
         self.caught_up = asyncio.Event()
         self.position = after
+        self._moved = asyncio.Event()
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Show every event from now on; subscribe before ``run``."""
@@ -51,3 +52,12 @@ class LogFeed:
                     for subscriber in self._subscribers:
                         subscriber(position, event)
                 self.position = max(self.position, feed.position)
+                self._moved.set()
+
+    async def catch_up(self, seconds: float) -> None:
+        """Wait until all that the log has now was shown to everybody; raises ``TimeoutError``."""
+        async with asyncio.timeout(seconds):
+            wanted = await self._log.last_position()
+            while self.position < wanted:
+                self._moved.clear()
+                await self._moved.wait()

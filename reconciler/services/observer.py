@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 
 import structlog
@@ -26,13 +26,22 @@ from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
 from reconciler.services.api_gate import TurnedAwayError
 from reconciler.services.api_gates import ApiGates
+from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
-from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, observations
+from reconciler.services.listing import (
+    SnapshotAssembler,
+    SnapshotRefusedError,
+    check_scope,
+    observations,
+)
 from reconciler.services.oversize import is_too_long, tell_too_long, too_long
 from reconciler.services.providers import ProviderPool
 
 JITTER = 0.1
 """Each interval is up to this share shorter or longer, so that observers do not march in step."""
+
+CATCH_UP_SECONDS = 10.0
+"""So long a listing waits for what the log says of its objects."""
 
 _MOST_RETRY_SECONDS = 5.0
 _logger = structlog.get_logger(__name__)
@@ -52,6 +61,7 @@ class Observer:
         log_id: str,
         gates: ApiGates,
         sink: DecisionSink | None = None,
+        catch_up: Callable[[float], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         jitter: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -63,6 +73,7 @@ class Observer:
         self._models = models
         self._log_id = log_id
         self._sink = sink
+        self._catch_up = catch_up
         self._now = now
         self._gates = gates
         self._jitter = jitter
@@ -131,6 +142,11 @@ class Observer:
             return max(wait, min(config.resync_seconds, _MOST_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            why = "the provider gave up a wait of its own"
+            _logger.warning("listing failed", config=config_name, kind=kind, error=why)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             _logger.warning("listing failed", config=config_name, kind=kind, error=what)
@@ -142,7 +158,8 @@ class Observer:
     async def list_once(self, config_name: str, kind: str) -> int:
         """List a scope completely and publish what changed; gives how many observations.
 
-        Raises ``ProviderError`` or ``ConfigurationError``; nothing is published then.
+        Raises ``ProviderError``, ``ConfigurationError`` or ``SnapshotRefusedError``; nothing is
+        published then.
         """
         config = self._configurations.by_name[config_name]
         provider = self._providers.get(config_name, kind)
@@ -157,6 +174,8 @@ class Observer:
                 snapshot.add(page)
                 count += len(page)
         self.listings += 1
+        if self._configurations.by_name.get(config_name) != config:
+            raise SnapshotRefusedError("its ProviderConfig was changed meanwhile")
         return await self.publish_changes(snapshot, snapshot.complete(count), provider)
 
     async def publish_changes(
@@ -165,9 +184,17 @@ class Observer:
         objects: Mapping[str, ExternalObject],
         provider: Provider,
     ) -> int:
-        """Publish what a complete snapshot shows that the log does not know."""
+        """Publish what a complete snapshot shows that the log does not know.
+
+        Raises ``SnapshotRefusedError`` if what the log knows is not known here, or if the snapshot
+        is not of the scope that is declared by now.
+        """
         began = snapshot.began
-        config = self._configurations.by_name[began.provider_config]
+        await self._know_the_log()
+        config = self._configurations.by_name.get(began.provider_config)
+        if config is None:
+            raise SnapshotRefusedError("its ProviderConfig was withdrawn meanwhile")
+        check_scope(began, config)
         rows = [row for row in self._models.status.values() if row.kind == began.kind]
         findings = observations(snapshot, objects, rows, config, self._log_id)
         seen = findings.observed
@@ -188,6 +215,19 @@ class Observer:
         )
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
+
+    async def _know_the_log(self) -> None:
+        """Know of every declaration and action that an object of the snapshot may come from.
+
+        What is listed was decided before. With rows that lag behind, an object that another shape
+        has just made would be nobody's: a stray, which an exclusive scope deletes.
+        """
+        if self._catch_up is None:
+            return
+        try:
+            await self._catch_up(CATCH_UP_SECONDS)
+        except TimeoutError:
+            raise SnapshotRefusedError("the log is not read up to its end here") from None
 
 
 async def _read_one(

@@ -39,6 +39,7 @@ from reconciler.ports import (
 from reconciler.provider import Effect, Provider
 from reconciler.services.api_gate import ApiGate, TurnedAwayError
 from reconciler.services.api_gates import ApiGates
+from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import is_too_long
 from reconciler.services.providers import ProviderPool
@@ -169,7 +170,7 @@ class Worker:
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             # A task that ends as cancelled ends unseen, and its lease would be kept for ever.
             return UnknownResultError("the provider gave up a wait of its own"), None
@@ -299,11 +300,6 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     assert seen is not None
     _logger.warning("an object cannot be reported", name=seen.name, why=why)
     return None
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _execute(provider: Provider, action: Action, *, look: bool) -> Effect:

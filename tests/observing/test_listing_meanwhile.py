@@ -1,0 +1,176 @@
+"""What happens while a listing is under way: the log goes on, configurations change, waits end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import Observed
+from events.log import LogEvent, SpecDeclared
+from events.manifest import Policy, ProviderConfigSpec, Scope
+from events.names import ShapeKey
+from projections.read_models import ReadModels
+from reconciler.kinds import Kind, KindRegistry
+from reconciler.ports import IntakeMessageOut
+from reconciler.provider import Effect, Provider
+from reconciler.services.api_gates import ApiGates
+from reconciler.services.configurations import Configurations
+from reconciler.services.listing import SnapshotRefusedError
+from reconciler.services.observer import Observer
+from reconciler.services.providers import ProviderPool
+from tests.bus.histories import event
+from tests.bus.test_worker import NoRates
+
+EXCLUSIVE = ProviderConfigSpec("test", "http://test", scope=Scope(mode="Exclusive"))
+
+
+class Api:
+    """Shows its objects; ``meanwhile`` happens between the listing's beginning and its end."""
+
+    def __init__(self, *shown: str) -> None:
+        self.shown = shown
+        self.listings = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+        assert (config.provider, secret) == ("test", None)
+        return self
+
+    async def create(self, action: object) -> Effect:
+        raise AssertionError(action)
+
+    update = delete = create
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        raise AssertionError(external_name)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        assert page_size
+        self.listings += 1
+        self.meanwhile()
+        prefix = scope.prefix or ""
+        yield [ExternalObject(name, {}) for name in self.shown if name.startswith(prefix)]
+
+    async def close(self) -> None: ...
+
+
+class Intake:
+    """Keeps what was observed."""
+
+    def __init__(self) -> None:
+        self.observed: dict[ShapeKey, Observed] = {}
+        self.came = asyncio.Event()
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        for each in messages:
+            assert isinstance(each.data, Observed)
+            self.observed[each.key] = each.data
+            self.came.set()
+
+    async def last_position(self) -> int:
+        return 1
+
+
+class Stage:
+    """An observer of one API, and all that it knows."""
+
+    def __init__(self, api: Api, catch_up: Callable[[float], Awaitable[None]]) -> None:
+        self.configurations = Configurations()
+        self.configurations.by_name["default"] = EXCLUSIVE
+        self.intake, self.models = Intake(), ReadModels()
+        kinds = KindRegistry(
+            [Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)]
+        )
+        self.observer = Observer(
+            intake=self.intake,
+            configurations=self.configurations,
+            providers=ProviderPool(kinds, self.configurations),
+            kinds=kinds,
+            models=self.models,
+            log_id="log",
+            gates=ApiGates(
+                name="test",
+                configurations=self.configurations,
+                intake=self.intake,
+                rates=NoRates(),
+            ),
+            catch_up=catch_up,
+        )
+
+
+async def _nothing_new(_seconds: float) -> None: ...
+
+
+def _declared(name: str) -> LogEvent:
+    data = SpecDeclared(1, "test/v1", "default", "x", {}, policy=Policy())
+    return event(ShapeKey("team", "Shape", name), 1, data)
+
+
+async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_stray() -> None:
+    """The object of a shape that was declared while these rows lagged behind."""
+
+    async def catch_up(_seconds: float) -> None:
+        stage.models.apply(1, _declared("theirs"))
+
+    stage = Stage(Api("x"), catch_up)
+    await stage.observer.list_once("default", "Shape")
+    assert list(stage.intake.observed) == [ShapeKey("team", "Shape", "theirs")]
+
+
+async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> None:
+    async def never(_seconds: float) -> None:
+        raise TimeoutError
+
+    stage = Stage(Api("x"), never)
+    with pytest.raises(SnapshotRefusedError, match="not read up to its end"):
+        await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+
+
+@pytest.mark.parametrize("changed", [{"prefix": "a-"}, {"mode": "Shared"}])
+async def test_nothing_is_concluded_from_what_another_configuration_listed(
+    changed: dict[str, str],
+) -> None:
+    """The whole API was listed; meanwhile only a part of it is ours."""
+    api = Api("x")
+    stage = Stage(api, _nothing_new)
+    scope = replace(EXCLUSIVE.scope, **changed)
+    new = {"default": replace(EXCLUSIVE, scope=scope)}
+    api.meanwhile = lambda: stage.configurations.by_name.update(new)
+    with pytest.raises(SnapshotRefusedError, match="changed meanwhile"):
+        await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+
+
+async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanwhile() -> None:
+    async def withdrawn(_seconds: float) -> None:
+        stage.configurations.by_name.clear()
+
+    stage = Stage(Api("x"), withdrawn)
+    with pytest.raises(SnapshotRefusedError, match="withdrawn meanwhile"):
+        await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+
+
+async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
+    api = Api("x")
+    stage = Stage(api, _nothing_new)
+    stage.configurations.by_name["default"] = replace(EXCLUSIVE, resync_seconds=0.01)
+
+    def fails_once() -> None:
+        if api.listings == 1:
+            raise asyncio.CancelledError
+
+    api.meanwhile = fails_once
+    watching = asyncio.create_task(stage.observer.run())
+    try:
+        await asyncio.wait_for(stage.intake.came.wait(), 10)
+    finally:
+        watching.cancel()
+    assert api.listings > 1
