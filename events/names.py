@@ -65,14 +65,16 @@ class ShapeKey(msgspec.Struct, frozen=True, order=True):
         return f"{self.namespace}/{self.kind}/{self.name}"
 
 
-def name_for_external(external_name: str) -> str:
+def name_for_external(external_name: str, place: str = "") -> str:
     """Give the shape name for an object that was found in an external API.
 
     The same text where it is a valid token; else its valid characters and a digest that keeps two
-    different names apart.
+    different names apart. With ``place``, a digest of both: for a name that is taken by a shape
+    which lives elsewhere.
     """
-    if _TOKEN.fullmatch(external_name) is not None:
+    if not place and _TOKEN.fullmatch(external_name) is not None:
         return external_name
-    digest = hashlib.sha256(external_name.encode()).hexdigest()[:16]
+    whole = f"{place}/{external_name}" if place else external_name
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", external_name).strip("-")[:40]
     return f"{readable}-{digest}" if readable else digest

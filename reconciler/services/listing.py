@@ -7,7 +7,7 @@ proves that what it does not show is absent (invariant 6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -88,14 +88,20 @@ def observations(
     log_id: str,
 ) -> Findings:
     """Compare a complete listing with what the log knows; ``rows`` are of the listing's kind."""
-    began = snapshot.began
+    began, rows = snapshot.began, list(rows)
     known = _by_external_name(rows, began.provider_config)
+    taken = {row.key for row in rows if _lives_somewhere(row)}
     strays = _stray_count(objects, known, config, log_id)
     losses = _loss_count(objects, known)
     found: list[tuple[ShapeKey, Observed]] = []
     for name, each in objects.items():
-        for key in _interested(name, each, known.get(name), config, began.kind, strays):
-            found.append((key, _observed(snapshot, name, each, strays)))  # noqa: PERF401
+        mine = known.get(name)
+        keys = (
+            _interested(each, mine, strays)
+            if mine
+            else [_new_key(name, config.scope.namespace, began, taken)]
+        )
+        found += [(key, _observed(snapshot, name, each, strays)) for key in keys]
     doubtful: list[StatusRow] = []
     for name, mine in known.items():
         if name in objects or not name.startswith(began.prefix or ""):
@@ -120,18 +126,29 @@ def _by_external_name(
     return known
 
 
+def _lives_somewhere(row: StatusRow) -> bool:
+    """Tell whether the shape is of one object, so that no other can be seen as it."""
+    return row.declared or row.owned or bool(row.observed_digest or row.action_id)
+
+
+def _new_key(
+    name: str, namespace: str, began: SnapshotBegan, taken: Container[ShapeKey]
+) -> ShapeKey:
+    """Name the shape of an object that nobody knows.
+
+    A shape of that name may live under another external name or in another API: it would not listen
+    to what is seen of this one, or take turns with it.
+    """
+    key = ShapeKey(namespace, began.kind, name_for_external(name))
+    if key not in taken:
+        return key
+    return ShapeKey(namespace, began.kind, name_for_external(name, began.provider_config))
+
+
 def _interested(
-    name: str,
-    seen: ExternalObject,
-    rows: Sequence[StatusRow] | None,
-    config: ProviderConfigSpec,
-    kind: str,
-    strays: StrayCount | None,
+    seen: ExternalObject, rows: Sequence[StatusRow], strays: StrayCount | None
 ) -> Iterable[ShapeKey]:
-    """Which shapes learn something from the object: those that know it otherwise, or a new one."""
-    if not rows:
-        yield ShapeKey(config.scope.namespace, kind, name_for_external(name))
-        return
+    """Which shapes learn something from the object: those that know it otherwise."""
     shown = digest(seen)
     for row in rows:
         if row.action_id:

@@ -12,8 +12,8 @@ import pytest
 
 from events.intake import Withdrawn
 from events.log import DriftDetected, FieldDifference
-from events.manifest import Manifest, Metadata, Scope
-from events.names import ShapeKey
+from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata, Scope
+from events.names import ShapeKey, name_for_external
 from infra.shapes_api import ShapesProcess
 from reconciler.shape.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import Human, World, api_config, every, only, shape
@@ -56,6 +56,36 @@ async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human:
     assert await world.human.effects() == ["POST"]
     assert await other_human.effects("here") == ["human POST"]
     assert every(DriftDetected, await world.facts("here")) == []
+
+
+async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
+    world: World, other_human: Human
+):
+    await world.human.makes("bar")
+    await world.until_outcome("bar", "Unowned")
+    await other_human.makes("bar", color="Green")
+    await world.configure(api_config(other_human.url), name="second")
+    other = ShapeKey("default", "Shape", name_for_external("bar", "second"))
+    await world.until_outcome(other, "Unowned")
+    await world.observed_again()
+
+    position = await world.log_position()
+    await world.observed_again(4)
+    assert await world.log_position() == position
+
+
+async def test_an_object_is_seen_whose_name_is_that_of_a_shape_elsewhere(world: World):
+    elsewhere = Metadata("bar", annotations={EXTERNAL_NAME_ANNOTATION: "foo"})
+    await world.declare_all(
+        [Manifest("shapes/v1", "Shape", elsewhere, {"type": "Square", "color": "Red"})]
+    )
+    await world.until_outcome("bar", "Converged")
+
+    await world.human.makes("bar", color="Green")
+
+    found = ShapeKey("default", "Shape", name_for_external("bar", "default"))
+    await world.until_outcome(found, "Unowned")
+    assert (await world.human.sees("foo"))["color"] == "Red"
 
 
 async def test_a_shape_waits_for_its_configuration(bare_world: World):
