@@ -9,7 +9,7 @@ from pathlib import Path
 from events.manifest import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.kinds import KindRegistry
-from reconciler.provider import Provider
+from reconciler.provider import Capabilities, Provider
 from reconciler.secrecy import Secrecy
 from reconciler.services.configurations import Configurations
 from reconciler.services.secretive import SecretiveProvider, without_secret
@@ -48,6 +48,11 @@ class ProviderPool:
             self._close_later(opened[1])
         self._open[config_name, kind_name] = (basis, provider)
         return provider
+
+    def capabilities(self, kind_name: str) -> Capabilities | None:
+        """Tell what the API of a kind can do; None if that is not known here."""
+        kind = self._kinds.get(kind_name)
+        return None if kind is None else kind.capabilities
 
     def _build(self, name: str, config: ProviderConfigSpec, kind_name: str) -> Provider:
         kind = self._kinds[kind_name]

@@ -43,6 +43,7 @@ from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import is_too_long
 from reconciler.services.providers import ProviderPool
+from reconciler.shape.ladder import is_safe_to_repeat
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
@@ -160,6 +161,8 @@ class Worker:
         self, gate: ApiGate, delivery: ActionDelivery, action: Action, *, look: bool
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         config = action.provider_config
+        if not look and self._must_not_be_repeated(delivery, action):
+            return UnknownResultError("a worker that had it is gone; a look will tell"), None
         try:
             is_probe = False if gate.is_open else await gate.enter(config)
             with gate.calls(config, is_probe=is_probe):
@@ -177,6 +180,12 @@ class Worker:
         except Exception as error:
             _logger.exception("a provider failed unexpectedly", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
+
+    def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
+        """Tell whether a call would do harm if a worker that is gone has made it already."""
+        capabilities = self._providers.capabilities(delivery.event.key.kind)
+        safe = capabilities is None or is_safe_to_repeat(action, capabilities)
+        return delivery.delivered > 1 and not safe
 
     def _may_be_old(self, delivery: ActionDelivery) -> bool:
         """Tell whether the action may have been answered: by another worker, or long ago.

@@ -42,7 +42,7 @@ def next_rung(flight: InFlight, context: Context) -> Rung:
     assert flight.failed is not None
     if flight.failed == NOT_DONE:
         return "Repeat"
-    if not _is_safe_to_repeat(flight.action, capabilities_of(context)):
+    if not is_safe_to_repeat(flight.action, capabilities_of(context)):
         refused = flight.failed.error_class == "Throttled" and not flight.uncertain
         return "Repeat" if refused else "Look"
     if flight.seeking:
@@ -50,7 +50,8 @@ def next_rung(flight: InFlight, context: Context) -> Rung:
     return "Look" if flight.unknown >= REPEATS_BEFORE_A_LOOK else "Repeat"
 
 
-def _is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
+def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
+    """Tell whether a second call does no harm, whatever the first one did."""
     if action.operation != "Create":
         return True  # bound to a uid or a version, and the second changes nothing
     return capabilities.idempotency_keys or capabilities.deterministic_names

@@ -19,6 +19,7 @@ from events.log import (
     ActionFailed,
     ActionSucceeded,
     LogEvent,
+    Operation,
     ShapeEvent,
 )
 from events.manifest import ProviderConfigSpec, Scope
@@ -27,7 +28,7 @@ from infra.bus.shape_log import JetStreamShapeLog
 from reconciler.errors import ProviderError
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
-from reconciler.provider import Effect, Provider
+from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import MOST_OBJECT_BYTES
@@ -116,30 +117,49 @@ class NoRates:
         raise AssertionError((name, time, revision))
 
 
-def decided(key: ShapeKey) -> LogEvent:
-    action = Action(f"{key}@1", "key", "Update", 1, "default", key.name, ())
+def decided(key: ShapeKey, operation: Operation = "Update") -> LogEvent:
+    action = Action(f"{key}@1", "key", operation, 1, "default", key.name, ())
     return event(key, 1, ActionDecided(action))
 
 
-async def work(log: JetStreamShapeLog, api: Api, history: Sequence[LogEvent]) -> Bus:
-    """Deliver the first event of a history for the second time, and wait until it is done with."""
+async def work(
+    log: JetStreamShapeLog,
+    api: Api,
+    history: Sequence[LogEvent],
+    *,
+    delivered: int = 2,
+    capabilities: Capabilities | None = None,
+) -> Bus:
+    """Deliver the first event of a history, as a rule again, and wait until it is done with."""
     key = history[0].key
     await log.append([ShapeAppend(key, history, 0)])
     position = (await log.history(key))[0].position
-    bus = Bus(ActionDelivery(position, history[0], 2, None))
-    async with at_work(log, api, bus):
+    bus = Bus(ActionDelivery(position, history[0], delivered, None))
+    async with at_work(log, api, bus, capabilities=capabilities):
         await asyncio.wait_for(bus.acknowledged.wait(), 10)
     return bus
 
 
 @asynccontextmanager
 async def at_work(
-    log: JetStreamShapeLog, api: Api, bus: Bus, *, clock: Callable[[], float] = time.monotonic
+    log: JetStreamShapeLog,
+    api: Api,
+    bus: Bus,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    capabilities: Capabilities | None = None,
 ) -> AsyncGenerator[Worker]:
     """Run a worker meanwhile."""
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
-    kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)
+    kind = Kind(
+        "Shape",
+        "test/v1",
+        ProviderConfigSpec,
+        provider="test",
+        capabilities=capabilities,
+        connect=api,
+    )
     worker = Worker(
         name="test",
         reader=bus,
@@ -177,6 +197,26 @@ async def test_an_action_without_an_end_is_called_again(log: JetStreamShapeLog) 
     key, api = new_key(), Api()
     bus = await work(log, api, [decided(key)])
     assert api.calls == len(bus.reports) == 1
+
+
+@pytest.mark.parametrize("delivered", [1, 2])
+async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_is_delivered_again(
+    log: JetStreamShapeLog, delivered: int
+) -> None:
+    api = Api()
+    neither_keys_nor_names = Capabilities(
+        idempotency_keys=False, deterministic_names=False, labels=True, conditional_writes=True
+    )
+    bus = await work(
+        log,
+        api,
+        [decided(new_key(), "Create")],
+        delivered=delivered,
+        capabilities=neither_keys_nor_names,
+    )
+    [report] = bus.reports
+    assert (api.calls, report.error is None) == ((1, True) if delivered == 1 else (0, False))
+    assert report.error is None or report.error.error_class == "Unknown"
 
 
 async def test_nothing_is_called_before_the_history_is_known(
