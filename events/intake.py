@@ -165,7 +165,8 @@ class Reported(_Intake, frozen=True):
 
     ``object`` is the object as the API shows it after a success; after a conflict, what stands in
     the way, if it could be read. ``sought``: the worker did not call again but looked what came of
-    the action; without an error, no object says that there is none.
+    the action; without an error, no object says that there is none. ``redelivered``: another worker
+    had this attempt before, and was not heard of again: it may have made the call.
     """
 
     action_id: str
@@ -177,6 +178,7 @@ class Reported(_Intake, frozen=True):
     object: ExternalObject | None = None
     replayed: bool = False
     sought: bool = False
+    redelivered: bool = False
 
 
 class ApiReported(_Intake, frozen=True):

@@ -213,10 +213,14 @@ class ActionSought(_Event, frozen=True):
 
 
 class ActionHeld(_Event, frozen=True):
-    """Nothing can tell what came of the action: a person has to. Third rung of the ladder."""
+    """Nothing can tell what came of the action: a person has to. Third rung of the ladder.
+
+    ``object`` is what may have been made by it.
+    """
 
     action_id: str
     reason: str
+    object: ExternalObject | None = None
 
 
 FoundBy = Literal["Label", "Key", "Content", "Absence"]
@@ -227,7 +231,8 @@ class ActionSucceeded(_Event, frozen=True):
 
     ``found_by``: not the API's answer said so, but a look at what is there: it carries our label or
     the action's key, has the action's content, or is gone as it should be. ``late``: the answer
-    came when the action had been taken for failed.
+    came when the action had been taken for failed. ``redelivered``: the call may have been made
+    twice, on an API that keeps no keys.
     """
 
     action_id: str
@@ -237,6 +242,7 @@ class ActionSucceeded(_Event, frozen=True):
     replayed: bool = False
     found_by: FoundBy | None = None
     late: bool = False
+    redelivered: bool = False
 
 
 class ActionNotDone(_Event, frozen=True):
@@ -248,13 +254,18 @@ class ActionNotDone(_Event, frozen=True):
 
 
 class ActionFailed(_Event, frozen=True):
-    """An attempt failed, or its result is unknown. ``object`` is what stands in the way."""
+    """An attempt failed, or its result is unknown. ``object`` is what stands in the way.
+
+    ``redelivered``: the call may have been made before by a worker that was not heard of again, on
+    an API that keeps no keys; so that it failed now does not say that nothing was done.
+    """
 
     action_id: str
     operation: Operation
     attempt: int
     error: ActionError
     object: ExternalObject | None = None
+    redelivered: bool = False
 
 
 class ActionAbandoned(_Event, frozen=True):

@@ -208,7 +208,11 @@ def _succeeded(data: ActionSucceeded) -> str:
     if data.found_by is not None:
         known = f", found by its {data.found_by.lower()}"
     late = ", told late" if data.late else ""
-    return f"{data.operation}, attempt {data.attempt}{known}{late}"
+    return f"{data.operation}, attempt {data.attempt}{known}{late}{_perhaps_twice(data)}"
+
+
+def _perhaps_twice(data: ActionSucceeded | ActionFailed) -> str:
+    return ", perhaps made before by a worker that is gone" if data.redelivered else ""
 
 
 def _finalizer_added(data: FinalizerAdded) -> str:
@@ -251,7 +255,7 @@ def _failed(data: ActionFailed) -> str:
     status = f" {error.status}" if error.status else ""
     return (
         f"{data.operation}, attempt {data.attempt}: {error.error_class}{status}: "
-        f"{' '.join(error.message.split())}"
+        f"{' '.join(error.message.split())}{_perhaps_twice(data)}"
     )
 
 

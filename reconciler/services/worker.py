@@ -139,6 +139,7 @@ class Worker:
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=effect is not None and effect.replayed,
             sought=sought,
+            redelivered=delivery.delivered > 1,
         )
         self._results.append(
             (

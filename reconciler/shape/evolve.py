@@ -248,6 +248,9 @@ def _release_forced(state: ShapeState, data: ReleaseForced, event: LogEvent) -> 
 def _approved(state: ShapeState, data: HoldApproved, event: LogEvent) -> ShapeState:
     flight = state.in_flight
     if flight is not None and flight.held:
+        # Who says that it was not done has looked: what is met now is known to be another's.
+        is_certain = data.decision == "Proceed"
+        state = replace(state, uncertain_create=state.uncertain_create and not is_certain)
         flight = replace(
             flight,
             held="",
@@ -256,6 +259,7 @@ def _approved(state: ShapeState, data: HoldApproved, event: LogEvent) -> ShapeSt
             retry_at=event.time,
             retry_seconds=0.0,
             unknown=0,
+            uncertain=flight.uncertain and not is_certain,
             seeking=False,
         )
     return replace(
@@ -364,12 +368,13 @@ def _held(state: ShapeState, data: ActionHeld, event: LogEvent) -> ShapeState:
 
 def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:
     flight = state.ended_create if data.late else state.in_flight
+    uncertain = data.redelivered or (flight is not None and flight.uncertain)
     after: dict[str, Any] = {
         "version": event.shapeversion,
         "in_flight": None,
         "ended_create": None,
         # An attempt of unknown result may still be under way where the API keeps no keys.
-        "uncertain_create": state.uncertain_create or (flight is not None and flight.uncertain),
+        "uncertain_create": state.uncertain_create or uncertain,
         "failures": 0,
         "conflicts": 0,
         "failure": None,
@@ -422,13 +427,13 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
                 failed=data.error,
                 retry_at=None,
                 unknown=flight.unknown + is_unknown,
-                uncertain=flight.uncertain or called,
+                uncertain=flight.uncertain or called or data.redelivered,
             )
         return replace(state, **after)
     after |= {"in_flight": None, "effect_position": event.causeposition, "effect_at": event.time}
     if flight is not None and data.operation == "Create":
         after["ended_create"] = flight
-        after["uncertain_create"] = state.uncertain_create or flight.uncertain
+        after["uncertain_create"] = state.uncertain_create or flight.uncertain or data.redelivered
     if flight is not None and flight.attempt > 1:
         after["applied"] = _perhaps_applied(state)
     if error_class == "Permanent":

@@ -90,11 +90,12 @@ def _find_created(action: Action, found: ExternalObject | None, context: Context
         return "NotDone" if findable else "Unclear"
     if found.written_by == action.idempotency_key:
         return "Key"
-    if found.labels.get(OWNER_LABEL) == context.owner:
-        return "Label"
-    if capabilities.labels or not _has_content(action, found, context):
+    label = found.labels.get(OWNER_LABEL)
+    if label is not None:
+        return "Label" if label == context.owner else "Another"
+    if not (capabilities.labels or _has_content(action, found, context)):
         return "Another"
-    return "Unclear"
+    return "Unclear"  # nobody claims it: somebody may have taken our label off
 
 
 def _find_updated(action: Action, found: ExternalObject | None, context: Context) -> Finding:
@@ -121,8 +122,9 @@ def found_in_the_way(
 ) -> Finding:
     """Tell whether what stands in a creation's way is what its own earlier attempt made.
 
-    An API that keeps keys would have given the first answer again: there an object with our label
-    counts only if some creation of ours ended in the unknown.
+    ``uncertain``: there may have been one. An API that keeps keys would have given the first answer
+    again: there an object counts only by our label, and only if some creation of ours ended in the
+    unknown.
     """
     if obstacle is None or flight.action.operation != "Create":
         return "Another"
@@ -130,6 +132,6 @@ def found_in_the_way(
     keyless = not capabilities_of(context).idempotency_keys
     if finding == "Label" and not (keyless or uncertain):
         return "Another"
-    if finding == "Unclear" and not uncertain:
+    if finding == "Unclear" and not (keyless and uncertain):
         return "Another"
     return finding

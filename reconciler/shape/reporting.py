@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from events.external import ExternalObject
 from events.intake import ActionError, Reported
 from events.log import (
+    Action,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
     ActionSucceeded,
     FoundBy,
+    OwnershipClaimed,
     ShapeEvent,
 )
 from reconciler.shape.inputs import Command, Context, Record
-from reconciler.shape.ladder import Finding, find, found_in_the_way
+from reconciler.shape.ladder import Finding, capabilities_of, find, found_in_the_way
 from reconciler.shape.observing import record_loss_and_drift
+from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.plan import next_step
 from reconciler.shape.state import InFlight, ShapeState
 
 
@@ -26,12 +33,22 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
         return
     operation = flight.action.operation
     if data.error is None and not data.sought:
-        record(ActionSucceeded(data.action_id, operation, data.attempt, data.object, data.replayed))
+        redelivered = _may_be_made_twice(flight.action, data, context)
+        record(
+            ActionSucceeded(
+                data.action_id,
+                operation,
+                data.attempt,
+                data.object,
+                data.replayed,
+                redelivered=redelivered,
+            )
+        )
         return
     if data.attempt != flight.attempt or flight.failed is not None:
         return
     if data.error is None:
-        ended = _after_look(flight, data, context)
+        ended = _after_look(state, flight, data, context)
     else:
         ended = _after_failure(state, flight, data, data.error, context)
     after = record(ended)
@@ -53,21 +70,37 @@ def _fold_late_success(state: ShapeState, data: Reported, record: Record) -> Non
         )
 
 
-def _after_look(flight: InFlight, data: Reported, context: Context) -> ShapeEvent:
+def _may_be_made_twice(action: Action, data: Reported, context: Context) -> bool:
+    """Tell whether a worker that is gone may have made the same creation, on its own account."""
+    keyless = not capabilities_of(context).idempotency_keys
+    return data.redelivered and keyless and action.operation == "Create"
+
+
+def _after_look(
+    state: ShapeState, flight: InFlight, data: Reported, context: Context
+) -> ShapeEvent:
     """Settle an action by what a look found of it."""
     finding = find(flight.action, data.object, context)
-    operation = flight.action.operation
+    failed = ActionFailed(
+        data.action_id,
+        flight.action.operation,
+        data.attempt,
+        ActionError("Conflict", "a look after an unknown result shows another object"),
+        data.object,
+    )
     match finding:
         case "NotDone":
-            return ActionNotDone(data.action_id, operation, data.attempt)
+            return ActionNotDone(data.action_id, flight.action.operation, data.attempt)
+        case "Unclear" if capabilities_of(context).idempotency_keys:
+            error = ActionError("Unknown", "a look cannot tell what was done: the key will")
+            return replace(failed, error=error, object=None)
         case "Unclear":
-            return _held(data.action_id)
+            return _held_unless_claimed(state, flight, failed, context)
         case "Gone":
             error = ActionError("NotFound", "a look after an unknown result shows none")
-            return ActionFailed(data.action_id, operation, data.attempt, error)
+            return replace(failed, error=error, object=None)
         case "Another":
-            error = ActionError("Conflict", "a look after an unknown result shows another object")
-            return ActionFailed(data.action_id, operation, data.attempt, error, data.object)
+            return failed
         case _:
             return _found(flight, data, finding)
 
@@ -76,14 +109,21 @@ def _after_failure(
     state: ShapeState, flight: InFlight, data: Reported, error: ActionError, context: Context
 ) -> ShapeEvent:
     """Settle a failed attempt: what stands in the way of a creation may be its own work."""
-    operation = flight.action.operation
-    failed = ActionFailed(data.action_id, operation, data.attempt, error, data.object)
+    redelivered = not data.sought and _may_be_made_twice(flight.action, data, context)
+    failed = ActionFailed(
+        data.action_id,
+        flight.action.operation,
+        data.attempt,
+        error,
+        data.object,
+        redelivered=redelivered,
+    )
     if error.error_class != "Conflict":
         return failed
-    uncertain = flight.uncertain or state.uncertain_create
+    uncertain = flight.uncertain or state.uncertain_create or redelivered
     finding: Finding = found_in_the_way(flight, data.object, context, uncertain=uncertain)
     if finding == "Unclear":
-        return _held(data.action_id)
+        return _held_unless_claimed(state, flight, failed, context)
     if finding in ("Label", "Key"):
         return _found(flight, data, finding)
     return failed
@@ -95,11 +135,35 @@ def _found(flight: InFlight, data: Reported, found_by: FoundBy) -> ActionSucceed
     )
 
 
-def _held(action_id: str) -> ActionHeld:
-    return ActionHeld(
-        action_id,
-        "whether it was done cannot be told: the API keeps no keys, and the object carries nothing "
-        "of ours. Look, then approve with Proceed (it was not done) or Abandon (it was)",
+def _held_unless_claimed(
+    state: ShapeState, flight: InFlight, failed: ActionFailed, context: Context
+) -> ShapeEvent:
+    """Ask a person whose an object is, unless it becomes ours whoever made it."""
+    found, config = failed.object, flight.action.provider_config
+    if found is not None:
+        seen = replace(state, in_flight=None, observed=found, observed_in=config)
+        if isinstance(next_step(seen, context), OwnershipClaimed):
+            return failed
+    return ActionHeld(failed.action_id, _question(found, context), found)
+
+
+def _question(found: ExternalObject | None, context: Context) -> str:
+    """Say what cannot be told, and what to do about it."""
+    if found is None:
+        return (
+            "whether it was done cannot be told: the API keeps no keys, and its objects carry "
+            "nothing of ours. Look, then approve with Proceed (it was not done) or Abandon (it was)"
+        )
+    if not capabilities_of(context).labels:
+        return (
+            f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody "
+            "else: the API keeps no keys, and its objects carry nothing of ours. Look; if it is "
+            "ours, declare the shape with policy.adoption Adopt; then approve with Proceed"
+        )
+    return (
+        f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody else: "
+        "the API keeps no keys, and it carries no owner label. Look; if it is ours, give it the "
+        f"label {OWNER_LABEL}={context.owner}; then approve with Proceed"
     )
 
 

@@ -200,6 +200,14 @@ async def test_an_action_without_an_end_is_called_again(log: JetStreamShapeLog) 
 
 
 @pytest.mark.parametrize("delivered", [1, 2])
+async def test_a_report_tells_whether_another_worker_had_the_action_before(
+    log: JetStreamShapeLog, delivered: int
+) -> None:
+    bus = await work(log, Api(), [decided(new_key(), "Create")], delivered=delivered)
+    assert [report.redelivered for report in bus.reports] == [delivered > 1]
+
+
+@pytest.mark.parametrize("delivered", [1, 2])
 async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_is_delivered_again(
     log: JetStreamShapeLog, delivered: int
 ) -> None:

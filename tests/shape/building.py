@@ -220,6 +220,7 @@ class Story:
         shown: ExternalObject | None = None,
         attempt: int | None = None,
         action_id: str | None = None,
+        redelivered: bool = False,
     ) -> list[ShapeEvent]:
         flight = self.flight if action_id is None else None
         return self.turn(
@@ -231,6 +232,7 @@ class Story:
                 worker="w1",
                 error=failed,
                 object=shown,
+                redelivered=redelivered,
             )
         )
 
@@ -248,8 +250,10 @@ class Story:
         shown: ExternalObject | None = None,
         retry_after: float | None = None,
         message: str = "the API said no",
+        redelivered: bool = False,
     ) -> list[ShapeEvent]:
-        return self.report(error(error_class, message, retry_after), shown=shown)
+        failed = error(error_class, message, retry_after)
+        return self.report(failed, shown=shown, redelivered=redelivered)
 
     def wake(self, seconds: float = 0) -> list[ShapeEvent]:
         self.now += timedelta(seconds=seconds)

@@ -12,6 +12,7 @@ from events.intake import ActionError, Approved, Reported
 from events.log import (
     ActionAbandoned,
     ActionDecided,
+    ActionFailed,
     ActionHeld,
     ActionNotDone,
     ActionRetried,
@@ -21,13 +22,15 @@ from events.log import (
     RetryScheduled,
     ShapeEvent,
 )
-from events.manifest import ProviderConfigSpec
+from events.manifest import Fields, ProviderConfigSpec
 from reconciler.kinds import Kind
 from reconciler.provider import Capabilities
 from tests.shape.building import (
     BLOCK,
     CONFIG,
+    EXCLUSIVE,
     FOO_OWNER,
+    SHARED,
     Story,
     converged,
     every,
@@ -143,10 +146,33 @@ def test_where_a_look_finds_nothing_the_same_action_is_called_again():
 def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
     story = begun()
     unknown(story, 3)
-    look_shows(story, thing(uid="h1"))
+    look_shows(story, thing(uid="h1", labels={"reconciler/owner": "another"}))
     assert story.idle
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
     assert story.state.owned is None
+
+
+def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
+    """Somebody may have taken our label off; the API knows by the key what we made."""
+    story = begun()
+    action = story.action
+    unknown(story, 3)
+    failed = only(ActionFailed, look_shows(story, thing(uid="u7")))
+    assert failed.error.error_class == "Unknown"
+    assert only(ActionRetried, story.wake(3600)).action == action
+    story.report(shown=thing(uid="u7"))
+    assert story.state.owned is not None
+    assert story.state.owned.uid == "u7"
+
+
+def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
+    story = begun()
+    unknown(story, 3)
+    look_shows(story, thing(uid="h1"))
+    story.wake(3600)
+    story.fail("Conflict", shown=thing(uid="h1"))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
 def test_a_look_that_fails_is_followed_by_another_try():
@@ -245,6 +271,114 @@ def test_without_labels_a_taken_name_after_an_unknown_result_is_held_if_it_looks
     unknown(story)
     story.fail("Conflict", shown=thing({"type": "Circle"}, uid="u1"))
     assert story.outcome == "Conflict", "that is another's"
+
+
+# --- without keys, what carries no label may be ours all the same
+
+
+def test_a_redelivered_creation_that_meets_what_nobody_claims_is_held_for_a_person():
+    """A worker died after its call, and somebody took our label off before the second."""
+    story = begun(KEYLESS)
+    held = only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1"), redelivered=True))
+    assert held.object == thing(uid="u1")
+    assert "uid u1" in held.reason
+    assert f"reconciler/owner={FOO_OWNER}" in held.reason
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    assert story.wake(36_000) == [], "nothing happens by itself"
+
+
+def test_what_a_creation_meets_at_its_first_delivery_is_a_strangers():
+    story = begun(KEYLESS)
+    story.fail("Conflict", shown=thing(uid="h1"))
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_a_creation_that_was_perhaps_made_before_stays_so_at_its_next_attempt():
+    story = begun(KEYLESS)
+    story.fail("Throttled", redelivered=True)
+    story.wake(3600)
+    assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
+
+
+def test_after_an_unknown_result_what_nobody_claims_is_held_for_a_person():
+    story = begun(KEYLESS)
+    unknown(story)
+    assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
+    story = begun(KEYLESS)
+    unknown(story, 3)
+    assert only(ActionHeld, look_shows(story, thing(uid="u1")))
+
+
+def test_what_another_owner_claims_is_never_taken_for_our_own_work():
+    story = begun(KEYLESS)
+    another = thing(uid="h1", labels={"reconciler/owner": "another"})
+    story.fail("Conflict", shown=another, redelivered=True)
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+@pytest.mark.parametrize(
+    ("policy", "configs"), [({"adoption": "Adopt"}, {CONFIG: SHARED}), ({}, {CONFIG: EXCLUSIVE})]
+)
+def test_nobody_is_asked_whose_it_is_where_it_becomes_ours_whoever_made_it(
+    policy: Fields, configs: dict[str, ProviderConfigSpec]
+):
+    story = Story(kind=KEYLESS, configs=configs)
+    story.declare(policy=policy)
+    events = story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
+    assert every(OwnershipClaimed, events)
+    assert not every(ActionHeld, events)
+
+
+def test_what_would_be_adopted_if_it_were_not_withdrawn_is_held():
+    story = Story(kind=KEYLESS)
+    story.declare(policy={"adoption": "Adopt"})
+    story.withdraw()
+    story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+
+
+def asked_about_what_nobody_claims(*, after_unknown_result: bool = False) -> Story:
+    story = begun(KEYLESS)
+    if after_unknown_result:
+        unknown(story)
+    story.fail("Conflict", shown=thing(uid="u1"), redelivered=not after_unknown_result)
+    assert story.outcome == "Held"
+    return story
+
+
+def test_a_person_who_finds_it_to_be_ours_gives_it_our_label_and_has_it_called_again():
+    story = asked_about_what_nobody_claims()
+    story.withdraw()
+    assert only(ActionRetried, story.turn(Approved("UnknownResult", reason="it is ours")))
+    events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
+    assert only(ActionSucceeded, events).found_by == "Label"
+    assert (story.action.operation, story.action.uid) == ("Delete", "u1"), "no leak"
+
+
+@pytest.mark.parametrize("after_unknown_result", [False, True])
+def test_a_person_who_finds_it_to_be_anothers_is_not_asked_again(after_unknown_result: bool):
+    story = asked_about_what_nobody_claims(after_unknown_result=after_unknown_result)
+    story.turn(Approved("UnknownResult", reason="it is of the shop"))
+    story.fail("Conflict", shown=thing(uid="u1"))
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_without_keys_a_creation_of_two_deliveries_may_have_made_a_second_object():
+    """The worker that had it first may wake up long after, and make its call."""
+    story = begun(KEYLESS)
+    made = story.written(story.action)
+    assert only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
+    story.withdraw()
+    story.report()
+    story.see(thing(uid="u9", labels=owned_labels()))
+    assert (story.action.operation, story.action.uid) == ("Delete", "u9")
+
+
+def test_with_keys_a_second_delivery_says_nothing():
+    story = begun()
+    made = story.written(story.action)
+    assert not only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
+    assert not story.state.uncertain_create
 
 
 def updating() -> Story:

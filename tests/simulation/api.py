@@ -134,6 +134,13 @@ class Api:
         if found is not None:
             self._change(name, replace(found, labels={}, version=self._next("v")), "")
 
+    def human_labels(self, name: str, labels: dict[str, str]) -> None:
+        """Put labels on an object, if it is there."""
+        found = self.objects.get(name)
+        if found is not None:
+            labelled = replace(found, labels={**found.labels, **labels}, version=self._next("v"))
+            self._change(name, labelled, "")
+
     def human_deletes(self, name: str) -> None:
         """Delete an object, if it is there."""
         if name in self.objects:

@@ -38,6 +38,7 @@ _WRITE_STRIKES: tuple[p.Strike, ...] = (
     "throttle",
     "break",
 )
+_UNREPORTED: tuple[p.Strike, ...] = ("crash after", "crash after", "lose reply", "break")
 _BUS_STRIKES: tuple[p.Strike, ...] = (
     "lose request",
     "lose reply",
@@ -106,11 +107,10 @@ def plan_of(seed: int) -> p.Plan:
     trouble = choose((0.0, 0.5, 1.0, 1.0, 2.0))
     for _ in range(round(trouble * dice.random.randint(3, 16))):
         steps.append(_of_fate(dice, dice.moment(), [each.name for each in processes]))
-    steps.sort(key=lambda step: step.at)
     traits = _traits(dice)
     if not traits.idempotency_keys:
-        # Who takes the label off what an unreported call has just made leaves no trace of ours.
-        steps = [step for step in steps if not isinstance(step, p.HumanStripsLabels)]
+        steps += _of_lost_marks(dice, steps)
+    steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps))
 
 
@@ -200,6 +200,18 @@ def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
     if draw < 0.75:
         return _of_a_process(dice, at, choose(processes))
     return _of_the_surroundings(dice, at)
+
+
+def _of_lost_marks(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
+    """Where only our label tells what an unreported call has made, somebody takes it off."""
+    made: list[p.Step] = []
+    for declare in steps:
+        if isinstance(declare, p.Declare) and dice.one(0.3):
+            soon = round(declare.at + dice.seconds(0.1, 8.0), 3)
+            strike = dice.random.choice(_UNREPORTED)
+            made.append(_strike(dice, declare.at, "write", strike))
+            made.append(p.HumanStripsLabels(at=soon, name=declare.shape))
+    return made
 
 
 def _of_a_process(dice: _Dice, at: float, process: str) -> p.Step:

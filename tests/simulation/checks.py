@@ -11,6 +11,7 @@ from events.intake import Observed
 from events.log import (
     Action,
     ActionDecided,
+    ActionHeld,
     ActionRetried,
     ActionSought,
     ActionSucceeded,
@@ -25,6 +26,7 @@ from events.names import ShapeKey
 from reconciler.ports import ShapeAppend, StoredEvent
 from reconciler.shape.evolve import evolve
 from reconciler.shape.inputs import Command, Context
+from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import NEW, ShapeState
 from reconciler.shape.turn import Turn, take_turn
 from tests.simulation.api import Api
@@ -55,6 +57,7 @@ class Checks:
         self.violations: list[str] = []
         self.states: dict[ShapeKey, ShapeState] = {}
         self.ours: set[str] = set()
+        self.made: set[str] = set()
         self.released: set[str] = set()
         self.effects = 0
         self.turns: list[RecordedTurn] = []
@@ -67,7 +70,7 @@ class Checks:
         log.after_store.append(self._appended)
         api.before_call = self._called
         api.before_effect = self._effect
-        api.after_create = self.ours.add
+        api.after_create = self._created
 
     def fail(self, what: str) -> None:
         """Tell that an invariant does not hold, and end the run."""
@@ -128,6 +131,8 @@ class Checks:
             case ActionRetried(action) | ActionSought(action):
                 if self._actions.get(action.action_id) != action:
                     self.fail(f"{event.id}: a retry changed the parameters of {action.action_id}")
+            case ActionHeld(object=found):
+                self._held(event, found)
             case ExternalObserved():
                 self._observed(key, state, event, event.data)
             case OwnershipClaimed(uid=str(uid)):
@@ -173,6 +178,13 @@ class Checks:
             self.fail(f"{event.id}: {uid} was not made by us")
         self.ours.add(uid)
 
+    def _held(self, event: LogEvent, found: ExternalObject | None) -> None:
+        """A person is asked only what nothing else can tell."""
+        if self._api.traits.idempotency_keys:
+            self.fail(f"{event.id}: held for a person, though its key tells what came of it")
+        if found is None or OWNER_LABEL in found.labels:
+            self.fail(f"{event.id}: held for a person, though {found} tells what came of it")
+
     def _observed(
         self, key: ShapeKey, state: ShapeState, event: LogEvent, data: ExternalObserved
     ) -> None:
@@ -197,6 +209,10 @@ class Checks:
                 self.fail(f"{event.id}: {name} was held for gone, but it was there all the time")
 
     # --- the API
+
+    def _created(self, uid: str) -> None:
+        self.made.add(uid)
+        self.ours.add(uid)
 
     def _called(self, action: Action) -> None:
         """The API hears of nothing that the log does not have."""

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, Answer, Observed, SnapshotBegan
+from events.intake import ActionError, Answer, Observed, Reported, SnapshotBegan
 from events.log import (
     Action,
     ActionAbandoned,
@@ -35,7 +35,7 @@ from reconciler.services.observer import Observer
 from reconciler.services.repository import Commit, KeptShape, ShapeRepository, decode_snapshot
 from reconciler.services.sweeper import Sweeper
 from reconciler.services.worker import Worker
-from reconciler.shape import declaring, keeping, letting_go, observing, plan, pursuing
+from reconciler.shape import declaring, keeping, ladder, letting_go, observing, plan, pursuing
 from reconciler.shape.actions import new_action
 from reconciler.shape.evolve import fold
 from tests.simulation.bus.actions import ActionQueue
@@ -193,6 +193,25 @@ def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
         return new_action(state, context, action.operation, action.fields, action.labels)
 
     patch.setattr(plan, "pursue", pursue)
+
+
+def _redeliveries_not_told(patch: Patch) -> None:
+    """A worker that does not say that another one had the action before."""
+
+    def reported(*args: Any, **rest: Any) -> Reported:
+        return Reported(*args, **{**rest, "redelivered": False})
+
+    patch.setattr(worker_module, "Reported", reported)
+
+
+def _what_carries_no_label_taken_for_a_strangers(patch: Patch) -> None:
+    really: Any = ladder._find_created  # pyright: ignore[reportPrivateUsage]
+
+    def find_created(*args: Any) -> Any:
+        finding = really(*args)
+        return "Another" if finding == "Unclear" else finding
+
+    patch.setattr(ladder, "_find_created", find_created)
 
 
 def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
@@ -371,6 +390,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("results stored at most once", _results_stored_at_most_once),
     Mutation("unknown results taken for refusals", _unknown_results_taken_for_refusals),
     Mutation("retry forgets the action in flight", _a_retry_forgets_the_action_in_flight),
+    Mutation("redeliveries not told", _redeliveries_not_told),
+    Mutation("without a label it is a stranger's", _what_carries_no_label_taken_for_a_strangers),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
     Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
     Mutation("actions never handed out again", _no_lease),

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Generator, MutableMapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -127,6 +128,10 @@ class World:
             actor.start()
         self.intake.serve()
         self.actions.serve()
+
+    def now(self) -> datetime:
+        """Give the time by a right clock."""
+        return self._clock.now()
 
     def run_for(self, seconds: float) -> None:
         """Let time pass."""

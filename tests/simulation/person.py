@@ -1,0 +1,46 @@
+"""The person whom a held action asks: looks at the API, does as the hold says, and approves."""
+
+from __future__ import annotations
+
+from events.envelope import encode_intake
+from events.intake import Approved
+from events.names import ShapeKey
+from events.subjects import intake as intake_subject
+from reconciler.shape.owner_label import OWNER_LABEL, owner
+from reconciler.shape.pursuing import UNKNOWN_RESULT
+from tests.simulation.bus.log import LOG_ID
+from tests.simulation.world import World
+
+_PERSON = "person"
+
+
+def answer_holds(world: World) -> int:
+    """Answer every action that is held because nothing tells what came of it; gives how many."""
+    held = [
+        key
+        for key, state in world.checks.states.items()
+        if state.in_flight is not None and state.in_flight.held
+    ]
+    for key in held:
+        _mark_what_is_ours(world, key)
+        _approve(world, key)
+    return len(held)
+
+
+def _mark_what_is_ours(world: World, key: ShapeKey) -> None:
+    """Put our label on what one of our calls has made; a person can know, from the API's side."""
+    found = world.api.objects.get(key.name)
+    if found is not None and found.uid in world.checks.made:
+        world.tell(f"PERSON {key}: {found.uid} is ours")
+        world.api.human_labels(key.name, {OWNER_LABEL: owner(LOG_ID, key)})
+
+
+def _approve(world: World, key: ShapeKey) -> None:
+    message_id = f"approval-{key.name}-{world.loop.time():.3f}"
+    data = Approved(UNKNOWN_RESULT, reason="I looked")
+    payload = encode_intake(message_id, _PERSON, data, time=world.now())
+    subject = intake_subject("approval", key)
+    world.network.outside(
+        world.network.latency(),
+        lambda: world.intake.store(subject, payload, message_id, f"_INBOX.{message_id}"),
+    )
