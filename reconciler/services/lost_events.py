@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from events.integrity import LogDamage
 from events.names import ShapeKey
-from projections.read_models import ReadModels
+from projections.read_models import (
+    CHECKPOINT,
+    DAMAGE,
+    ReadModels,
+    decode_checkpoint,
+    decode_damage,
+)
+from reconciler.ports import RowStore
+from reconciler.services.projector import load_models
 
 
 class LogEnds(Protocol):
@@ -19,6 +28,43 @@ class LogEnds(Protocol):
     async def last_position(self) -> int:
         """Give the position of the newest event."""
         ...
+
+
+class LogWithGaps(LogEnds, Protocol):
+    """A log that knows how many of its positions hold no event."""
+
+    async def missing_events(self) -> int:
+        """Count them: a log never removes anything."""
+        ...
+
+
+class NamedRows(RowStore, Protocol):
+    """Rows that can be read one by one."""
+
+    async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
+        """Read some rows; those that do not exist are left out."""
+        ...
+
+    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+        """Read the rows whose names match a pattern with the wildcards of subjects."""
+        ...
+
+
+async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
+    """Find the shapes whose newest events the log has lost, by what the stored rows remember.
+
+    ``models``: what the process has read of the rows, empty if it needs none.
+    """
+    checkpoint = (await rows.get([CHECKPOINT])).get(CHECKPOINT)
+    last = await log.last_position()
+    is_short = checkpoint is not None and decode_checkpoint(checkpoint).position > last
+    if is_short or await log.missing_events():
+        known = models if models.position else await load_models(rows)
+        await mark_lost(log, known)
+        found = known.damage.values()
+    else:
+        found = [decode_damage(row) for row in (await rows.matching(f"{DAMAGE}.>")).values()]
+    return [each for each in found if each.problem == "Lost" and each.shape]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:

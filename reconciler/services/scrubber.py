@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -24,9 +25,16 @@ _logger = structlog.get_logger(__name__)
 class Scrubber:
     """Verifies versions and digests of every event, at intervals."""
 
-    def __init__(self, log: ShapeLog, damaged: DamageListener) -> None:
+    def __init__(
+        self,
+        log: ShapeLog,
+        damaged: DamageListener,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._log = log
         self._damaged = damaged
+        self._clock = clock
 
     async def run(self) -> None:
         """Scrub for ever."""
@@ -43,8 +51,8 @@ class Scrubber:
         sound = 0
         async with self._log.follow(0, damaged=self._damaged) as feed:
             while not feed.caught_up:
-                began = time.monotonic()
+                began = self._clock()
                 sound += len(await feed.next_events())
-                await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))
+                await asyncio.sleep((self._clock() - began) * (1 / share - 1))
         _logger.debug("the log was verified", events=sound)
         return sound

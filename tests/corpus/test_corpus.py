@@ -118,4 +118,4 @@ async def test_every_case_is_told_and_nobody_is_held_up(world: World) -> None:
     assert [f"{name}: {why}" for name, why in wrong.items() if why is not None] == []
     expected = [case for case in CASES.values() if case.expected != "accepted"]
     assert len(letters) == len(expected)
-    assert world.parts.nc.stats["reconnects"] == 0
+    assert world.reconciler_nc.stats["reconnects"] == 0

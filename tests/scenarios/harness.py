@@ -220,6 +220,7 @@ class World:
         self._reconciler: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self.parts: Running
+        self.reconciler_nc: Client
 
     @classmethod
     def beside(cls, other: World) -> World:
@@ -246,6 +247,7 @@ class World:
             connected(self.server.url) as nc,
             running(nc, roles, kinds=self.kinds) as parts,
         ):
+            self.reconciler_nc = nc
             ready.set_result(parts)
             await self._stop.wait()
 

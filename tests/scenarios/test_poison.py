@@ -232,4 +232,4 @@ async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: Wo
     assert retried.answer is not None
     assert retried.answer.accepted
     await world.until_outcome("foo", "Converged")
-    assert world.parts.nc.stats["reconnects"] == world.nc.stats["reconnects"] == 0
+    assert world.reconciler_nc.stats["reconnects"] == world.nc.stats["reconnects"] == 0

@@ -1,0 +1,275 @@
+"""What a process is made of that runs some of the roles, over whatever implements the ports.
+
+``reconciler.wiring`` runs it over JetStream, the simulation of ``tests`` over a bus of its own: one
+wiring, so that what is simulated is what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, get_args
+
+from events.integrity import LogDamage
+from projections.read_models import ReadModels
+from reconciler.kinds import KindRegistry
+from reconciler.ports import (
+    ActionReader,
+    DecisionSink,
+    IntakeReader,
+    IntakeWriter,
+    RateStore,
+    RowStore,
+    ShapeLog,
+    SnapshotReader,
+)
+from reconciler.services.api_gates import ApiGates
+from reconciler.services.configurations import Configurations
+from reconciler.services.decider import Decider
+from reconciler.services.foreign_snapshots import ForeignSnapshots
+from reconciler.services.log_feed import LogFeed
+from reconciler.services.observer import Observer
+from reconciler.services.projector import Projector, load_models
+from reconciler.services.providers import ProviderPool
+from reconciler.services.scrubber import Scrubber
+from reconciler.services.sweeper import Sweeper
+from reconciler.services.worker import Worker
+
+Role = Literal["decider", "worker", "observer", "projector"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+Run = Coroutine[None, None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chance:
+    """What is not the same in another run: clocks, jitter and random ids."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    clock: Callable[[], float] = time.monotonic
+    jitter: Callable[[], float] = random.random
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """All that one process has of the bus; a reader is made when a role needs one.
+
+    ``lost_events`` finds the shapes whose newest events the log has lost, by what read models know.
+    """
+
+    name: str
+    log: ShapeLog
+    rows: RowStore
+    rates: RateStore
+    intake: IntakeWriter
+    sink: DecisionSink
+    intake_reader: Callable[[], IntakeReader]
+    action_reader: Callable[[], ActionReader]
+    snapshot_reader: Callable[[], SnapshotReader]
+    lost_events: Callable[[ReadModels], Awaitable[Sequence[LogDamage]]]
+    chance: Chance = field(default_factory=Chance)
+
+
+@dataclass(slots=True)
+class Running:
+    """The parts of a process that runs some of the roles."""
+
+    ports: Ports
+    kinds: KindRegistry
+    models: ReadModels
+    configurations: Configurations
+    gates: ApiGates
+    feed: LogFeed
+    providers: ProviderPool
+    lost: Sequence[LogDamage] = ()
+    projector: Projector | None = None
+    scrubber: Scrubber | None = None
+    observer: Observer | None = None
+    closers: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def intake(self) -> IntakeWriter:
+        """Where the process publishes what it saw and did."""
+        return self.ports.intake
+
+    async def close(self) -> None:
+        """Give back what was taken from the bus, then close the connections to the APIs."""
+        await self.closers.aclose()
+        await self.providers.close()
+
+
+async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Running:
+    """Read what a process knows at its start; nothing runs yet."""
+    chance = ports.chance
+    needs_models = "projector" in roles or "observer" in roles
+    models = ReadModels()
+    if needs_models:
+        models = await load_models(ports.rows, clears="projector" in roles)
+    lost = await ports.lost_events(models)
+    after = models.position if needs_models else await ports.log.last_position()
+    configurations = Configurations()
+    gates = ApiGates(
+        name=ports.name,
+        configurations=configurations,
+        intake=ports.intake,
+        rates=ports.rates,
+        now=chance.now,
+        clock=chance.clock,
+        jitter=chance.jitter,
+        new_id=chance.new_id,
+    )
+    # Not before: what came in between would be seen by nobody.
+    await configurations.load(ports.log)
+    await gates.load(ports.log)
+    feed = LogFeed(ports.log, after=after)
+    feed.subscribe(lambda _position, event: configurations.apply(event))
+    feed.subscribe(lambda _position, event: gates.apply(event))
+    parts = Running(
+        ports=ports,
+        kinds=kinds,
+        models=models,
+        configurations=configurations,
+        gates=gates,
+        feed=feed,
+        providers=ProviderPool(kinds, configurations),
+        lost=lost,
+    )
+    if needs_models:
+        _keep_models(parts, writes="projector" in roles)
+    return parts
+
+
+def _keep_models(parts: Running, *, writes: bool) -> None:
+    """Fold the log into the read models: by the projector where it runs."""
+    folding = parts.models
+    if writes:
+        folding = parts.projector = Projector(parts.models, parts.ports.rows)
+    parts.feed.subscribe(folding.apply)
+    parts.feed.subscribe_to_damage(folding.mark_damage)
+
+
+@asynccontextmanager
+async def running_parts(
+    parts: Running, roles: Sequence[Role], *, besides: Sequence[Callable[[], Run]] = ()
+) -> AsyncGenerator[None]:
+    """Run roles until the context ends, and what the bus needs ``besides``.
+
+    When entered, the process knows all that the log has. A role that fails ends the context, and
+    its error comes out in an exception group.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(parts.feed.run(), name="log feed")]
+            await _caught_up(parts.feed, tasks[0])
+            for role in roles:
+                tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
+            tasks += [group.create_task(make()) for make in besides]
+            tasks.append(group.create_task(parts.gates.run(), name="API gates"))
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    finally:
+        await parts.close()
+
+
+async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
+    """Wait until the log is read, or its reading has failed."""
+    waiting = asyncio.create_task(feed.caught_up.wait())
+    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def _decider(parts: Running) -> list[Run]:
+    ports = parts.ports
+    reader = ports.intake_reader()
+    parts.closers.push_async_callback(reader.close)
+    decider = Decider(
+        reader=reader,
+        log=ports.log,
+        sink=ports.sink,
+        kinds=parts.kinds,
+        configurations=parts.configurations,
+        lost=parts.lost,
+        now=ports.chance.now,
+        jitter=ports.chance.jitter,
+    )
+    return [decider.run()]
+
+
+def _worker(parts: Running) -> list[Run]:
+    ports = parts.ports
+    reader = ports.action_reader()
+    parts.closers.push_async_callback(reader.close)
+    worker = Worker(
+        name=ports.name,
+        reader=reader,
+        intake=ports.intake,
+        log=ports.log,
+        configurations=parts.configurations,
+        providers=parts.providers,
+        gates=parts.gates,
+        now=ports.chance.now,
+        clock=ports.chance.clock,
+    )
+    return [worker.run()]
+
+
+def _observer(parts: Running) -> list[Run]:
+    ports, chance = parts.ports, parts.ports.chance
+    parts.observer = Observer(
+        intake=ports.intake,
+        configurations=parts.configurations,
+        providers=parts.providers,
+        kinds=parts.kinds,
+        models=parts.models,
+        log_id=ports.log.log_id,
+        gates=parts.gates,
+        sink=ports.sink,
+        catch_up=parts.feed.catch_up,
+        now=chance.now,
+        jitter=chance.jitter,
+        new_id=chance.new_id,
+    )
+    sweeper = Sweeper(
+        intake=ports.intake,
+        configurations=parts.configurations,
+        models=parts.models,
+        now=chance.now,
+        new_id=chance.new_id,
+    )
+    parts.feed.subscribe(sweeper.notice)
+    reader = ports.snapshot_reader()
+    parts.closers.push_async_callback(reader.close)
+    foreign = ForeignSnapshots(
+        reader=reader,
+        sink=ports.sink,
+        observer=parts.observer,
+        configurations=parts.configurations,
+        providers=parts.providers,
+        clock=chance.clock,
+    )
+    return [parts.observer.run(), sweeper.run(), foreign.run()]
+
+
+def _projector(parts: Running) -> list[Run]:
+    assert parts.projector is not None
+    ports = parts.ports
+    parts.scrubber = Scrubber(ports.log, parts.projector.mark_damage, clock=ports.chance.clock)
+    return [parts.projector.run(), parts.scrubber.run()]
+
+
+_MAKERS: dict[Role, Callable[[Running], list[Run]]] = {
+    "decider": _decider,
+    "worker": _worker,
+    "observer": _observer,
+    "projector": _projector,
+}
