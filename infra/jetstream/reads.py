@@ -31,6 +31,9 @@ from infra.jetstream.wire import (
 FILTERS_PER_REQUEST: Final = 512  # the server answers 413 above 1,024 subjects
 MESSAGES_PER_REQUEST: Final = 1_000
 _READS_AT_ONCE: Final = 32
+_TOO_MANY: Final = 413
+_NOT_READ: Final = 404
+_UNREADABLE: Final = "Message Not Found"  # where nothing was stored, it is "No Results"
 _MAX_SUBJECTS: Final = 1_024
 
 _SEQUENCE: Final = "Nats-Sequence"
@@ -119,12 +122,22 @@ async def _last_of(
     try:
         messages, _ = await _direct_get(nc, stream, body)
     except BusRefusedError as error:
-        if error.code != 413 or len(filters) == 1:  # noqa: PLR2004 - Too Many Results
+        if error.code == _NOT_READ and len(filters) == 1:
+            return await _last_readable(nc, stream, filters[0], up_to)
+        if error.code not in (_TOO_MANY, _NOT_READ) or len(filters) == 1:
             raise
-        half = len(filters) // 2  # filters with wildcards: fewer of them at a time
+        half = len(filters) // 2  # fewer of them at a time
         first = await _last_of(nc, stream, filters[:half], up_to)
         return first + await _last_of(nc, stream, filters[half:], up_to)
     return messages
+
+
+async def _last_readable(
+    nc: Client, stream: str, subject_filter: str, up_to: int | None
+) -> list[StoredMessage]:
+    """Return the last message of every subject of which the server can read any."""
+    found = await read_subject(nc, stream, subject_filter)
+    return list({one.subject: one for one in found if up_to is None or one.seq <= up_to}.values())
 
 
 async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
@@ -303,9 +316,12 @@ async def _direct_get(
         raise BusUnavailableError(f"{subject}: no answer in time") from error
     finally:
         await unsubscribe(subscription)
-    status = status_of(end)
-    if status not in ("204", "404"):  # end of batch, no such message
-        raise _refused(subject, status, (end.headers or {}).get(DESCRIPTION, ""))
+    status, description = status_of(end), (end.headers or {}).get(DESCRIPTION, "")
+    # A message that the server cannot read, of a damaged file or removed meanwhile, ends its answer
+    # about the last messages of several subjects: of those behind it nothing was said.
+    is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
+    if is_cut_short or status not in ("204", "404"):  # end of batch, no such message
+        raise _refused(subject, status, description)
     more = int((end.headers or {}).get(_PENDING, answers.pending)) > 0
     return answers.messages, more
 

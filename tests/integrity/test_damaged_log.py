@@ -165,6 +165,28 @@ async def test_a_log_whose_end_is_cut_holds_the_shapes_that_have_lost_events(
     assert (await operator.finds(world.server.url, "log"))["verdict"] == "ok"
 
 
+async def test_a_shape_whose_newest_event_is_damaged_hides_no_other(
+    bare_world: World, operator: Operator
+) -> None:
+    """The server says nothing of those that it would have told behind it."""
+    world = bare_world
+    await _live(world)
+    keys = [shape(name) for name in NAMES]
+    before = await world.log.newest_positions(keys)
+    newest = (await world.history("foo"))[-1]
+    await _stop_server(world)
+    _flip(world, newest.id)
+    await _start_server(world)
+
+    after = await world.log.newest_positions(keys)
+    assert after == {**before, shape("foo"): before[shape("foo")] - 1}
+    loaded = await world.log.load(keys)
+    assert {key: each.last_position for key, each in loaded.items()} == after
+    await world.start_reconciler()
+    await world.declare("foo", color="Yellow")
+    await _expect_held(world, operator, ["foo"])
+
+
 async def _expect_held_still(world: World, operator: Operator) -> None:
     """A new process knows it, too, though the log is longer again."""
     await world.declare("baz", color="Green")
