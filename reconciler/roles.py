@@ -125,11 +125,14 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         jitter=chance.jitter,
         new_id=chance.new_id,
     )
+    for damage in lost:
+        configurations.mark_damage(damage)
     # Not before: what came in between would be seen by nobody.
     await configurations.load(ports.log)
     await gates.load(ports.log)
     feed = LogFeed(ports.log, after=after)
     feed.subscribe(lambda _position, event: configurations.apply(event))
+    feed.subscribe_to_damage(configurations.mark_damage)
     feed.subscribe(lambda _position, event: gates.apply(event))
     parts = Running(
         ports=ports,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
 
+from events.integrity import LogDamage
 from events.log import LogEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
-from events.names import SYSTEM_NAMESPACE
+from events.names import SYSTEM_NAMESPACE, ShapeKey
 from reconciler.ports import ShapeLog
 
 _log = structlog.get_logger(__name__)
@@ -19,17 +20,47 @@ Listener = Callable[[str], None]
 
 
 class Configurations:
-    """Every declared configuration by name, kept up to date by the events that are shown to it."""
+    """Every declared configuration by name, kept up to date by the events that are shown to it.
+
+    One whose history is damaged is not used at all: what is sound of it may be an older
+    declaration, of another scope or another API.
+    """
 
     def __init__(self) -> None:
         self.by_name: dict[str, ProviderConfigSpec] = {}
         self._versions: dict[str, int] = {}
+        self._damaged: set[str] = set()
         self._listeners: list[Listener] = []
 
     async def load(self, log: ShapeLog) -> None:
         """Read what is declared by now."""
+        known: dict[ShapeKey, int] = {}
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
+            known[stored.event.key] = stored.position
             self.apply(stored.event)
+        newest = await log.newest_positions(list(known))
+        cut = [key for key, position in known.items() if newest[key] != position]
+        if cut:
+            await self._look_closer(log, cut)
+
+    async def _look_closer(self, log: ShapeLog, keys: Sequence[ShapeKey]) -> None:
+        """Read histories that go on behind what was read: by now, or behind damage."""
+        for shape in (await log.load(keys, use_snapshots=False)).values():
+            if shape.damage is not None:
+                self.mark_damage(shape.damage)
+            for event in shape.events:
+                self.apply(event)
+
+    def mark_damage(self, damage: LogDamage) -> None:
+        """Use a configuration no more whose history is not what was written."""
+        namespace, _, rest = damage.shape.partition("/")
+        kind, _, name = rest.partition("/")
+        if kind != PROVIDER_CONFIG_KIND or namespace != SYSTEM_NAMESPACE or name in self._damaged:
+            return
+        _log.error("a ProviderConfig is not used, its log is damaged", name=name, where=str(damage))
+        self._damaged.add(name)
+        self.by_name.pop(name, None)
+        self._tell(name)
 
     def listen(self, listener: Listener) -> None:
         """Have ``listener`` called at every change from now on."""
@@ -42,13 +73,16 @@ class Configurations:
         namespace, kind, name = event.subject.split("/")
         if kind != PROVIDER_CONFIG_KIND or namespace != SYSTEM_NAMESPACE:
             return
-        if event.shapeversion <= self._versions.get(name, 0):
+        if name in self._damaged or event.shapeversion <= self._versions.get(name, 0):
             return  # seen already: our own append came first
         self._versions[name] = event.shapeversion
         if isinstance(event.data, SpecDeclared):
             self._declare(name, event.data)
         else:
             self.by_name.pop(name, None)
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
         for listener in self._listeners:
             listener(name)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from events.log import SpecDeclared
+from events.names import ShapeKey
 from events.subjects import log as log_subject
 from infra.bus.streams import SHAPES
 from infra.jetstream.publish import publish
@@ -14,6 +16,7 @@ from reconciler.services import decider
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 
+CONFIG = ShapeKey("system", "ProviderConfig", "default")
 NAMES = ("foo", "bar", "baz")
 
 
@@ -185,6 +188,39 @@ async def test_a_shape_whose_newest_event_is_damaged_hides_no_other(
     await world.start_reconciler()
     await world.declare("foo", color="Yellow")
     await _expect_held(world, operator, ["foo"])
+
+
+async def test_an_older_configuration_does_not_stand_for_one_that_cannot_be_read(
+    bare_world: World, operator: Operator
+) -> None:
+    """All in the API was ours at first; then it was shared with people, and that event is lost."""
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url, exclusive=True))
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.human.makes("theirs")
+    await world.until_outcome("theirs", "Unowned")
+    await world.until_settled()
+    _, second = [each for each in await world.history(CONFIG) if type(each.data) is SpecDeclared]
+    await operator.succeeds(url, "backup", "sound")
+    await world.stop_reconciler()
+    await _stop_server(world)
+    _flip(world, second.id)
+    await _start_server(world)
+
+    await world.start_reconciler()
+    await world.declare("bar")
+    await world.until_outcome("bar", "Held", reason="ProviderConfigMissing")
+    await world.until_settled()
+    assert await world.human.effects("theirs") == ["human POST"], "left alone"
+    await world.stop_reconciler()
+
+    await operator.succeeds(url, "restore", "sound", "--replace", world.log.log_id)
+    await world.start_reconciler()
+    await world.until_outcome("bar", "Converged")
+    assert await world.human.effects("theirs") == ["human POST"], "left alone"
 
 
 async def _expect_held_still(world: World, operator: Operator) -> None:
