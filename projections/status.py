@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from events.external import digest
+from events.external import ExternalObject, digest
 from events.intake import OnWithdrawal
 from events.integrity import LogDamage
 from events.log import (
     AbsenceDoubted,
+    Action,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
@@ -58,9 +59,11 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
     ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
-    observer reports only what differs from it. ``action_id`` and ``retry_at`` are set while an
-    action is under way, or the shape waits. ``listing_disproved``: a complete listing did not show
-    the object though it was there; from now on only a read of its own proves its absence.
+    observer reports only what differs from it. ``asked_digest`` is that of what an action asks for,
+    which is believed of an API that shows nothing after a write. ``action_id`` and ``retry_at`` are
+    set while an action is under way, or the shape waits. ``listing_disproved``: a complete listing
+    did not show the object though it was there; from now on only a read of its own proves its
+    absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
     not believe that it is gone, and wants to be told whatever the next listing shows.
     ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target`` is what it
@@ -83,6 +86,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     provider_config: str = ""
     external_name: str = ""
     observed_digest: str = ""
+    asked_digest: str = ""
     outcome: str = ""
     reason: str = ""
     message: str = ""
@@ -233,19 +237,28 @@ def _decided(row: StatusRow, data: ActionDecided | ActionRetried | ActionSought)
     row.action_id = data.action.action_id
     row.operation = data.action.operation
     row.attempt = 1 if isinstance(data, ActionDecided) else data.attempt
+    row.asked_digest = _asked(data.action)
     row.retry_at = None
+
+
+def _asked(action: Action) -> str:
+    if action.operation == "Delete":
+        return ""
+    wanted = (action.external_name, action.fields, action.uid, None, action.labels)
+    return digest(ExternalObject(*wanted))
 
 
 def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
     _ended(row)
     row.retry_at = None
     if data.operation == "Delete":
-        row.owned, row.uid, row.observed_digest = False, None, ""
+        row.owned, row.uid, row.observed_digest, row.asked_digest = False, None, "", ""
         row.listing_disproved = False
         return
     row.owned = True
     if data.operation == "Create":
         row.listing_disproved = False
+    row.observed_digest, row.asked_digest = row.asked_digest, ""
     if data.object is not None:
         row.uid = data.object.uid
         row.observed_digest = digest(data.object)

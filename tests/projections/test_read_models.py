@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from events.external import digest
 from events.log import LogEvent, event_id
 from events.names import ShapeKey
 from projections.read_models import (
@@ -244,3 +245,13 @@ def test_restored_rows_go_on_from_their_checkpoint():
     again = restore(stored)
     assert again.position == decode_checkpoint(stored[CHECKPOINT]).position
     assert dict(again.rows()) == stored
+
+
+def test_a_row_knows_what_was_asked_of_an_api_that_shows_nothing_after_a_write() -> None:
+    """Else its loss were never told: an observer tells only of what was there."""
+    story = Story()
+    story.declare()
+    story.report(shown=None)
+    [row] = rebuild(of(story)).status.values()
+    assert story.state.observed is not None
+    assert row.observed_digest == digest(story.state.observed)
