@@ -6,6 +6,7 @@ own, ``providerConfigRef`` and ``policy``; all others belong to the kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -186,6 +187,17 @@ class Scope(_Declared, frozen=True):
     prefix: str | None = None
     labels: dict[str, str] = {}
     namespace: _Token = "default"
+
+    def has(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Tell whether an object of this name and these labels is one of them."""
+        return is_within(self.prefix, self.labels, name, labels)
+
+
+def is_within(
+    prefix: str | None, wanted: Mapping[str, str], name: str, labels: Mapping[str, str]
+) -> bool:
+    """Tell whether an object has a scope's prefix, if there is one, and all of its labels."""
+    return name.startswith(prefix or "") and wanted.items() <= labels.items()
 
 
 Ownership = Literal["Log", "Prefix", "Label", "Union"]

@@ -29,15 +29,9 @@ async def all_pages(
     token = ""
     while True:
         page = await fetch(token)
-        yield [thing for thing in page.objects if _belongs(scope, thing)]
+        yield [thing for thing in page.objects if scope.has(thing.name, thing.labels)]
         if not page.next:
             return
         if page.next == token:
             raise TransientError("the listing gave the same token twice: it would never end")
         token = page.next
-
-
-def _belongs(scope: Scope, thing: ExternalObject) -> bool:
-    return (
-        thing.name.startswith(scope.prefix or "") and scope.labels.items() <= thing.labels.items()
-    )

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from events.external import ExternalObject, digest
 from events.intake import LossCount, Observed, SnapshotBegan, StrayCount
-from events.manifest import ProviderConfigSpec
+from events.manifest import ProviderConfigSpec, is_within
 from events.names import ShapeKey, name_for_external
 from projections.status import StatusRow
 from reconciler.shape.owner_label import OWNER_LABEL, is_of_log
@@ -38,8 +38,7 @@ class SnapshotAssembler:
         """
         began = self.began
         for each in objects:
-            in_scope = each.name.startswith(began.prefix or "")
-            if not in_scope or not began.labels.items() <= each.labels.items():
+            if not is_within(began.prefix, began.labels, each.name, each.labels):
                 raise SnapshotRefusedError(f"{each.name!r} is not of its scope")
             self._objects[each.name] = each
 

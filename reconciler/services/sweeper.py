@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -29,7 +30,19 @@ SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
 """A timer comes up to 0.25 s late; what is later than this was lost."""
 
+MOST_SECONDS_BETWEEN = 300.0
+"""At least so often a shape is woken again whose wait is over, and that was woken in vain."""
+
 _logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Woken:
+    """A shape that was woken when a wait was over, and when it is again if nothing came of it."""
+
+    wait: datetime
+    again_at: datetime
+    pause_seconds: float
 
 
 class Sweeper:
@@ -51,6 +64,7 @@ class Sweeper:
         self._new_id = new_id
         self._soon = asyncio.Event()
         self._targets: set[str] = set()
+        self._woken: dict[ShapeKey, _Woken] = {}
 
     async def run(self) -> None:
         """Sweep for ever: at intervals, and when a configuration changes."""
@@ -78,19 +92,39 @@ class Sweeper:
             for row in rows
             if self._has_its_configuration_now(row)
         ]
-        waking += [
-            self._wake(row.key, "Sweep")
-            for row in rows
-            if row.retry_at is not None
-            and is_over(row.retry_at, row.retry_seconds, overdue)
-            and not row.paused
-        ]
+        waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
         telling = reference_messages(rows)
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish([*waking, *telling])
             reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
+
+    def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ShapeKey]:
+        """Choose whose wait is over, each less and less often while that changes nothing.
+
+        What is held by something else goes on to be overdue; woken for ever it would cost for ever.
+        """
+        waits = {
+            row.key: row.retry_at
+            for row in rows
+            if row.retry_at is not None
+            and is_over(row.retry_at, row.retry_seconds, overdue)
+            and not row.paused
+        }
+        now, before = self._now(), self._woken
+        self._woken = {}
+        waking: list[ShapeKey] = []
+        for key, wait in waits.items():
+            woken = before.get(key)
+            if woken is None or woken.wait != wait or woken.again_at <= now:
+                pause = SWEEP_SECONDS
+                if woken is not None and woken.wait == wait:
+                    pause = min(2 * woken.pause_seconds, MOST_SECONDS_BETWEEN)
+                woken = _Woken(wait, now + timedelta(seconds=pause), pause)
+                waking.append(key)
+            self._woken[key] = woken
+        return waking
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""

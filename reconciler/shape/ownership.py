@@ -31,7 +31,8 @@ class Evidence:
 
     ``log``: the log owns this very object. ``returned``: the log had let it go as gone, and by its
     uid it is the same. ``uncertain``: a creation of ours may have made it. ``name`` is None where
-    no prefix is configured. ``referenced``: a ``ShapeRef`` relies on it.
+    no prefix is configured. ``exclusive``: it lies in the exclusive scope of today, which may have
+    been a wider one when it was listed. ``referenced``: a ``ShapeRef`` relies on it.
     """
 
     log: bool
@@ -66,7 +67,7 @@ def evidence(
         log=owned is not None and (owned.uid is None or found.uid in (None, owned.uid)),
         label=says,
         name=None if config.owner_prefix is None else found.name.startswith(config.owner_prefix),
-        exclusive=config.scope.mode == "Exclusive",
+        exclusive=config.scope.mode == "Exclusive" and config.scope.has(found.name, found.labels),
         returned=found.uid is not None and found.uid == state.lost_uid,
         uncertain=state.uncertain_create,
         referenced=bool(state.references),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from events.log import OwnershipClaimed, OwnershipReleased
+from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
+from events.manifest import DeletionGuard, Scope
 from reconciler.shape.owner_label import OWNER_LABEL
 from tests.shape.building import (
     CONFIG,
@@ -268,6 +271,19 @@ def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
     story.see(thing(uid="h9"), config="mine", strays=(1, 5))
     assert story.action.operation == "Delete"
     assert story.action.provider_config == "mine"
+
+
+@pytest.mark.parametrize("scope", [{"prefix": "team-"}, {"labels": {"team": "a"}}])
+def test_what_was_seen_in_a_wide_exclusive_scope_is_not_ours_in_a_narrow_one(
+    scope: dict[str, Any],
+):
+    story = Story(configs={CONFIG: replace(EXCLUSIVE, deletion_guard=DeletionGuard(max_count=0))})
+    story.see(thing(), strays=(1, 1))
+    assert story.reason == "DeletionGuard"
+    narrow = Scope(mode="Exclusive", **scope)
+    story.configs[CONFIG] = replace(EXCLUSIVE, scope=narrow)
+    assert every(ActionDecided, story.wake()) == []
+    assert story.outcome == "Unowned"
 
 
 def test_the_owner_label_names_the_log_and_the_shape():

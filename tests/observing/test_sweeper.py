@@ -1,0 +1,90 @@
+"""The sweeper wakes what is overdue, and does not go on about what it woke in vain."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from events.intake import TimerFired
+from events.names import ShapeKey
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.ports import IntakeMessageOut
+from reconciler.services.configurations import Configurations
+from reconciler.services.sweeper import MOST_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
+
+FOO = ShapeKey("default", "Shape", "foo")
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Intake:
+    """Keeps what is published."""
+
+    def __init__(self) -> None:
+        self.published: list[IntakeMessageOut] = []
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        self.published += messages
+
+    async def last_position(self) -> int:
+        return 0
+
+
+class Scene:
+    """A sweeper, one shape that waits, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = BEGIN
+        self.intake = Intake()
+        self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
+        models = ReadModels()
+        models.status[str(FOO)] = self.row
+        self.sweeper = Sweeper(
+            intake=self.intake,
+            configurations=Configurations(),
+            models=models,
+            now=lambda: self.now,
+        )
+
+    def wait(self, until: datetime) -> None:
+        self.row.retry_at, self.row.retry_seconds = until, 1.0
+
+    async def sweep_for(self, seconds: float) -> list[float]:
+        """Sweep at intervals, and give at how many seconds the shape was woken."""
+        woken: list[float] = []
+        for number in range(int(seconds / SWEEP_SECONDS)):
+            before = len(self.intake.published)
+            await self.sweeper.sweep()
+            if len(self.intake.published) > before:
+                woken.append(number * SWEEP_SECONDS)
+            self.now += timedelta(seconds=SWEEP_SECONDS)
+        return woken
+
+
+async def test_what_is_woken_in_vain_is_woken_less_and_less_often_but_for_ever() -> None:
+    scene = Scene()
+    scene.wait(BEGIN - timedelta(minutes=1))
+    woken = await scene.sweep_for(3600)
+    assert woken[:4] == [0, 5, 15, 35]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(woken)]
+    assert max(pauses[6:]) == min(pauses[6:]) == MOST_SECONDS_BETWEEN
+    assert {type(each.data) for each in scene.intake.published} == {TimerFired}
+
+
+async def test_a_new_wait_is_woken_at_once_when_it_is_over() -> None:
+    scene = Scene()
+    scene.wait(BEGIN - timedelta(minutes=1))
+    await scene.sweep_for(600)
+    scene.wait(scene.now - timedelta(minutes=1))
+    assert (await scene.sweep_for(10))[:2] == [0, 5]
+
+
+async def test_who_does_not_wait_any_more_is_forgotten() -> None:
+    scene = Scene()
+    scene.wait(BEGIN - timedelta(minutes=1))
+    await scene.sweep_for(600)
+    scene.row.retry_at = None
+    assert await scene.sweep_for(10) == []
+    scene.wait(BEGIN - timedelta(minutes=1))
+    assert (await scene.sweep_for(10))[:2] == [0, 5]
