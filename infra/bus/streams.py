@@ -285,7 +285,6 @@ def _shapes() -> Config:
         deny_delete=True,
         deny_purge=True,
         allow_atomic=True,
-        compression="s2",
     )
 
 
@@ -357,7 +356,6 @@ def _snapshots() -> Config:
         SNAPSHOTS,
         ["snap.>"],
         max_msgs_per_subject=1,
-        compression="s2",
         persist_mode=_RESTORABLE,
     )
 
@@ -395,7 +393,6 @@ def _rows() -> Config:
         discard="new",
         allow_rollup_hdrs=True,
         allow_atomic=True,
-        compression="s2",
     )
 
 
@@ -406,6 +403,7 @@ def _file_stream(name: str, subjects: list[str], **more: object) -> Config:
         "retention": "limits",
         "storage": "file",
         "allow_direct": True,
+        "compression": "none",  # a copy with compressed blocks is lost by a crash (ADR 0014)
         **more,
     }
 

@@ -63,7 +63,7 @@ class HeaderLayout:
             "retention": "limits",
             "discard": "new",
             "storage": "file",
-            "compression": "s2",
+            "compression": "none",  # a copy with compressed blocks is lost by a crash (ADR 0014)
             "num_replicas": replicas,
             "duplicate_window": _DUPLICATE_WINDOW_NS,
             "allow_direct": True,

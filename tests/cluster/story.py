@@ -16,6 +16,8 @@ from events.log import OutcomeRecorded
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
     PROVIDER_CONFIG_KIND,
+    Breaker,
+    Limits,
     Manifest,
     Metadata,
 )
@@ -33,7 +35,7 @@ from tests.cluster.fleet import Fleet, fleet
 from tests.history_reading import check
 from tests.scenarios.harness import api_config, manifest
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 _LOOK_SECONDS = 0.1
 
 
@@ -88,13 +90,7 @@ class Story:
 
     async def until_whole(self) -> None:
         """Wait until every stream has a leader, and all its copies are up to date."""
-        await until(self._is_whole, lambda: "not all copies are up to date")
-
-    async def _is_whole(self) -> bool:
-        try:
-            return all(each.leader and not each.behind for each in await copies(self.nc))
-        except BusError:
-            return False
+        await until_whole(self.nc)
 
     async def until_told(self) -> None:
         """Wait until the server has copied all outcomes of the log to the outcome stream."""
@@ -139,6 +135,24 @@ async def until(
         await asyncio.sleep(_LOOK_SECONDS)
 
 
+async def until_whole(nc: Client) -> None:
+    """Wait until every stream has a leader, and all its copies are up to date."""
+    wrong = "nobody answers"
+
+    async def is_whole() -> bool:
+        nonlocal wrong
+        try:
+            found = await copies(nc)
+        except BusError as error:
+            wrong = str(error)
+            return False
+        lacking = [each for each in found if not each.leader or each.behind]
+        wrong = ", ".join(f"{each.stream}: {each.behind or 'no leader'}" for each in lacking)
+        return not lacking
+
+    await until(is_whole, lambda: f"not all copies are up to date: {wrong}")
+
+
 @asynccontextmanager
 async def told(
     cluster: EmbeddedCluster, roles: Sequence[Role], api_url: str, folder: Path
@@ -149,7 +163,13 @@ async def told(
         connected(cluster.url) as nc,
         client_on(nc, source="story") as sdk,
     ):
-        fields = msgspec.to_builtins(api_config(api_url, resync=2), str_keys=True)
+        config = api_config(
+            api_url,
+            resync=10,  # a listing of everything is work, too
+            limits=Limits(concurrency=16, request_timeout_seconds=30),  # the machine is slow
+            breaker=Breaker(failures=100),  # a process that hung reports all its calls as failed
+        )
+        fields = msgspec.to_builtins(config, str_keys=True)
         metadata = Metadata("default", SYSTEM_NAMESPACE)
         await sdk.declare(
             Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)

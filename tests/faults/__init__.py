@@ -5,7 +5,7 @@ Each test's docstring or name begins with the number of its fault:
 - 1 and 2: a worker dies after its calls; a process dies at every failpoint
   (``test_fault_01_worker_dies_after_its_calls``, ``tests/crashes``)
 - 3: nats-server killed or paused (``test_fault_03_server_killed_or_paused``)
-- 4: leaders lost (by hand, with ``NEMESIS=1``), a rolling restart (``tests/cluster``)
+- 4: leaders lost, copies lost, a rolling restart (``tests/cluster``)
 - 5: partitions (``test_bus_partition``); 6: lost acknowledgements (``test_bus_lost_answers``)
 - 7: duplicates (``test_fault_07_duplicate_delivery``)
 - 8: late and reordered (``test_fault_08_…``); 9: clocks moved (``test_fault_09_moved_clock``)
