@@ -15,7 +15,7 @@ from pathlib import Path
 from reconciler.wiring import Role
 
 REPOSITORY = Path(__file__).parents[2]
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 _READY = "role is running"
 _LOOK_SECONDS = 0.1
 
