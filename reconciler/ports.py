@@ -310,6 +310,35 @@ class SnapshotReader(Protocol):
         ...
 
 
+class LogCertainty(Protocol):
+    """Knows whether the log is still the one that this process has read.
+
+    After a lost connection it may be another one: a server came back with an older copy of its
+    data. What was decided in one log must not be done for the other.
+    """
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is known to be the same."""
+        ...
+
+    async def until_certain(self, seconds: float) -> bool:
+        """Wait until that is known, so long at most; gives whether it is."""
+        ...
+
+
+class LogWatch(LogCertainty, Protocol):
+    """Finds out whether the log is still the same, by what was read of it."""
+
+    def saw(self, position: int, event: LogEvent) -> None:
+        """Remember the newest event that was read."""
+        ...
+
+    async def run(self) -> None:
+        """Ask for ever; raises when it is another log."""
+        ...
+
+
 class RateConflictError(Exception):
     """Another process has reserved calls since: nothing was stored."""
 

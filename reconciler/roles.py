@@ -24,6 +24,7 @@ from reconciler.ports import (
     DecisionSink,
     IntakeReader,
     IntakeWriter,
+    LogWatch,
     RateStore,
     RowStore,
     ShapeLog,
@@ -61,7 +62,8 @@ class Chance:
 class Ports:
     """All that one process has of the bus; a reader is made when a role needs one.
 
-    ``lost_events`` finds the shapes whose newest events the log has lost, by what read models know.
+    ``watch`` notices another log under a running process; a bus whose log is always the same has
+    none. ``lost_events`` finds the shapes whose newest events the log has lost, by what read models know.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Ports:
     action_reader: Callable[[], ActionReader]
     snapshot_reader: Callable[[], SnapshotReader]
     lost_events: Callable[[ReadModels], Awaitable[Sequence[LogDamage]]]
+    watch: LogWatch | None = None
     chance: Chance = field(default_factory=Chance)
 
 
@@ -120,6 +123,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         configurations=configurations,
         intake=ports.intake,
         rates=ports.rates,
+        log=ports.watch,
         now=chance.now,
         clock=chance.clock,
         jitter=chance.jitter,
@@ -134,6 +138,8 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     feed.subscribe(lambda _position, event: configurations.apply(event))
     feed.subscribe_to_damage(configurations.mark_damage)
     feed.subscribe(lambda _position, event: gates.apply(event))
+    if ports.watch is not None:
+        feed.subscribe(ports.watch.saw)
     parts = Running(
         ports=ports,
         kinds=kinds,
@@ -170,6 +176,8 @@ async def running_parts(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
+            if parts.ports.watch is not None:
+                tasks.append(group.create_task(parts.ports.watch.run(), name="log watch"))
             await _caught_up(parts.feed, tasks[0])
             for role in roles:
                 tasks += [group.create_task(run) for run in _MAKERS[role](parts)]

@@ -14,6 +14,7 @@ from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.foreign_snapshots import JetStreamSnapshotReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
+from infra.bus.log_watch import watch_log
 from infra.bus.patience import patiently
 from infra.bus.rates import JetStreamRates
 from infra.bus.removed import check_intake_positions
@@ -85,6 +86,7 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
     rows = JetStreamRows(nc)
     await check_intake_positions(nc)
     ports = Ports(
+        watch=await watch_log(nc),
         name=process_name(),
         log=log,
         rows=rows,

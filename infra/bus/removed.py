@@ -13,7 +13,7 @@ from infra.bus.streams import INTAKE, SHAPES
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
-_LOG_GONE: Final = (
+LOG_GONE: Final = (
     "this process ends, since it knows what another log says; restore the log from a backup, or "
     "start with an empty one: `reconciler init`"
 )
@@ -28,7 +28,7 @@ def telling_what_to_do() -> Generator[None]:
     try:
         yield
     except StreamReplacedError as error:
-        raise StreamReplacedError(f"{error}; {_LOG_GONE}") from error
+        raise StreamReplacedError(f"{error}; {LOG_GONE}") from error
     except NotFoundOnBusError as error:
         raise NotFoundOnBusError(
             f"{error}: run `reconciler init`, which makes what is missing, and start this again "

@@ -49,8 +49,12 @@ EXPECTED = (
 def report(error: BaseException) -> Exit:
     """Write each error as one line on standard error; give the exit status."""
     status = Exit.OK
+    told: set[str] = set()
     for one in _leaves(error):
-        sys.stderr.write(f"error: {one_line(one)}\n")
+        line = one_line(one)
+        if line not in told:  # several parts of a process may find the same
+            sys.stderr.write(f"error: {line}\n")
+        told.add(line)
         status = max(status, _status(one))
     return Exit(status)
 

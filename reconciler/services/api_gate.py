@@ -21,6 +21,7 @@ from typing import Literal, Self
 
 from events.log import BreakerClosed, BreakerOpened, LogEvent
 from reconciler.errors import ConfigurationError, ProviderError, ThrottledError, TransientError
+from reconciler.ports import LogCertainty
 from reconciler.provider import CALL_PERMIT, CallPermit
 from reconciler.services.api_member import Member
 from reconciler.services.rate_limit import RateLimiter
@@ -76,6 +77,7 @@ class ApiGate:
         *,
         reporter: str,
         report: Callable[[GateReport], None],
+        log: LogCertainty | None = None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -85,6 +87,7 @@ class ApiGate:
         self.epoch = 0
         self._reporter = reporter
         self._report = report
+        self._log = log
         self._clock = clock
         self._jitter = jitter
         self._is_troubled = False
@@ -106,7 +109,20 @@ class ApiGate:
         """How long no call is made from now on; 0.0 also while a probe is waited for."""
         return max(0.0, self._closed_until() - self._clock())
 
+    @property
+    def knows_log(self) -> bool:
+        """Whether the log is known to be the one in which the calls were decided."""
+        return self._log is None or self._log.is_certain
+
     # --- entering
+
+    async def until_log_known(self) -> None:
+        """Wait a little for that; raises ``TurnedAwayError`` if it takes longer."""
+        if self._log is not None and not await self._log.until_certain(MOST_WAIT_SECONDS):
+            raise TurnedAwayError(
+                "the bus was lost: nothing is called until the log is known to be the same",
+                retry_after_seconds=PROBE_PATIENCE_SECONDS,
+            )
 
     def turn_away(self, config: str) -> TurnedAwayError | None:
         """Tell at once whether a call would have to wait for too long."""
@@ -328,11 +344,13 @@ class Calls:
     @property
     def is_free(self) -> bool:
         """Whether the next request may be sent at once."""
-        return self._gate.is_open
+        return self._gate.is_open and self._gate.knows_log
 
     async def wait(self) -> None:
         """Wait until the next request may be sent; raises ``TurnedAwayError``."""
         gate = self._gate
+        if not gate.knows_log:
+            await gate.until_log_known()
         if not self._is_probe and await gate.enter(self._config):
             self._is_probe, self._epoch = True, gate.epoch
         if gate.limiter is not None:

@@ -25,7 +25,7 @@ from events.log import (
 )
 from events.manifest import PROVIDER_CONFIG_KIND, Breaker, ProviderConfigSpec
 from events.names import SYSTEM_NAMESPACE, ShapeKey
-from reconciler.ports import IntakeMessageOut, IntakeWriter, RateStore, ShapeLog
+from reconciler.ports import IntakeMessageOut, IntakeWriter, LogCertainty, RateStore, ShapeLog
 from reconciler.services.api_gate import ApiGate, GateReport
 from reconciler.services.api_member import Member
 from reconciler.services.configurations import Configurations
@@ -62,6 +62,7 @@ class ApiGates:
         configurations: Configurations,
         intake: IntakeWriter,
         rates: RateStore,
+        log: LogCertainty | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -71,6 +72,7 @@ class ApiGates:
         self._configurations = configurations
         self._intake = intake
         self._rates = rates
+        self._log = log
         self._now = now
         self._clock = clock
         self._jitter = jitter
@@ -124,6 +126,7 @@ class ApiGates:
         return ApiGate(
             reporter=self._reporter,
             report=self._take_report,
+            log=self._log,
             clock=self._clock,
             jitter=self._jitter,
         )

@@ -33,7 +33,7 @@ from reconciler.errors import (
 )
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import may_call
-from reconciler.services.api_gate import MOST_INSIDE, TurnedAwayError
+from reconciler.services.api_gate import MOST_INSIDE, MOST_WAIT_SECONDS, TurnedAwayError
 from reconciler.services.api_gates import ApiGates, gate_name
 from reconciler.services.configurations import Configurations
 
@@ -46,6 +46,7 @@ class Process:
     """The gates of a process with two configurations of one API, and one of another."""
 
     def __init__(self, bus: Client, api: ProviderConfigSpec = API) -> None:
+        self.is_certain = True
         self.reported: list[ApiReported] = []
         self.configurations = Configurations()
         self.gates = ApiGates(
@@ -53,6 +54,7 @@ class Process:
             configurations=self.configurations,
             intake=self,
             rates=JetStreamRates(bus),
+            log=self,
         )
         self._versions: dict[str, int] = {}
         self._tasks = asyncio.create_task(self.gates.run())
@@ -95,6 +97,10 @@ class Process:
 
     async def last_position(self) -> int:
         return 0
+
+    async def until_certain(self, seconds: float) -> bool:
+        assert 0 < seconds <= MOST_WAIT_SECONDS
+        return self.is_certain
 
     async def reports(self) -> list[tuple[str, int]]:
         await asyncio.sleep(0.01)
@@ -250,6 +256,17 @@ async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Proce
             sent.append(number)
             process.opened("first")
     assert sent == [0]
+
+
+async def test_nothing_is_called_while_the_log_may_be_another_one(process: Process) -> None:
+    with process.gates.of("first").calls("first"):
+        await may_call()
+        process.is_certain = False
+        with pytest.raises(TurnedAwayError, match="the bus was lost"):
+            await may_call()
+        process.is_certain = True
+        await may_call()
+    assert await process.reports() == []
 
 
 async def test_what_is_beyond_the_rate_is_turned_away_each_until_its_own_turn(

@@ -15,6 +15,7 @@ Each test's docstring or name begins with the number of its fault:
 - 14: streams full (``test_bus_full``); 15: disk full (``test_bus_disk_full``)
 - 16: credentials that end (``tests/security/test_access``)
 - 17: slow readers (``test_bus_slow_reader``); 18: streams removed (``test_bus_removed``)
+  or older data (``test_fault_18_older_data``)
 - 19: events of other releases (``tests/events/golden``, ``tests/integrity/test_damaged_log``)
 - 20: spoofed messages (``tests/security/test_forbidden``)
 - 21: two deciders (``test_bus_split_brain``); 22: a batch given up (``test_fault_22_…``)

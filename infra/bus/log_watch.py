@@ -1,0 +1,151 @@
+"""Whether the log is still the one that this process has read, asked after each lost connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Final
+
+import structlog
+from nats.aio.client import Client
+
+from events.envelope import InvalidMessageError, decode_log
+from events.log import LogEvent
+from infra.bus.removed import LOG_GONE
+from infra.bus.streams import SHAPES
+from infra.jetstream.connection import is_clustered
+from infra.jetstream.errors import BusUnavailableError, NotFoundOnBusError, StreamReplacedError
+from infra.jetstream.reads import StreamState, message_from_leader, stream_state
+from infra.jetstream.wire import loss_noticed
+
+DOUBT_SECONDS: Final = 15.0
+"""So long a cluster may say that the log is another one until it is believed: a leader that was cut
+off needs some ten seconds to notice that it is none any more, and knows less than there is."""
+
+_RETRY_SECONDS: Final = 0.1
+_LOG_OLDER: Final = (
+    "the server has come back with older data. This process ends, since it knows what the log "
+    "does not: bring the newer data back, or restore the log from a backup, then start it again"
+)
+_logger = structlog.get_logger(__name__)
+
+
+class JetStreamLogWatch:
+    """Implements ``reconciler.ports.LogWatch``; make it with ``watch_log``.
+
+    A server may come back with another data folder: an older copy, an empty one, somebody else's.
+    The log then has another time of creation, or is shorter, or has another event at the position
+    that was read last. From the loss of the connection until that is known, nothing is certain.
+    """
+
+    def __init__(self, nc: Client, state: StreamState, newest: str, asked_after: int) -> None:
+        self._nc = nc
+        self._created = state.created
+        self._position = state.last_seq
+        self._event_id = newest
+        self._asked_after = asked_after
+        self._lost = asyncio.Event()
+        self._certain = asyncio.Event()
+        self._doubted_since: float | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no connection was lost since the log was last seen to be the same."""
+        return self._nc.is_connected and self._nc.stats["reconnects"] == self._asked_after
+
+    async def until_certain(self, seconds: float) -> bool:
+        """Wait until it is certain, so long at most; gives whether it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.is_certain:
+                    self._certain.clear()
+                    self._lost.set()
+                    await self._certain.wait()
+        return self.is_certain
+
+    def saw(self, position: int, event: LogEvent) -> None:
+        """Remember the newest event that was read."""
+        if position > self._position:
+            self._position, self._event_id = position, event.id
+
+    async def run(self) -> None:
+        """Ask for ever; raises ``StreamReplacedError`` when it is another log."""
+        with loss_noticed(self._nc, self._lost.set):
+            while True:
+                await self._lost.wait()
+                self._lost.clear()
+                while not self.is_certain:
+                    if not await self._ask():
+                        await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _ask(self) -> bool:
+        """Ask once; gives whether the log is the same. Raises what is found and believed."""
+        if not self._nc.is_connected:
+            return False
+        reconnects = self._nc.stats["reconnects"]
+        try:
+            problem = await self._problem()
+        except BusUnavailableError as error:
+            _logger.debug("whether the log is the same is not known yet", reason=str(error))
+            return False
+        if problem:
+            self._believe(problem)
+            return False
+        self._doubted_since = None
+        self._asked_after = reconnects
+        self._certain.set()
+        return True
+
+    def _believe(self, problem: str) -> None:
+        """Raise what was found, in a cluster only if it stays so."""
+        if is_clustered(self._nc):
+            now = time.monotonic()
+            self._doubted_since = self._doubted_since or now
+            if now - self._doubted_since < DOUBT_SECONDS:
+                return
+        raise StreamReplacedError(problem)
+
+    async def _problem(self) -> str:
+        """Say how the log differs from the one that was read; nothing if it is the same."""
+        position, event_id = self._position, self._event_id  # more may be read meanwhile
+        try:
+            state = await stream_state(self._nc, SHAPES)
+        except NotFoundOnBusError:
+            return f"stream {SHAPES} was deleted while it was followed; {LOG_GONE}"
+        if state.created != self._created:
+            return (
+                f"stream {SHAPES} was deleted and made anew while it was followed (created "
+                f"{state.created}, before {self._created}): positions of the old one mean nothing "
+                f"in it; {LOG_GONE}"
+            )
+        if state.last_seq < position:
+            return (
+                f"stream {SHAPES} ends at {state.last_seq}, and this process has read it up to "
+                f"{position}; {_LOG_OLDER}"
+            )
+        found = await _event_id_at(self._nc, position)
+        if found and event_id and found != event_id:
+            return (
+                f"stream {SHAPES} has another event at {position} than this process has "
+                f"read there; {_LOG_OLDER}"
+            )
+        return ""
+
+
+async def watch_log(nc: Client) -> JetStreamLogWatch:
+    """Take note of which log this is, and how far it goes; raises ``NotFoundOnBusError``."""
+    reconnects = nc.stats["reconnects"]
+    state = await stream_state(nc, SHAPES)
+    newest = await _event_id_at(nc, state.last_seq)
+    return JetStreamLogWatch(nc, state, newest, reconnects)
+
+
+async def _event_id_at(nc: Client, position: int) -> str:
+    """Give an event's id; empty if there is none that can be read, which others tell."""
+    message = await message_from_leader(nc, SHAPES, position) if position else None
+    if message is None:
+        return ""
+    with contextlib.suppress(InvalidMessageError):
+        return decode_log(message.payload).id
+    return ""

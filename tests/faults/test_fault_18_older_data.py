@@ -1,0 +1,212 @@
+"""Fault 18: the server comes back with older data under running roles, and each notices."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from events.names import ShapeKey
+from events.subjects import log
+from infra.bus import log_watch
+from infra.bus.log_watch import JetStreamLogWatch, watch_log
+from infra.bus.shape_log import open_log
+from infra.embedded import EmbeddedServer
+from infra.jetstream.errors import StreamReplacedError
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import StreamState, stream_state
+from infra.shapes_api import ShapesProcess
+from reconciler.cli.errors import report
+from reconciler.ports import LogCertainty, ShapeAppend
+from reconciler.wiring import ROLES, Role, connected, initialise
+from tests.bus.histories import event
+from tests.scenarios.harness import Human, World, api_config
+
+ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
+KEY = ShapeKey("default", "Shape", "foo")
+PATIENCE_SECONDS = 40.0
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A world whose log knows of an action that nobody has executed yet."""
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "api"))
+    async with World(tmp_path / "nats", human).here() as world:
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.declare("foo")
+        await world.until_outcome("foo", "Converged")
+        await world.stop_reconciler()
+        await world.start_reconciler(ALL_BUT_WORKER)
+        await world.declare("bar")
+
+        async def is_decided() -> bool:
+            return bool(await world.history("bar"))
+
+        await world.until(is_decided, "bar is decided")
+        yield world
+    await human.leaves()
+    await process.stop()
+
+
+async def calls(world: World) -> int:
+    """Count the requests that the API has had, once no more come."""
+    before, now = -1, 0
+    while now != before:
+        await asyncio.sleep(0.1)
+        requests = await world.human.requests()
+        before, now = now, sum(sum(each.values()) for each in requests.values())
+    return now
+
+
+async def until_lost(watch: LogCertainty) -> None:
+    """Wait until a connection whose server is dead is known to be lost."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while watch.is_certain:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shorter(
+    world: World, tmp_path: Path, role: Role
+) -> None:
+    data, older = world.server.data_dir, tmp_path / "older"
+    await world.kill_nats()
+    shutil.copytree(data, older)
+    await world.start_nats()
+    await world.stop_reconciler()
+    await world.start_reconciler()
+    await world.until_outcome("bar", "Converged")
+    await world.restart_reconciler()
+    await world.stop_reconciler()
+    parts = await world.start_reconciler((role,))
+
+    await world.kill_nats()
+    assert parts.ports.watch is not None
+    await until_lost(parts.ports.watch)
+    await calls(world)  # what was under way has ended
+    await world.human.forgets_counts()
+    shutil.rmtree(data)
+    older.rename(data)
+    await world.start_nats()
+
+    error = await world.until_it_ends(PATIENCE_SECONDS)
+    assert error is not None
+    written = io.StringIO()
+    with redirect_stderr(written):
+        assert report(error) == 1
+    wanted = (
+        r"error: stream SHAPES ends at \d+, and this process has read it up to \d+; the server "
+        r"has come back with older data, .* then start it again\n"
+    )
+    assert re.fullmatch(wanted, written.getvalue()), written.getvalue()
+    assert await calls(world) == 0, "the action of the older log was tried"
+
+
+# --- the watch alone
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    server = EmbeddedServer()
+    async with connected(await server.start(tmp_path / "nats")) as nc:
+        await initialise(nc)
+    yield server
+    await server.kill()
+
+
+async def write(server: EmbeddedServer, count: int, *, after: int = 0, kind: str = "a") -> None:
+    """Append events of a shape of this kind of name."""
+    async with connected(server.url) as nc:
+        shape_log = await open_log(nc)
+        for number in range(after, after + count):
+            key = ShapeKey("default", "Shape", f"{kind}{number}")
+            await shape_log.append([ShapeAppend(key, [event(key, 1)], 0)])
+
+
+async def ends(watch: JetStreamLogWatch) -> str:
+    with pytest.raises(StreamReplacedError) as caught:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await watch.run()
+    return str(caught.value)
+
+
+async def test_fault_18_older_data_that_were_written_to_since_are_told_by_the_newest_event(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    await write(server, 3)
+    await server.kill()
+    older = tmp_path / "older"
+    shutil.copytree(server.data_dir, older)
+    await server.start(server.data_dir, port=server.port)
+    await write(server, 2, after=3)
+    async with connected(server.url) as nc:
+        watch = await watch_log(nc)
+        watching = asyncio.create_task(ends(watch))
+        await asyncio.sleep(0)
+        await server.kill()
+        other = EmbeddedServer()
+        await other.start(older)
+        await write(other, 9, kind="other")
+        await other.kill()
+        await server.start(older, port=server.port)
+        assert "has another event at 5 than this process has read there" in await watching
+
+
+async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not_another_one(
+    server: EmbeddedServer,
+) -> None:
+    await write(server, 3)
+    async with connected(server.url) as nc:
+        await publish(nc, log(KEY, "fact"), b"no event at all")
+        watch = await watch_log(nc)
+        watching = asyncio.create_task(watch.run())
+        for _ in range(2):
+            await server.kill()
+            await until_lost(watch)
+            await server.start(server.data_dir, port=server.port)
+            assert await watch.until_certain(PATIENCE_SECONDS)
+        assert not watching.done()
+        watching.cancel()
+
+
+async def test_fault_18_a_cluster_is_believed_only_when_it_says_so_for_long(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that was cut off answers until it notices, and knows less than there is."""
+    await write(server, 3)
+    wrong_answers = 5
+
+    async def misled(nc: object, stream: str) -> StreamState:
+        nonlocal wrong_answers
+        wrong_answers -= 1
+        state = await stream_state(connection, stream)
+        if wrong_answers < 0:
+            return state
+        return StreamState(1, 1, 1, state.bytes, state.config, state.created)
+
+    async with connected(server.url) as connection:
+        watch = await watch_log(connection)
+        monkeypatch.setattr(log_watch, "is_clustered", bool)
+        monkeypatch.setattr(log_watch, "stream_state", misled)
+        watching = asyncio.create_task(watch.run())
+        await server.kill()
+        await until_lost(watch)
+        await server.start(server.data_dir, port=server.port)
+        assert await watch.until_certain(PATIENCE_SECONDS)
+        assert not watching.done()
+        watching.cancel()
+
+        wrong_answers = 10**6
+        monkeypatch.setattr(log_watch, "DOUBT_SECONDS", 0.5)
+        watching = asyncio.create_task(ends(watch))
+        await server.kill()
+        await server.start(server.data_dir, port=server.port)
+        assert "ends at 1, and this process has read it up to 3" in await watching
