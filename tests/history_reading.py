@@ -19,7 +19,7 @@ from events.log import OutcomeRecorded
 from events.subjects import parse_stored_intake
 from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, SHAPES
 from infra.jetstream.follow import follow
-from infra.jetstream.reads import StoredMessage
+from infra.jetstream.reads import StoredMessage, stream_state
 from infra.shapes_api.journal import JournalEntry
 from infra.shapes_api.shapes import Shape
 from tests.history_checker import Acknowledged, Finding, History, Recorded, Told, findings
@@ -58,6 +58,14 @@ async def read_history(nc: Client, api_url: str, *, after_effect: int = 0) -> Hi
 
     ``after_effect``: where the API's journal began for this bus, from ``last_effect``.
     """
+    while True:
+        history = await _read_once(nc, api_url, after_effect)
+        read = history.log[-1].position if history.log else 0
+        if (await stream_state(nc, SHAPES)).last_seq == read:
+            return history  # else what was read later may tell of what was not read
+
+
+async def _read_once(nc: Client, api_url: str, after_effect: int) -> History:
     log = [_recorded(message) for message in await _all(nc, SHAPES)]
     wanted = sum(isinstance(each.event.data, OutcomeRecorded) for each in log)
     async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:

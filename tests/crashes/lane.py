@@ -61,6 +61,9 @@ LEASE_SECONDS = 1.0
 PREFIX = "s-"
 """What the default configuration looks at: other configurations have prefixes of their own."""
 
+NOTHING_KEPT_OPEN = httpx.Limits(max_keepalive_connections=0)
+"""An API that was killed, or that closes what is idle, must not end a request of the test's own."""
+
 _LOOK_SECONDS = 0.02
 _T = TypeVar("_T")
 
@@ -87,7 +90,9 @@ class Lane:
         try:
             await self.server.start(self._folder / "nats")
             await self.api.start(self._folder / "api")
-            async with httpx.AsyncClient(base_url=self.api.url, timeout=10) as self.http:
+            async with httpx.AsyncClient(
+                base_url=self.api.url, timeout=10, limits=NOTHING_KEPT_OPEN
+            ) as self.http:
                 self.nc = await connect(self.server.url, name=ACTOR)
                 await ensure_topology(self.nc)
                 await self._shorten_leases()

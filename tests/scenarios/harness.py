@@ -120,7 +120,9 @@ class Human:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = httpx.AsyncClient(base_url=url, timeout=10)
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=10, limits=httpx.Limits(max_keepalive_connections=0)
+        )
         self._journal_from = 0
 
     async def start_afresh(self) -> None:
