@@ -1,11 +1,16 @@
-"""Fault 17: a reader that is 100,000 outcomes behind costs nobody memory."""
+"""Fault 17: a reader that is 100,000 outcomes behind costs nobody memory, and misses none."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from events.envelope import encode_log
@@ -19,17 +24,28 @@ from infra.jetstream.publish import publish_many
 from reconciler.sdk import connect
 from reconciler.wiring import connected, initialise
 from tests.bus.histories import event
+from tests.faults.outcome_reader import NAME
 
 COUNT = 100_000
+COUNT_WHILE_PAUSED = 20_000
 MOST_MEGABYTES = 64
 PATIENCE_SECONDS = 90.0
+MOST_SERVER_MEGABYTES = 256
+ROOT = Path(__file__).parents[2]
 KEY = ShapeKey("default", "Shape", "foo")
 
 
 @pytest.fixture
-async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+def config() -> str:
+    """Lines of the server's configuration."""
+    return ""
+
+
+@pytest.fixture
+async def bus(tmp_path: Path, config: str) -> AsyncIterator[EmbeddedServer]:
     server = EmbeddedServer()
-    async with connected(await server.start(tmp_path / "nats")) as nc:
+    url = await server.start(tmp_path / "nats", http_port=0, extra_config=config)
+    async with connected(url) as nc:
         await initialise(nc)
     yield server
     await server.stop()
@@ -74,3 +90,77 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
             seen = each.position
             if seen == COUNT + 1:
                 break
+
+
+async def has_connection_of_reader(server: EmbeddedServer) -> bool:
+    async with httpx.AsyncClient() as http:
+        answer = await http.get(f"{server.monitoring_url}/connz")
+    return any(each.get("name") == NAME for each in answer.json()["connections"])
+
+
+def _is_stopped(stat: Path) -> bool:
+    return stat.read_text().rpartition(")")[2].split()[0] == "T"
+
+
+class Reader:
+    """A service in a process of its own, which can be paused."""
+
+    def __init__(self, url: str, file: Path) -> None:
+        self._file = file
+        command = [sys.executable, "-m", "tests.faults.outcome_reader", url, str(file)]
+        self._process = subprocess.Popen(command, cwd=ROOT)
+
+    @property
+    def positions(self) -> list[int]:
+        """What it has written down."""
+        return [int(line) for line in self._file.read_text().splitlines()]
+
+    async def until_read(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not self._file.exists() or self._file.read_bytes().count(b"\n") < count:
+                assert self._process.poll() is None, "the reader has ended"
+                await asyncio.sleep(0.1)
+
+    async def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self._process.pid}/stat")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not _is_stopped(stat):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "config", ["", "ping_interval: 1s\nping_max: 1"], ids=["kept", "disconnected"]
+)
+async def test_fault_17_a_reader_that_was_paused_misses_nothing_and_disturbs_nobody(
+    bus: EmbeddedServer, tmp_path: Path, config: str
+) -> None:
+    """With the second configuration the server gives the silent connection up meanwhile."""
+    reader = Reader(bus.url, tmp_path / "positions")
+    try:
+        await publish_outcomes(bus, 1)
+        await reader.until_read(1)
+        before = resident_megabytes(bus.pid)
+        await reader.pause()
+        await publish_outcomes(bus, COUNT_WHILE_PAUSED)
+        grown = resident_megabytes(bus.pid) - before
+        print(f"\n{grown:.0f} MB more in the server")
+        assert grown < MOST_SERVER_MEGABYTES
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while config and await has_connection_of_reader(bus):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.1)
+        assert await has_connection_of_reader(bus) is not bool(config)
+        reader.resume()
+        await reader.until_read(COUNT_WHILE_PAUSED + 1)
+        assert reader.positions == list(range(1, COUNT_WHILE_PAUSED + 2)), "each once, in order"
+    finally:
+        reader.kill()
