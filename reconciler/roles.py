@@ -63,7 +63,8 @@ class Ports:
     """All that one process has of the bus; a reader is made when a role needs one.
 
     ``watch`` notices another log under a running process; a bus whose log is always the same has
-    none. ``lost_events`` finds the shapes whose newest events the log has lost, by what read models know.
+    none. ``lost_events`` finds the shapes whose newest events the log has lost, by what read models
+    know.
     """
 
     name: str

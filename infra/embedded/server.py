@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import httpx
+import msgspec
 
 from infra.embedded.binary import find_server_binary
 from infra.jetstream.errors import BusError
@@ -28,6 +32,7 @@ variable `GOMEMLIMIT` overrides it.
 
 _POLL_SECONDS: Final = 0.005  # between two looks at a server that starts
 _CONNECT_SECONDS: Final = 2.0
+_HEALTH_SECONDS: Final = 5.0
 
 # Run before the server in the same process: asks the kernel to end it when its parent ends, even
 # by SIGKILL, then becomes the server. `getppid` covers a parent that died in between.
@@ -43,6 +48,29 @@ class EmbeddedServerError(BusError):
     """The embedded server could not be started; the message is one line that says why."""
 
 
+class _Health(msgspec.Struct):
+    """The answer of the monitoring's `/healthz`; `error` only where it is not well."""
+
+    error: str = ""
+
+
+class _Ports(msgspec.Struct):
+    """The file in which a server writes down where it listens."""
+
+    nats: list[str]
+    monitoring: list[str] = msgspec.field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What a server was started with, its port and its folder aside."""
+
+    http_port: int | None
+    sync_always: bool
+    max_payload: int
+    extra_config: str
+
+
 class EmbeddedServer:
     """A `nats-server` with JetStream on 127.0.0.1, whose data are in one folder.
 
@@ -55,6 +83,8 @@ class EmbeddedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self._data_dir = Path()
+        self._monitoring_url = ""
+        self._settings: _Settings | None = None
 
     @property
     def data_dir(self) -> Path:
@@ -77,6 +107,11 @@ class EmbeddedServer:
         return f"nats://127.0.0.1:{self._port}"
 
     @property
+    def monitoring_url(self) -> str:
+        """Where its monitoring listens; empty if it has none."""
+        return self._monitoring_url
+
+    @property
     def is_running(self) -> bool:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
@@ -96,7 +131,7 @@ class EmbeddedServer:
         Args:
             data_dir: folder of the store, the configuration, the log and the lock; made if missing.
             port: the clients' port, 0 for a free one chosen by the server.
-            http_port: the monitoring port; none by default.
+            http_port: the monitoring port, 0 for a free one; none by default.
             sync_always: fsync before each acknowledgement (without it a power cut loses messages).
             max_payload: the longest message, in bytes.
             extra_config: lines added to the server's configuration file.
@@ -107,15 +142,46 @@ class EmbeddedServer:
         if self.is_running:
             raise EmbeddedServerError(f"this server already runs on {self.url}: stop it first")
         folder = await asyncio.to_thread(data_dir.resolve)
-        settings = _configuration(folder, port, http_port, sync_always, max_payload, extra_config)
-        self._process = _spawn(folder, settings)
-        self._data_dir = folder
+        settings = _Settings(http_port, sync_always, max_payload, extra_config)
+        self._process = _spawn(folder, _configuration(folder, port, settings))
+        self._data_dir, self._settings = folder, settings
         try:
-            self._port = await _wait_until_ready(self._process, folder)
+            self._port, self._monitoring_url = await _wait_until_ready(self._process, folder)
         except BaseException:
             await self.kill()
             raise
         return self.url
+
+    async def restart(self) -> None:
+        """Stop it in order, and start it as it was, on its ports and its data.
+
+        Raises:
+            EmbeddedServerError: it cannot be started again.
+        """
+        settings = self._settings
+        if settings is None:
+            raise EmbeddedServerError("this server has not been started: call start() first")
+        monitoring = self._monitoring_url
+        await self.stop()
+        await self.start(
+            self._data_dir,
+            port=self._port,
+            http_port=int(monitoring.rsplit(":", 1)[1]) if monitoring else None,
+            sync_always=settings.sync_always,
+            max_payload=settings.max_payload,
+            extra_config=settings.extra_config,
+        )
+
+    async def problem(self) -> str:
+        """Ask the server how it is: nothing if it is well, or has no monitoring, or is away."""
+        if not self._monitoring_url:
+            return ""
+        try:
+            async with httpx.AsyncClient(timeout=_HEALTH_SECONDS) as http:
+                answer = await http.get(f"{self._monitoring_url}/healthz")
+            return msgspec.json.decode(answer.content, type=_Health).error
+        except (httpx.HTTPError, msgspec.DecodeError):
+            return ""
 
     def pause(self) -> None:
         """Have the server do nothing (SIGSTOP), as a machine that hangs does."""
@@ -149,14 +215,7 @@ class EmbeddedServer:
         return self._process
 
 
-def _configuration(
-    folder: Path,
-    port: int,
-    http_port: int | None,
-    sync_always: bool,
-    max_payload: int,
-    extra_config: str,
-) -> str:
+def _configuration(folder: Path, port: int, settings: _Settings) -> str:
     """Return the configuration file's text; JSON strings are valid strings in it."""
     lines = [
         f"listen: {json.dumps(f'127.0.0.1:{port or -1}')}",
@@ -164,15 +223,15 @@ def _configuration(
         f"log_file: {json.dumps(str(folder / 'nats.log'))}",
         f"logfile_size_limit: {LOG_LIMIT_BYTES}",
         f"logfile_max_num: {LOG_FILES_KEPT}",
-        f"max_payload: {max_payload}",
-        f"max_pending: {max(64 * 1024 * 1024, 4 * max_payload)}",
+        f"max_payload: {settings.max_payload}",
+        f"max_pending: {max(64 * 1024 * 1024, 4 * settings.max_payload)}",
         f"jetstream {{ store_dir: {json.dumps(str(folder))}"
-        + (", sync_interval: always" if sync_always else "")
+        + (", sync_interval: always" if settings.sync_always else "")
         + " }",
     ]
-    if http_port is not None:
-        lines.append(f"http: {json.dumps(f'127.0.0.1:{http_port}')}")
-    return "\n".join([*lines, extra_config, ""])
+    if settings.http_port is not None:
+        lines.append(f"http: {json.dumps(f'127.0.0.1:{settings.http_port or -1}')}")
+    return "\n".join([*lines, settings.extra_config, ""])
 
 
 def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
@@ -214,16 +273,18 @@ def _command(config: Path) -> list[str]:
     return command
 
 
-async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> int:
-    """Return the port once the server greets a connection on it."""
+async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, str]:
+    """Return the port and the monitoring's URL once the server greets a connection on it."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     ports_file = folder / f"nats-server_{process.pid}.ports"
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise EmbeddedServerError(_why_it_ended(folder))
-        port = _announced_port(ports_file)
-        if port and await _greets(port):
-            return port
+        announced = _announced(ports_file)
+        if announced is not None:
+            port = int(announced.nats[0].rsplit(":", 1)[1])
+            if await _greets(port):
+                return port, next(iter(announced.monitoring), "")
         await asyncio.sleep(_POLL_SECONDS)
     raise EmbeddedServerError(
         f"nats-server on {folder} did not answer within {START_TIMEOUT_SECONDS:.0f} s: "
@@ -231,13 +292,12 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> i
     )
 
 
-def _announced_port(ports_file: Path) -> int:
-    """Return the clients' port that the server wrote down, 0 while it has not."""
+def _announced(ports_file: Path) -> _Ports | None:
+    """Return what the server wrote down about its ports, None while it has not."""
     try:
-        urls: list[str] = json.loads(ports_file.read_text())["nats"]
-    except (FileNotFoundError, json.JSONDecodeError):
-        return 0
-    return int(urls[0].rsplit(":", 1)[1])
+        return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 async def _greets(port: int) -> bool:

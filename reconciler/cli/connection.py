@@ -37,6 +37,7 @@ class UpFile(msgspec.Struct, frozen=True, rename="camel"):
     nats_url: str
     api_url: str | None
     pid: int
+    monitoring_url: str = ""
 
     @property
     def is_alive(self) -> bool:

@@ -23,9 +23,9 @@ from reconciler.cli.checks.log import (
     check_rows,
     check_watched,
 )
-from reconciler.cli.checks.monitoring import MONITORING_VARIABLE, check_monitoring
+from reconciler.cli.checks.monitoring import MONITORING_VARIABLE, check_health, check_monitoring
 from reconciler.cli.checks.room import check_own_disk, check_room_of_streams
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DATA_FOLDER, HERE, Connection, bus, read_up_file, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_reading import read_whole_log
 from reconciler.cli.options import Output
@@ -87,6 +87,9 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
         findings.append(check_sync(nc))
     else:
         findings += await check_monitoring(monitoring_url)
+    own = read_up_file(DATA_FOLDER)
+    if monitored := monitoring_url or (own.monitoring_url if own is not None else ""):
+        findings += await check_health(monitored)
     for name, check in (
         ("server", check_server),
         ("streams", check_streams),

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, Final, Never
 
 import msgspec
+import structlog
 
+from infra.embedded.full_disk import FullDiskWatch
 from infra.embedded.server import EmbeddedServer
 from infra.jetstream.connection import without_secrets
 from infra.shapes_api.process import ShapesProcess
@@ -27,7 +29,9 @@ DEFAULT_API_PORT: Final = 8080
 _LOCK_FILE: Final = "up.lock"
 _ORPHAN_SECONDS: Final = 15.0  # a killed `up` takes its server with it, but not at once
 _POLL_SECONDS: Final = 0.02
+_logger = structlog.get_logger(__name__)
 _WATCH_SECONDS: Final = 0.25
+_DISK_LOOK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,29 @@ class Stack:
         return without_secrets(self.nats_url)
 
     async def watch(self) -> None:
-        """Return never; raises ``StackError`` when a server has ended by itself."""
+        """Return never; raises ``StackError`` when a server has ended by itself.
+
+        A server of ours that has met a full disk is started again when there is space; the roles'
+        connections find it.
+        """
+        disk = None if self.server is None else FullDiskWatch(self.server)
+        next_look = 0.0
         while True:
-            if self.server is not None and not self.server.is_running:
-                log = self.server.data_dir / "nats.log"
-                self._fail(f"nats-server has ended by itself: its log is {log}")
-            if self.api is not None and not self.api.is_running:
-                log = self.data / "shapes-api" / "shapes-api.log"
-                self._fail(f"the shapes API has ended by itself: its log is {log}")
+            self._check_running()
+            if disk is not None and self.server is not None and time.monotonic() >= next_look:
+                if await disk.needs_restart():
+                    _logger.warning("there is space again: nats-server is started again")
+                    await self.server.restart()
+                next_look = time.monotonic() + _DISK_LOOK_SECONDS
             await asyncio.sleep(_WATCH_SECONDS)
+
+    def _check_running(self) -> None:
+        if self.server is not None and not self.server.is_running:
+            log = self.server.data_dir / "nats.log"
+            self._fail(f"nats-server has ended by itself: its log is {log}")
+        if self.api is not None and not self.api.is_running:
+            log = self.data / "shapes-api" / "shapes-api.log"
+            self._fail(f"the shapes API has ended by itself: its log is {log}")
 
     def _fail(self, message: str) -> Never:
         self.failure = StackError(message)
@@ -94,7 +112,8 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
 
 def write_up_file(stack: Stack) -> None:
     """Tell other commands that run in the same folder where the bus is."""
-    content = UpFile(stack.shown_url, stack.api_url, os.getpid())
+    monitoring_url = stack.server.monitoring_url if stack.server is not None else ""
+    content = UpFile(stack.shown_url, stack.api_url, os.getpid(), monitoring_url)
     new = stack.data / f"{UP_FILE}.new"
     new.write_bytes(msgspec.json.encode(content) + b"\n")
     new.replace(stack.data / UP_FILE)
@@ -125,7 +144,7 @@ async def _start_server(server: EmbeddedServer, options: StackOptions, notes: li
     folder = options.data / "nats"
     await _wait_for_orphan(folder / "nats.lock")
     port = _port(options.port, DEFAULT_PORT)
-    url = await server.start(folder, port=port)
+    url = await server.start(folder, port=port, http_port=0)
     if options.port is None and port == 0:
         notes.append(f"port {DEFAULT_PORT} is taken: NATS listens on {server.port}")
     return url

@@ -19,7 +19,7 @@ from infra.jetstream.publish import publish
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.bus import check_sources
 from reconciler.cli.checks.finding import Finding
-from reconciler.cli.checks.monitoring import check_monitoring
+from reconciler.cli.checks.monitoring import check_health, check_monitoring
 from reconciler.cli.doctor import examine
 from reconciler.cli.log_reading import read_whole_log
 from reconciler.wiring import initialise
@@ -202,10 +202,12 @@ async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> No
         port = free_port()
         await other.start(folder, http_port=port, sync_always=sync_always)
         sync, disk = await check_monitoring(f"http://127.0.0.1:{port}")
+        (health,) = await check_health(f"http://127.0.0.1:{port}")
         await other.stop()
-        assert (sync.verdict, disk.verdict) == (verdict, "ok")
-    (away,) = await check_monitoring("http://127.0.0.1:1")
-    assert "does not answer" in away.found
+        assert (sync.verdict, disk.verdict, health.verdict) == (verdict, "ok", "ok")
+    for check in (check_monitoring, check_health):
+        (away,) = await check("http://127.0.0.1:1")
+        assert "does not answer" in away.found
 
 
 def test_sources_that_lag_or_are_silent_are_told() -> None:

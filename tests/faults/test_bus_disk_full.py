@@ -1,11 +1,14 @@
 """Fault 15: the disk is full.
 
 A server whose write has failed answers no more for that stream, and goes on when it is started
-again with space: nothing that it acknowledged is lost.
+again with space: nothing that it acknowledged is lost. `up` starts its own server again by itself.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -13,18 +16,23 @@ from pathlib import Path
 
 import pytest
 
+from events.manifest import Manifest, Metadata
 from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import BusError, StreamFullError
 from infra.shapes_api import ShapesProcess
 from reconciler.cli.checks.room import check_disk
 from reconciler.errors import WaitTimeoutError
+from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise
+from tests.cli.runner import Cli, up
 from tests.history_reading import check
 from tests.scenarios.harness import Human, World, api_config, manifest
 
 ROOMY = "16g"  # nothing of it is taken until it is written
 CRAMPED_BYTES = 1_000_000
 COUNT = 300
+PATIENCE_SECONDS = 60.0
+LONG = {f"example.org/a{number}": "x" * 200 for number in range(40)}
 
 
 class Disk:
@@ -110,3 +118,53 @@ async def test_fault_15_streams_that_do_not_fit_on_the_disk_are_refused_in_one_l
         with pytest.raises(StreamFullError, match=r"^stream INTAKE cannot be made: .*larger disk"):
             await initialise(nc)
     await server.stop()
+
+
+async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Disk) -> None:
+    """Without the example API: that one has a journal on the same disk."""
+    cli = Cli(disk.folder)
+    acknowledged: list[str] = []
+    with up(cli, "--no-api", "--log-level", "warning") as running:
+        url = running.ready["natsUrl"]
+        async with connect(url, source="test") as client:
+            disk.fill()
+            with pytest.raises((WaitTimeoutError, BusError)):
+                await publish_until_it_stops(client, acknowledged)
+            assert acknowledged, "some of them were taken before"
+            told = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
+            found = {each["check"]: each for each in told.json}
+            assert found["disk"]["verdict"] == "fail"
+            assert found["server's health"]["verdict"] == "fail"
+            assert "disk full: " in found["server's health"]["found"]
+
+            disk.resize(ROOMY)
+            await client.publish([manifest("afterwards")], timeout_seconds=PATIENCE_SECONDS)
+            acknowledged.append("afterwards")
+            for name in acknowledged:
+                await until_decided(client, name)
+        well = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
+        (health,) = [each for each in well.json if each["check"] == "server's health"]
+        assert health["verdict"] == "ok"
+        status, said = running.stop()
+    assert status == 0, said
+    events = [json.loads(line)["event"] for line in said.splitlines()]
+    told_full = events.index("the disk is full: nothing is stored until there is space")
+    assert told_full < events.index("there is space again: nats-server is started again")
+
+
+async def publish_until_it_stops(client: Client, acknowledged: list[str]) -> None:
+    """Declare shapes one by one; keep the names of those that the bus has taken."""
+    for number in range(COUNT):
+        metadata = Metadata(f"s{number}", annotations=LONG)
+        declared = Manifest("shapes/v1", "Shape", metadata, {"type": "Square", "color": "Red"})
+        await client.publish([declared], timeout_seconds=5)
+        acknowledged.append(f"s{number}")
+
+
+async def until_decided(client: Client, name: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            with contextlib.suppress(BusError):
+                if await client.history(f"default/Shape/{name}"):
+                    return
+            await asyncio.sleep(0.05)

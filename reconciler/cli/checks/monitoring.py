@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import msgspec
 
+from infra.embedded.full_disk import means_full_disk
 from reconciler.cli.checks.finding import Finding, Verdict
 
 MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
@@ -30,6 +31,30 @@ class _JetStream(msgspec.Struct):
 
 class _Varz(msgspec.Struct):
     jetstream: _JetStream = msgspec.field(default_factory=_JetStream)
+
+
+class _Health(msgspec.Struct):
+    error: str = ""
+
+
+async def check_health(url: str) -> list[Finding]:
+    """Ask ``/healthz`` of a server; a stream that has met a full disk is told there alone."""
+    try:
+        async with httpx.AsyncClient(timeout=_PATIENCE_SECONDS) as http:
+            answer = await http.get(f"{url.rstrip('/')}/healthz")
+        problem = msgspec.json.decode(answer.content, type=_Health).error
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        problem = f"{url} does not answer: {str(error) or type(error).__name__}"
+        return [Finding("server's health", "warn", problem, "is the server running?")]
+    if not problem:
+        return [Finding("server's health", "ok", "the server says that it is well")]
+    if means_full_disk(problem):
+        remedy = (
+            "free some space, and start that server again: what it acknowledged is there "
+            "(`reconciler up` starts its own again by itself)"
+        )
+        return [Finding("server's health", "fail", f"disk full: {problem}", remedy)]
+    return [Finding("server's health", "fail", problem, "see the server's log")]
 
 
 async def check_monitoring(url: str) -> list[Finding]:

@@ -58,7 +58,7 @@ def check_disk(folder: Path) -> Finding:
         return Finding("disk", "ok", text)
     verdict: Verdict = "fail" if free < _TOO_LITTLE_BYTES else "warn"
     remedy = (
-        "free some space. A server that has met a full disk answers no more: start it again then; "
-        "what it acknowledged is there"
+        "free some space: then `reconciler up` starts its server again by itself, for one that has "
+        "met a full disk answers no more; what it acknowledged is there"
     )
     return Finding("disk", verdict, text, remedy)

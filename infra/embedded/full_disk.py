@@ -1,0 +1,58 @@
+"""A server that has met a full disk, and is to be started again as soon as there is space.
+
+JetStream (2.15) keeps the first failed write of a stream and answers nothing more for it, whatever
+becomes of the disk; a reload of its configuration changes nothing about that, a new start does.
+What it acknowledged is there then.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Final
+
+import structlog
+
+from infra.embedded.server import EmbeddedServer
+
+ROOM_BYTES: Final = 64 * 1024**2
+"""So much space there must be again: with less it would soon be full once more."""
+
+_NO_SPACE: Final = ("no space left on device", "disk quota exceeded")
+_logger = structlog.get_logger(__name__)
+
+
+def means_full_disk(problem: str) -> bool:
+    """Whether a server's own words about its health mean that a write found no space."""
+    return any(words in problem for words in _NO_SPACE)
+
+
+class FullDiskWatch:
+    """Looks after one server; to be asked now and then."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server = server
+        self._told = ""
+
+    async def needs_restart(self) -> bool:
+        """Tell what the server says of itself; gives whether a new start would help it now."""
+        problem = await self._server.problem()
+        if problem != self._told:
+            self._tell(problem)
+        self._told = problem
+        return means_full_disk(problem) and self._free_bytes() >= ROOM_BYTES
+
+    def _tell(self, problem: str) -> None:
+        if means_full_disk(problem):
+            _logger.error(
+                "the disk is full: nothing is stored until there is space",
+                folder=str(self._server.data_dir),
+                needed_megabytes=ROOM_BYTES // 1024**2,
+                problem=problem,
+            )
+        elif problem:
+            _logger.error("nats-server is not well", problem=problem)
+        else:
+            _logger.info("nats-server is well again")
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._server.data_dir).free
