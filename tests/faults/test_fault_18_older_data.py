@@ -104,7 +104,7 @@ async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shor
         assert report(error) == 1
     wanted = (
         r"error: stream SHAPES ends at \d+, and this process has read it up to \d+; the server "
-        r"has come back with older data, .* then start it again\n"
+        r"has come back with older data\. .* then start it again\n"
     )
     assert re.fullmatch(wanted, written.getvalue()), written.getvalue()
     assert await calls(world) == 0, "the action of the older log was tried"
