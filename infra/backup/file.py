@@ -130,10 +130,12 @@ class BackupWriter:
 def new_backup(path: Path) -> Generator[BackupWriter]:
     """Write a backup that has its name only when it is complete and on the disk.
 
-    Raises ``BackupFileError`` if there is a file of that name, and ``OSError``.
+    Raises ``BackupFileError`` if there is a file of that name or no folder, and ``OSError``.
     """
     if path.exists():
         raise BackupFileError(f"{path} exists already: give another name, or remove it")
+    if not path.parent.is_dir():
+        raise BackupFileError(f"{path} cannot be written: there is no folder {path.parent}")
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:

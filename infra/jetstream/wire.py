@@ -80,7 +80,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
     if error.err_code in _JETSTREAM_OFF:
         return IncompatibleServerError(f"{text}: start the server with JetStream (-js)")
     if error.err_code in _AWAY:
-        return BusUnavailableError(text)
+        return BusUnavailableError(f"{text}: in a cluster, most of its servers must run")
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
 
 

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from cyclopts import App, Group, Parameter
 
 from reconciler.cli.commands import COMMANDS, HELP, KEEP, LOOK, RUN, USE, WITH_COMMANDS
+from reconciler.cli.output import help_console
 
 DISTRIBUTION = "event-sourced-reconciler"
 
@@ -26,6 +27,7 @@ def build_app(chosen: str = "") -> App:
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
+        console=help_console(),
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative="", show_default=_shown_default),
     )

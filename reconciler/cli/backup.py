@@ -12,6 +12,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import console, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.reading import log_of
+from reconciler.cli.standard_streams import even_if_nobody_reads
 
 _SHOWN = 20
 _MEGABYTE = 1e6
@@ -38,10 +39,11 @@ def backup(file: Path, /, *, output: Output = "table", connection: Connection = 
         How to print what was saved.
     """
     saved = run_async(_backup(connection, file))
-    if output == "table":
-        _print(saved)
-    else:
-        print_structured(saved, output)
+    with even_if_nobody_reads():
+        if output == "table":
+            _print(saved)
+        else:
+            print_structured(saved, output)
     return Exit.FAILED if saved.damage else Exit.OK
 
 

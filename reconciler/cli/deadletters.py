@@ -29,6 +29,7 @@ from reconciler.cli.letters import (
 )
 from reconciler.cli.options import Output
 from reconciler.cli.output import Format, print_structured
+from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.client.client import Client
 from reconciler.client.dead_letters import DeadLetter, LetterRefusedError
 
@@ -84,6 +85,8 @@ def list_letters(
     output
         How to print them.
     """
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit {limit}: at least one letter")
     letters = run_async(_find(connection, stage, shape, since, only_open=not handled))
     shown = letters if limit is None else letters[max(0, len(letters) - limit) :]
     if output == "table":
@@ -257,5 +260,6 @@ def _do(
             return [await one(client, letter) for letter in letters]
 
     outcomes = run_async(each_in_turn())
-    print_outcomes(outcomes, output)
+    with even_if_nobody_reads():
+        print_outcomes(outcomes, output)
     return Exit.OK if all(each.done for each in outcomes) else Exit.FAILED

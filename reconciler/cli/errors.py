@@ -14,6 +14,7 @@ from events.names import InvalidNameError
 from infra.jetstream.errors import BusError
 from infra.shapes_api.process import ShapesProcessError
 from reconciler.cli.exits import Exit
+from reconciler.cli.output import harmless
 from reconciler.errors import ReconcilerError, WaitTimeoutError
 
 
@@ -61,13 +62,20 @@ def report(error: BaseException) -> Exit:
 
 def one_line(error: BaseException) -> str:
     """Say an error in one line; one that nobody expected names its class, too."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = harmless(" ".join(_said(error).split())) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
     return (
         f"unexpected {type(error).__name__}: {text}; "
         "this is a defect: --debug shows where, please report it"
     )
+
+
+def _said(error: BaseException) -> str:
+    """Give an error's own words; of a file first which one, and no number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

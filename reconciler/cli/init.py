@@ -28,9 +28,14 @@ def init(*, replicas: int = 1, output: Format = "table", connection: Connection 
     output
         How to print what was done.
     """
+    check_replicas(replicas)
+    return run_async(_init(connection, replicas, output))
+
+
+def check_replicas(replicas: int) -> None:
+    """Raise ``UsageError`` for a number of copies that no stream can have."""
     if not 1 <= replicas <= _MOST_REPLICAS:
         raise UsageError(f"--replicas {replicas}: a stream has 1 to {_MOST_REPLICAS} copies")
-    return run_async(_init(connection, replicas, output))
 
 
 async def _init(connection: Connection, replicas: int, output: Format) -> Exit:

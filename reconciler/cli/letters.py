@@ -101,7 +101,9 @@ def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
     for each in letters:
         if each.number == number:
             return each
-    raise CommandError(f"there is no dead letter {number}: `reconciler deadletters list` shows all")
+    raise CommandError(
+        f"there is no dead letter {number}: `reconciler deadletters list --handled` shows all"
+    )
 
 
 def outcome_of(retried: Retried) -> Outcome:

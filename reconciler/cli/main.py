@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from reconciler.cli.commands import first_page, names
 from reconciler.cli.exits import Exit
+from reconciler.cli.standard_streams import open_what_is_closed, write_no_more
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -22,16 +22,22 @@ STARTED = time.monotonic()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; give the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    open_what_is_closed()
+    status: int = Exit.OK
     try:
         if not tokens or tokens[0] in ("--help", "-h"):
             print(first_page())
-            status = Exit.OK
         else:
             status = _run(tokens)
         sys.stdout.flush()
     except BrokenPipeError:
-        return _reader_went_away()
+        write_no_more()  # the reader is gone, as `head` is: what was done counts
+    except OSError as error:  # of standard output: a full disk
+        write_no_more()
+        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return status or Exit.FAILED
     except KeyboardInterrupt:
+        print("error: interrupted; what was sent before may still be done", file=sys.stderr)
         return Exit.INTERRUPTED
     return status
 
@@ -75,16 +81,10 @@ def _unknown(command: str) -> int:
 
 
 def _report_usage(error: CycloptsError, command: str) -> int:
-    text = " ".join(str(error).split())
-    hint = f"reconciler {command} --help" if command in names() else "reconciler --help"
-    print(f"error: {text} (see `{hint}`)", file=sys.stderr)
+    from reconciler.cli.misuse import told  # noqa: PLC0415 - only when something failed
+
+    print(f"error: {told(error, command)}", file=sys.stderr)
     return Exit.USAGE
-
-
-def _reader_went_away() -> int:
-    """End quietly when our output's reader is gone, as `head` is."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.OK
 
 
 if __name__ == "__main__":

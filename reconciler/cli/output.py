@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -29,10 +30,22 @@ _BAD = {"Refused", "Failed", "Conflict", "Rejected", "fail"}
 _WAITING = {"Degraded", "Disputed", "Drifted", "Held", "Paused", "Unowned", "Pending", "warn"}
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def harmless(text: str) -> str:
+    """Show control characters as escapes: what others wrote must not steer a terminal."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to `main`, which ends quietly: rich would end with status 1."""
         raise BrokenPipeError
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Make text of a string that is printed."""
+        return super().render_str(harmless(text), **options)
 
 
 def console(*, error: bool = False) -> Console:
@@ -48,6 +61,11 @@ def console(*, error: bool = False) -> Console:
         emoji=False,
         soft_wrap=not stream.isatty(),
     )
+
+
+def help_console() -> Console:
+    """Make the console that help is shown on."""
+    return _Console()
 
 
 def coloured(word: str) -> Text:
@@ -68,12 +86,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) ->
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(harmless(one) if isinstance(one, str) else one for one in row))
     console().print(table)
 
 
 def _print_plain_table(rows: Sequence[Sequence[str | Text]]) -> None:
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[harmless(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

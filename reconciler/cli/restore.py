@@ -9,9 +9,11 @@ from infra.backup.inspection import inspect
 from infra.backup.restoring import Plan, RestoredLog, plan_restoration, restore_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
+from reconciler.cli.init import check_replicas
 from reconciler.cli.options import Output
 from reconciler.cli.output import console, print_structured
 from reconciler.cli.progress import progress_bar
+from reconciler.cli.standard_streams import even_if_nobody_reads
 
 _SHOWN = 20
 
@@ -52,11 +54,13 @@ def restore(
     output
         How to print what was done.
     """
+    check_replicas(replicas)
     restored = run_async(_restore(connection, file, replace, replicas))
-    if output == "table":
-        _print(restored)
-    else:
-        print_structured(restored, output)
+    with even_if_nobody_reads():
+        if output == "table":
+            _print(restored)
+        else:
+            print_structured(restored, output)
     return Exit.FAILED if restored.damage else Exit.OK
 
 

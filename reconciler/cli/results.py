@@ -10,13 +10,17 @@ from rich.text import Text
 
 from events.intake import Answer
 from events.names import ShapeKey
+from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, coloured, print_structured, print_table
 from reconciler.cli.progress import FEW, progress_bar
+from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.client.client import Client
 from reconciler.client.outcome_stream import Outcome
 from reconciler.client.waiting import SETTLED
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
+
+MOST_REASON_CHARACTERS = 1_000
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -36,6 +40,15 @@ def result_of(key: ShapeKey, told: Answer | DeclarationRefusedError) -> Result:
     if isinstance(told, DeclarationRefusedError):
         return Result(str(key), False, told.reason, message=told.message)
     return Result(str(key), True, told.reason, told.generation, message=told.message)
+
+
+def checked_reason(reason: str) -> str:
+    """Check a reason that the log keeps for ever; raises ``UsageError``."""
+    if len(reason) > MOST_REASON_CHARACTERS:
+        raise UsageError(
+            f"--reason has {len(reason)} characters: say it in {MOST_REASON_CHARACTERS}"
+        )
+    return reason
 
 
 async def wait_for_results(
@@ -92,6 +105,11 @@ def exit_status(results: Sequence[Result], good: Collection[str] | None) -> Exit
 
 def print_results(results: Sequence[Result], output: Format, *, good: Collection[str]) -> None:
     """Print all results; of many good ones only the number, for people."""
+    with even_if_nobody_reads():
+        _print(results, output, good)
+
+
+def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> None:
     if output != "table":
         print_structured(results, output)
         return

@@ -70,7 +70,8 @@ def checked_answers(
         raise WaitTimeoutError(
             f"no answer within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
             f"({silent[0]} is the first): whether they were stored is unknown, and they may still "
-            "be decided; repeating them is safe. Is a decider running?"
+            "be decided; repeating them is safe. Is a decider running? Is "
+            "the server's disk full?"
         )
     return [one for one in told if one is not None]
 

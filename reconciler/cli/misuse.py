@@ -1,0 +1,35 @@
+"""What was wrong with a command line, in one line, with the page of help that tells more."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
+
+from reconciler.cli.commands import names
+
+
+def told(error: CycloptsError, command: str) -> str:
+    """Tell what is wrong, and where help is."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UnusedCliTokensError):
+        unused = " ".join(map(repr, error.unused_tokens or ()))
+        text = f"no more arguments are expected, and there is {unused}"
+    elif isinstance(error, MissingArgumentError):
+        text += _choices(error)
+    return f"{text} (see `{_page(error, command)}`)"
+
+
+def _choices(error: MissingArgumentError) -> str:
+    """Give the words that may stand where nothing does."""
+    hint: Any = None if error.argument is None else error.argument.hint
+    if get_origin(hint) is not Literal:
+        return ""
+    return f" Choose from: {', '.join(map(repr, get_args(hint)))}."
+
+
+def _page(error: CycloptsError, command: str) -> str:
+    if command not in names():
+        return "reconciler --help"
+    chain = [each for each in error.command_chain or () if each != command]
+    return " ".join(["reconciler", command, *chain, "--help"])

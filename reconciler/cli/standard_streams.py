@@ -1,0 +1,38 @@
+"""Standard input, output and error, where somebody closed them or went away."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+def open_what_is_closed() -> None:
+    """Open the null device in the place of each standard stream that was closed (``>&-``).
+
+    Else the next socket to be opened gets its number, and event loops and whoever prints fail.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def write_no_more() -> None:
+    """Throw away what is still to be written, so that ending does not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def even_if_nobody_reads() -> Generator[None]:
+    """Go on when the reader of our output is gone: what was done decides about the exit status."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        write_no_more()

@@ -1,0 +1,97 @@
+"""Standard streams that are closed, full or read by nobody; text that would steer a terminal."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from events.names import InvalidNameError
+from reconciler.cli.errors import one_line
+from reconciler.cli.output import console, harmless, print_table
+from tests.cli.runner import COMMAND, Cli, Ran, shape
+
+ESCAPE = "\x1b[31mred\x1b[0m\x07\x9b1m"
+
+
+def in_shell(cli: Cli, line: str) -> Ran:
+    """Run a line of bash, with ``reconciler`` in it."""
+    done = subprocess.run(
+        ["bash", "-c", f'reconciler() {{ {COMMAND[0]} -m reconciler "$@"; }}; {line}'],
+        cwd=cli.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=cli.environment(),
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "closed"), [("get -A", ">&-"), ("get -A", "<&- >&- 2>&-"), ("--help", ">&-")]
+)
+def test_closed_streams_are_no_error(live: Cli, command: str, closed: str) -> None:
+    ran = in_shell(live, f"reconciler {command} {closed}")
+    assert (ran.status, ran.err) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["get -A", "--help"])
+def test_a_full_disk_under_the_output_is_told_in_one_line(live: Cli, command: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("only Linux has /dev/full")
+    ran = in_shell(live, f"reconciler {command} > /dev/full")
+    assert ran.status == 1
+    assert ran.err.startswith("error: ")
+    assert "No space left on device" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("unread"))
+    for command, status in (
+        ("approve Shape unread --hold LossGuard", 1),
+        ("approve --help", 0),
+    ):
+        # `exec true` ends at once; what is written into the pipe from then on has no reader.
+        ran = in_shell(
+            live, f"(sleep 0.2; reconciler {command}; echo $? > status) | exec true; cat status"
+        )
+        assert (ran.out, ran.err) == (f"{status}\n", ""), command
+
+
+def test_control_characters_of_others_are_shown_and_do_nothing(
+    live: Cli, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("escaped"))
+    live.ok("finalizer", "add", "Shape", "escaped", "a")
+    live.ok("finalizer", "remove", "Shape", "escaped", "a", "--reason", ESCAPE)
+    for command in (("history", "escaped"), ("describe", "Shape/escaped")):
+        told = live.ok(*command).out
+        assert r"a: \x1b[31mred\x1b[0m\x07\x9b1m" in told
+        assert not set(told) & set("\x1b\x07\x9b")
+
+    print_table(["A\x1b"], [[ESCAPE]])
+    console().print(ESCAPE)
+    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in one_line(InvalidNameError(ESCAPE))
+    assert harmless("zwölf\t\n") == "zwölf\t\n"
+
+
+def test_a_table_on_a_terminal_is_harmless_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[str] = []
+
+    def add_row(_table: Table, *cells: object) -> None:
+        rows.extend(map(str, cells))
+
+    monkeypatch.setattr(Table, "add_row", add_row)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(["A"], [[ESCAPE]])
+    assert rows == [r"\x1b[31mred\x1b[0m\x07\x9b1m"]
+
+
+def test_a_file_that_cannot_be_read_is_named_first(inside: Cli) -> None:
+    ran = inside.run("restore", "not/there")
+    assert (ran.status, ran.err) == (1, "error: not/there: No such file or directory\n")
