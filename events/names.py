@@ -12,6 +12,7 @@ import re
 import msgspec
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_FINALIZER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 _SHOWN_CHARACTERS = 80
 
 SYSTEM_NAMESPACE = "system"
@@ -25,11 +26,24 @@ class InvalidNameError(ValueError):
 def check_token(value: str, *, what: str) -> str:
     """Return ``value`` if it can be one token of a subject, or raise ``InvalidNameError``."""
     if _TOKEN.fullmatch(value) is None:
-        shown = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
         raise InvalidNameError(
-            f"{what} {shown!r} is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
+            f"{what} {_shown(value)} is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )
     return value
+
+
+def check_finalizer(value: str) -> str:
+    """Return ``value`` if a finalizer can have this name, or raise ``InvalidNameError``."""
+    if _FINALIZER.fullmatch(value) is None:
+        raise InvalidNameError(
+            f"finalizer {_shown(value)} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 "
+            ". _ / -, a letter or digit at both ends"
+        )
+    return value
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "...")
 
 
 class ShapeKey(msgspec.Struct, frozen=True, order=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from events.intake import ApprovalDecision
-from events.names import ShapeKey
+from events.names import ShapeKey, check_token
 from reconciler.cli.asking import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.durations import Duration
@@ -13,7 +13,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.naming import named
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.reading import current_models
-from reconciler.cli.results import Result, exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 
 Hold = Literal["DeletionGuard", "LossGuard", "UnknownResult"]
 
@@ -69,6 +69,11 @@ def approve(
     """
     if all == (kind is not None):
         raise UsageError("approve what? Give KIND NAME... or --all, one of them")
+    if config is not None and not all:
+        raise UsageError("--config chooses among --all: leave it out with names")
+    if abandon and hold != "UnknownResult":
+        raise UsageError(f"--abandon decides about UnknownResult only, not about {hold}")
+    checked_reason(reason)
     keys = named(kind, names, namespace, what="approve")
     decision: ApprovalDecision = "Abandon" if abandon else "Proceed"
 
@@ -90,6 +95,8 @@ def approve(
 async def _held(
     connection: Connection, hold: Hold, namespace: str | None, config: str | None
 ) -> list[ShapeKey]:
+    if namespace is not None:
+        check_token(namespace, what="namespace")
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status.values()
     keys = [
@@ -99,6 +106,11 @@ async def _held(
         and namespace in (None, row.namespace)
         and config in (None, row.provider_config)
     ]
-    if not keys:
-        raise CommandError(f"no shape is held by {hold}: `reconciler get -A --outcome Held` shows")
-    return sorted(keys)
+    if keys:
+        return sorted(keys)
+    where = f" in namespace {namespace}" if namespace else ""
+    whose = f" of ProviderConfig {config}" if config else ""
+    raise CommandError(
+        f"no shape{where}{whose} is held by {hold}: `reconciler get -A --outcome Held` shows "
+        "what is held, and by what"
+    )

@@ -19,6 +19,7 @@ from reconciler.cli.checks.log import (
     check_damage,
     check_dead_letters,
     check_disputed,
+    check_held,
     check_ownership,
     check_rows,
     check_watched,
@@ -32,6 +33,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import coloured, console, print_structured, print_table
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.reading import log_of
+from reconciler.cli.standard_streams import even_if_nobody_reads
 
 
 def doctor(
@@ -67,10 +69,11 @@ def doctor(
         How to print what was found.
     """
     findings = run_async(_doctor(connection, full, monitoring_url))
-    if output == "table":
-        _print(findings)
-    else:
-        print_structured(findings, output)
+    with even_if_nobody_reads():
+        if output == "table":
+            _print(findings)
+        else:
+            print_structured(findings, output)
     return Exit.FAILED if any(one.verdict == "fail" for one in findings) else Exit.OK
 
 
@@ -114,6 +117,7 @@ async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
         check_damage(reading),
         await check_actions(nc, reading),
         *check_ownership(rows),
+        check_held(rows),
         check_disputed(rows),
         check_watched(rows),
         await check_dead_letters(nc),

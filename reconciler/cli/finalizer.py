@@ -6,12 +6,14 @@ from collections.abc import Awaitable
 from typing import Literal
 
 from events.intake import Answer
+from events.names import ShapeKey, check_finalizer
 from reconciler.cli.asking import ask_one
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.durations import Duration
+from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import named
 from reconciler.cli.options import Namespace, Output
-from reconciler.cli.results import exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 from reconciler.client.client import Client
 
 
@@ -19,7 +21,7 @@ def finalizer(
     verb: Literal["add", "remove"],
     kind: str,
     name: str,
-    finalizer: str,
+    finalizer: str | None = None,
     /,
     *,
     force: bool = False,
@@ -37,7 +39,7 @@ def finalizer(
     For example:
 
         reconciler finalizer add Shape foo billing/last-invoice
-        reconciler finalizer remove Shape foo billing/last-invoice
+        reconciler finalizer remove default/Shape/foo billing/last-invoice
         reconciler finalizer remove Shape foo billing/last-invoice --force
 
     Parameters
@@ -45,7 +47,7 @@ def finalizer(
     verb
         Add it or remove it.
     kind
-        Kind of the shape.
+        Kind of the shape; or namespace/kind/name, and then the finalizer.
     name
         Name of the shape.
     finalizer
@@ -61,15 +63,40 @@ def finalizer(
     output
         How to print the result.
     """
-    (key,) = named(kind, [name], namespace, what="finalizer")
+    if verb == "add" and (force or reason):
+        raise UsageError("--force and --reason are for remove: a finalizer is added without them")
+    checked_reason(reason)
+    key, called = _meant(kind, name, finalizer, namespace)
 
     def ask(client: Client) -> Awaitable[Answer]:
         if verb == "add":
-            return client.request_finalizer(key, finalizer, timeout_seconds=timeout)
+            return client.request_finalizer(key, called, timeout_seconds=timeout)
         return client.release_finalizer(
-            key, finalizer, force=force, reason=reason, timeout_seconds=timeout
+            key, called, force=force, reason=reason, timeout_seconds=timeout
         )
 
-    result = run_async(ask_one(connection, key, ask))
+    result = _told(run_async(ask_one(connection, key, ask)), verb)
     print_results([result], output, good=())
     return exit_status([result], None)
+
+
+def _meant(
+    kind: str, name: str, finalizer: str | None, namespace: str | None
+) -> tuple[ShapeKey, str]:
+    """Read KIND NAME FINALIZER, or namespace/kind/name FINALIZER."""
+    if ("/" in kind) == (finalizer is not None):
+        raise UsageError(
+            "which finalizer of which shape? Give KIND NAME FINALIZER, "
+            "or namespace/kind/name FINALIZER"
+        )
+    (key,) = named(kind, [] if finalizer is None else [name], namespace, what="finalizer")
+    return key, check_finalizer(name if finalizer is None else finalizer)
+
+
+def _told(result: Result, verb: str) -> Result:
+    """Say it where nothing was taken off: a wrong name must not look like success."""
+    if verb == "remove" and result.reason == "Unchanged":
+        if not result.generation:
+            return Result(result.shape, False, "NotFound", message="was never declared")
+        result.message = "it has no such finalizer: `reconciler describe` shows those it has"
+    return result

@@ -16,18 +16,23 @@ def named(
 ) -> list[ShapeKey]:
     """Give the shapes that a command line names: KIND NAME..., or namespace/kind/name...
 
+    Each once, in the order of the command line.
     ``what`` is the command, for the error. Raises ``UsageError`` and ``InvalidNameError``.
     """
     if kind is None:
         return []
     if "/" in kind:
-        return [ShapeKey.parse(text) for text in (kind, *names)]
+        return list(dict.fromkeys(ShapeKey.parse(text) for text in (kind, *names)))
     if not names:
         raise UsageError(f"{what} what of kind {kind}? Give at least one name")
-    full = [ShapeKey.parse(name) for name in names if "/" in name]
     registered = _registered(kind)
     place = namespace or (SYSTEM_NAMESPACE if registered == PROVIDER_CONFIG_KIND else "default")
-    return [ShapeKey.checked(place, registered, name) for name in names if "/" not in name] + full
+    return list(
+        dict.fromkeys(
+            ShapeKey.parse(name) if "/" in name else ShapeKey.checked(place, registered, name)
+            for name in names
+        )
+    )
 
 
 def _registered(text: str) -> str:

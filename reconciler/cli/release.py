@@ -8,7 +8,7 @@ from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import named
 from reconciler.cli.options import Namespace, Output
-from reconciler.cli.results import exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 
 
 def release(
@@ -51,6 +51,7 @@ def release(
     """
     if not reason.strip():
         raise UsageError("--reason is empty: say why, it is kept in the log")
+    checked_reason(reason)
     keys = named(kind, names, namespace, what="release")
     results = run_async(
         ask_many(
@@ -61,5 +62,15 @@ def release(
             ),
         )
     )
+    results = [_told(result) for result in results]
     print_results(results, output, good=())
     return exit_status(results, None)
+
+
+def _told(result: Result) -> Result:
+    """Say it where nothing was released: a wrong name must not look like success."""
+    if result.reason == "Unchanged" and not result.generation:
+        return Result(result.shape, False, "NotFound", message="was never declared")
+    if result.reason == "Unchanged":
+        result.message = "nothing keeps it, and it is not ours: nothing to release"
+    return result

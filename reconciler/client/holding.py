@@ -12,7 +12,7 @@ from events.intake import (
     ForcedRelease,
     IntakeData,
 )
-from events.names import ShapeKey
+from events.names import ShapeKey, check_finalizer
 from events.subjects import Intake
 from reconciler.client.declaring import as_key
 from reconciler.ports import IntakeMessageOut
@@ -20,14 +20,15 @@ from reconciler.ports import IntakeMessageOut
 
 def finalizer_request(shape: ShapeKey | str, finalizer: str) -> IntakeMessageOut:
     """Make the message that holds a shape; raises ``InvalidNameError``."""
-    return _message("finalizer", shape, FinalizerRequested(finalizer))
+    return _message("finalizer", shape, FinalizerRequested(check_finalizer(finalizer)))
 
 
 def finalizer_release(
     shape: ShapeKey | str, finalizer: str, *, force: bool, reason: str
 ) -> IntakeMessageOut:
     """Make the message that takes a finalizer off; raises ``InvalidNameError``."""
-    return _message("finalizer", shape, FinalizerReleased(finalizer, force, reason))
+    released = FinalizerReleased(check_finalizer(finalizer), force, reason)
+    return _message("finalizer", shape, released)
 
 
 def approval(

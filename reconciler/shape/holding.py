@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from events.intake import (
     Answer,
     Approved,
@@ -23,6 +21,7 @@ from events.log import (
     ReleaseForced,
     TargetObserved,
 )
+from events.names import InvalidNameError, check_finalizer
 from reconciler.shape.answering import accepted, known_already, refused
 from reconciler.shape.inputs import Command, Context, Record
 from reconciler.shape.letting_go import DELETION_GUARD
@@ -33,8 +32,6 @@ from reconciler.shape.state import ShapeState
 APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT)
 MOST_FINALIZERS = 32
 
-_FINALIZER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
-
 
 def request_finalizer(
     state: ShapeState, command: Command, _context: Context, record: Record
@@ -44,13 +41,10 @@ def request_finalizer(
     known = known_already(state, command)
     if known is not None:
         return known
-    if _FINALIZER.fullmatch(data.finalizer) is None:
-        return refused(
-            state,
-            command,
-            "Invalid",
-            "a finalizer has 1 to 128 of the characters A-Z a-z 0-9 . _ / -",
-        )
+    try:
+        check_finalizer(data.finalizer)
+    except InvalidNameError as error:
+        return refused(state, command, "Invalid", str(error))
     if not state.declared:
         return refused(
             state, command, "NotDeclared", "a finalizer can be put on a declared shape only"
@@ -122,7 +116,7 @@ def approve(state: ShapeState, command: Command, _context: Context, record: Reco
             state,
             command,
             "NotHeld",
-            f"it is not held by {data.hold!r}" + (f" but by {hold!r}" if hold else ""),
+            f"it is not held by {data.hold!r}{_but(state)}",
         )
     if data.decision == "Abandon" and hold != UNKNOWN_RESULT:
         return refused(state, command, "Invalid", f"Abandon decides about {UNKNOWN_RESULT} only")
@@ -130,6 +124,15 @@ def approve(state: ShapeState, command: Command, _context: Context, record: Reco
         return accepted(state, command, "Unchanged")
     record(HoldApproved(hold, data.decision, data.reason))
     return accepted(state, command)
+
+
+def _but(state: ShapeState) -> str:
+    """Say how it stands, for those who thought that it stood otherwise."""
+    if state.outcome is None:
+        return ": nothing is known of it" if state.version == 0 else ""
+    if state.outcome.outcome == "Held":
+        return f" but by {state.outcome.reason!r}"
+    return f": it is {state.outcome.outcome}"
 
 
 def add_reference(state: ShapeState, command: Command, _context: Context, record: Record) -> None:

@@ -13,7 +13,7 @@ from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.bus import check_clock, check_room, check_stage
 from reconciler.cli.checks.finding import some
-from reconciler.cli.checks.log import check_ownership, check_watched
+from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
 from reconciler.cli.rebuilding import differences
 
@@ -69,15 +69,17 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
-def row(**values: object) -> StatusRow:
+def plain_row(**values: object) -> StatusRow:
     plain = {"namespace": "default", "kind": "Shape", "name": "foo", **values}
     return msgspec.convert(plain, StatusRow)
 
 
 def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
+    row = partial(plain_row, providerConfig="default")
     well = row(declared=True, owned=True, outcome="Converged")
-    config = row(kind="ProviderConfig", declared=True, outcome="Held")
-    assert [one.verdict for one in check_ownership([well, config])] == ["ok", "ok"]
+    config = plain_row(kind="ProviderConfig", declared=True, outcome="Held")
+    reference = plain_row(kind="ShapeRef", declared=True, outcome="Held", reason="Dangling")
+    assert [one.verdict for one in check_ownership([well, config, reference])] == ["ok", "ok"]
     leaving = row(owned=True, actionId="a")
     held = row(owned=True, outcome="Held", reason="Finalizers")
     owned, _ = check_ownership([leaving])
@@ -89,13 +91,25 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
 
 
 def test_shapes_whose_provider_config_was_withdrawn_are_told() -> None:
-    config = row(kind="ProviderConfig", name="second", declared=True)
-    ours = row(declared=True, owned=True, outcome="Converged", providerConfig="second")
-    stranger = row(name="bar", outcome="Unowned", providerConfig="third")
+    config = plain_row(kind="ProviderConfig", name="second", declared=True)
+    ours = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
+    stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")
     assert check_watched([config, ours, stranger]).verdict == "ok"
+    reference = plain_row(kind="ShapeRef", declared=True, outcome="Held")
+    assert check_watched([config, ours, reference]).verdict == "ok"
     gone = msgspec.structs.replace(config, declared=False)
     found = check_watched([gone, ours, stranger])
     assert (found.verdict, found.found) == ("warn", "1: default/Shape/foo (second)")
+
+
+def test_what_is_held_is_told_by_what_it_waits_for() -> None:
+    well = plain_row(declared=True, owned=True, outcome="Converged")
+    assert check_held([well]).verdict == "ok"
+    doubted = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
+    dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
+    found = check_held([well, dangling, *doubted])
+    assert found.verdict == "warn"
+    assert found.found == ("3 wait (2 LossGuard, 1 Dangling): default/ShapeRef/c, default/Shape/a")
 
 
 def test_rows_that_differ_are_told_and_rows_that_are_ahead_are_not() -> None:

@@ -53,9 +53,26 @@ def check_disputed(rows: Iterable[StatusRow]) -> Finding:
     return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
 
 
+def check_held(rows: Iterable[StatusRow]) -> Finding:
+    """Tell what waits for a person, by what it waits for."""
+    held = [row for row in rows if row.outcome == "Held"]
+    if not held:
+        return Finding("held", "ok", "none")
+    reasons = Counter(row.reason for row in held)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
+    remedy = (
+        "`reconciler get -A --outcome Held` shows them all; what each reason wants is in "
+        '"What holds a shape" of the operating guide'
+    )
+    return Finding("held", "warn", f"{len(held)} wait ({counts}): {first}", remedy)
+
+
 def check_ownership(rows: Iterable[StatusRow]) -> list[Finding]:
     """Tell what is owned and not wanted, and what is wanted and not owned."""
-    external = [row for row in rows if row.kind != PROVIDER_CONFIG_KIND]
+    external = [
+        row for row in rows if row.provider_config
+    ]  # a ShapeRef has no API, and owns nothing
     return [_owned_only(external), _declared_only(external)]
 
 
@@ -89,7 +106,7 @@ def check_watched(rows: Iterable[StatusRow]) -> Finding:
     lost = [
         f"{row.key} ({row.provider_config})"
         for row in rows
-        if row.kind != PROVIDER_CONFIG_KIND
+        if row.provider_config
         and (row.declared or row.owned or row.action_id)
         and row.provider_config not in known
     ]

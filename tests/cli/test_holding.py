@@ -1,0 +1,247 @@
+"""`approve`, `finalizer`, `release` on a running stack: who holds a shape, and who lets it go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.bus.streams import INTAKE
+from infra.jetstream.connection import connect as connect_to_bus
+from infra.jetstream.reads import stream_state
+from reconciler.sdk import connect
+from tests.cli.runner import STOP_SECONDS, Cli, Up, shape, up
+
+INVOICE = "billing/last-invoice"
+PATIENCE_SECONDS = 90
+"""For what takes a second, on a machine with better things to do."""
+
+
+def until(live: Cli, arguments: tuple[str, ...], good: Callable[[Any], bool]) -> Any:
+    """Run a command that prints JSON until it says what is waited for."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = live.run(*arguments, "-o", "json")
+        said: Any = json.loads(found.out or "[]")
+        if good(said):
+            return said
+        assert time.monotonic() < deadline, f"{arguments}: {found}"
+
+
+def until_outcome(live: Cli, name: str, outcome: str) -> Any:
+    """Wait until a shape stands so, by its history: what is gone has no row."""
+    return until(
+        live,
+        ("history", f"default/Shape/{name}"),
+        lambda lines: any(line["what"].startswith(outcome) for line in lines[-1:]),
+    )
+
+
+def events(live: Cli, key: str, event: str) -> list[dict[str, Any]]:
+    return [one for one in live.ok("history", key, "-o", "json").json if one["event"] == event]
+
+
+def held_by_billing(url: str, name: str) -> None:
+    """Put a finalizer of another service on a shape."""
+
+    async def ask() -> None:
+        async with connect(url, source="billing") as billing:
+            await billing.request_finalizer(f"default/Shape/{name}", INVOICE)
+
+    asyncio.run(ask())
+
+
+@pytest.fixture
+def strays(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
+    """Three objects that nobody declared, in an exclusive scope whose guard lets one go at once."""
+    name = unique.lower()
+    api_url = running_up[1].ready["apiUrl"]
+    for number in range(3):
+        body = {"name": f"{name}-{number}", "type": "Square", "color": "Red"}
+        httpx.post(f"{api_url}/shapes", json=body).raise_for_status()
+    config = (
+        f"apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {{name: {name}}}\n"
+        f"spec: {{provider: shapes, endpoint: '{api_url}', resyncSeconds: 0.5, "
+        f"scope: {{mode: Exclusive, prefix: {name}-, namespace: {name}}}, "
+        "deletionGuard: {maxCount: 1}}\n"
+    )
+    live.ok("apply", "-f", "-", "--wait", text=config)
+    until(live, ("get", "-n", name, "--outcome", "Held"), lambda rows: len(rows) == 3)
+    return name
+
+
+def test_held_deletions_are_told_and_approved_by_name_and_all_together(
+    live: Cli, strays: str
+) -> None:
+    doctor = {one["check"]: one for one in live.run("doctor", "-o", "json").json}
+    assert doctor["held"]["verdict"] == "warn"
+    assert "DeletionGuard" in doctor["held"]["found"]
+
+    first = f"{strays}/Shape/{strays}-0"
+    ran = live.run("approve", first, "--hold", "LossGuard")
+    assert ran.status == 1
+    assert "it is not held by 'LossGuard' but by 'DeletionGuard'" in ran.out
+
+    ran = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old strays")
+    assert [row[:2] for row in ran.rows] == [[first, "Accepted"]]
+    until(live, ("get", "-n", strays), lambda rows: len(rows) == 2)
+    (approved,) = events(live, first, "HoldApproved")
+    assert approved["what"] == "DeletionGuard: proceed: old strays"
+    assert approved["actor"].startswith("cli")
+    ran = live.run("approve", first, "--hold", "DeletionGuard")
+    assert (ran.status, "it is not held by 'DeletionGuard': it is Deleted" in ran.out) == (1, True)
+
+    everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", strays)
+    told = live.ok(*everything, "-o", "json").json
+    assert {one["shape"] for one in told} == {f"{strays}/Shape/{strays}-{n}" for n in (1, 2)}
+    until(live, ("get", "-n", strays), lambda rows: rows == [])
+    ran = live.run(*everything)
+    assert ran.status == 1
+    assert f"no shape of ProviderConfig {strays} is held by DeletionGuard" in ran.err
+
+
+def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
+    ran = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
+    assert ran.status == 1
+    assert "it is not held by 'UnknownResult': nothing is known of it" in ran.out
+    assert live.run("history", "unheard-of").status == 1
+
+
+def test_a_finalizer_holds_until_it_is_taken_off(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("final"))
+    live.ok("finalizer", "add", "Shape", "final", INVOICE)
+    again = live.ok("finalizer", "add", "default/Shape/final", INVOICE, "-o", "json").json
+    assert [one["reason"] for one in again] == ["Unchanged"]
+
+    ran = live.run("delete", "Shape", "final", "--wait", "-o", "json")
+    assert (ran.status, ran.json[0]["outcome"], ran.json[0]["reason"]) == (1, "Held", "Finalizers")
+    ran = live.ok("finalizer", "remove", "Shape", "final", "billing/first-invoice")
+    assert "it has no such finalizer: `reconciler describe` shows those it has" in ran.out
+
+    live.ok("finalizer", "remove", "Shape", "final", INVOICE, "--reason", "it is paid")
+    until_outcome(live, "final", "Deleted")
+    (removed,) = events(live, "default/Shape/final", "FinalizerRemoved")
+    assert removed["what"] == f"{INVOICE}: it is paid"
+
+
+def test_anothers_finalizer_is_taken_off_by_force_only(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("forced"))
+    held_by_billing(running_up[1].ready["natsUrl"], "forced")
+
+    for verb in ("add", "remove"):
+        ran = live.run("finalizer", verb, "Shape", "forced", INVOICE)
+        assert ran.status == 1
+        assert f"'{INVOICE}' is of billing" in ran.out
+    assert events(live, "default/Shape/forced", "FinalizerRemoved") == []
+
+    live.ok("finalizer", "remove", "Shape", "forced", INVOICE, "--force", "--reason", "shut down")
+    (removed,) = events(live, "default/Shape/forced", "FinalizerRemoved")
+    assert removed["what"] == f"{INVOICE}, by force: shut down"
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome", "status"), [((), "Deleted", 404), (("--orphan",), "Released", 200)]
+)
+def test_a_forced_release_takes_off_all_and_leaves_the_object_only_if_told(
+    live: Cli, running_up: tuple[Cli, Up], options: tuple[str, ...], outcome: str, status: int
+) -> None:
+    name = f"let-go-{outcome.lower()}"
+    api_url = running_up[1].ready["apiUrl"]
+    live.ok("apply", "-f", "-", "--wait", text=shape(name))
+    held_by_billing(running_up[1].ready["natsUrl"], name)
+    ran = live.run("release", "Shape", name, "--reason", "billing is shut down")
+    assert ran.status == 1
+    assert "only a withdrawn shape is released: withdraw it first" in ran.out
+
+    live.run("delete", "Shape", name, "--wait")
+    assert httpx.get(f"{api_url}/shapes/{name}").status_code == 200
+    live.ok("release", "Shape", name, "--reason", "billing is shut down", *options)
+
+    until_outcome(live, name, outcome)
+    assert httpx.get(f"{api_url}/shapes/{name}").status_code == status
+    (forced,) = events(live, f"default/Shape/{name}", "ReleaseForced")
+    assert "billing is shut down" in forced["what"]
+    ran = live.ok("release", "Shape", name, "--reason", "once more")
+    assert "nothing keeps it, and it is not ours: nothing to release" in ran.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("release", "Shape", "mistyped", "--reason", "x"),
+        ("finalizer", "remove", "Shape", "mistyped", INVOICE),
+    ],
+)
+def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[str, ...]) -> None:
+    ran = live.run(*command, "-o", "json")
+    assert (ran.status, ran.json[0]["reason"]) == (1, "NotFound")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("approve Shape foo", 2, "Choose from: 'DeletionGuard', 'LossGuard', 'UnknownResult'"),
+        ("approve --hold LossGuard", 2, "Give KIND NAME... or --all, one of them"),
+        ("approve Shape foo --all --hold LossGuard", 2, "one of them"),
+        ("approve Shape --hold LossGuard", 2, "Give at least one name"),
+        ("approve Shape foo --hold Held", 2, 'Invalid value "Held" for --hold'),
+        ("approve Shape foo --hold LossGuard --config a", 2, "--config chooses among --all"),
+        ("approve Shape foo --hold LossGuard --abandon", 2, "UnknownResult only"),
+        (f"approve Shape foo --hold LossGuard --reason {'x' * 1001}", 2, "has 1001 characters"),
+        ("approve a/b --hold LossGuard", 1, "write namespace/kind/name"),
+        ("approve --all --hold LossGuard -n a.b", 1, "namespace 'a.b' is not allowed"),
+        ("finalizer add Shape foo", 2, "which finalizer of which shape?"),
+        ("finalizer add default/Shape/foo a b", 2, "which finalizer of which shape?"),
+        ("finalizer add Shape foo a b", 2, "no more arguments are expected, and there is 'b'"),
+        ("finalizer add Shape foo -x", 2, "-x"),
+        ("finalizer add Shape foo x.", 1, "finalizer 'x.' is not allowed"),
+        ("finalizer add Shape foo x --force", 2, "--force and --reason are for remove"),
+        ("finalizer keep Shape foo x", 2, '"add", "remove"'),
+        ("release Shape foo", 2, "--reason requires an argument"),
+        ("release Shape --reason x", 2, "Give at least one name"),
+        (f"release Shape foo --reason {'x' * 1001}", 2, "has 1001 characters"),
+        ("deadletters show", 2, "see `reconciler deadletters show --help`"),
+        ("deadletters list --limit 0", 2, "at least one letter"),
+        ("restore x --replicas 0", 2, "a stream has 1 to 5 copies"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+    inside: Cli, command: str, status: int, said: str
+) -> None:
+    ran = inside.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
+    assert (ran.status, ran.out) == (status, "")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert "cannot reach" not in ran.err
+
+
+def test_an_interrupted_question_is_told_as_one(inside: Cli) -> None:
+    with up(inside, "--roles", "none") as running:
+        url = running.ready["natsUrl"]
+        before = asyncio.run(_asked(url, 0))
+        asking = inside.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
+        asyncio.run(_asked(url, before + 1))
+        asking.send_signal(signal.SIGINT)
+        out, err = asking.communicate(timeout=STOP_SECONDS)
+    assert (asking.returncode, out) == (130, "")
+    assert err == "error: interrupted; what was sent before may still be done\n"
+
+
+async def _asked(url: str, least: int) -> int:
+    """Wait until so many messages are in the intake; gives how many there are."""
+    nc = await connect_to_bus(url, name="test")
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (count := (await stream_state(nc, INTAKE)).messages) < least:  # noqa: ASYNC110 - a poll
+                await asyncio.sleep(0.05)
+        return count
+    finally:
+        await nc.close()
