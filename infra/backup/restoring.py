@@ -135,7 +135,7 @@ async def restore_log(
     """
     identity = LogIdentity(backup.header.identity.log_id, new_name())
     replaced, floor = await _put_aside(nc, backup.path, plan)
-    if plan.way in ("new", "replace"):
+    if plan.found is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, SHAPES)
     await begin_restoration(nc, identity, replicas=replicas)
     writer = _Writer(nc, plan.present, progress)

@@ -32,7 +32,16 @@ from infra.bus.streams import (
 )
 
 Role = Literal[
-    "decider", "worker", "observer", "projector", "operator", "auditor", "installer", "service"
+    "decider",
+    "worker",
+    "observer",
+    "projector",
+    "operator",
+    "auditor",
+    "installer",
+    "backup",
+    "restore",
+    "service",
 ]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -62,6 +71,8 @@ PURPOSES: Final[dict[Role, str]] = {
     "operator": "people and their command line: reads everything, declares anywhere, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
     "installer": "makes and upgrades the streams: `reconciler init`, and nothing besides",
+    "backup": "saves the log: reads it and what waits to be decided, and writes nothing",
+    "restore": "makes a log on a server that has none, and nothing on one that has",
     "service": "declares in one namespace, and reads its own answers and outcomes",
 }
 
@@ -271,6 +282,24 @@ def _installer() -> Iterator[str]:
         yield f"{_API}.CONSUMER.CREATE.{stream}.{name}.>"
 
 
+def _backup() -> Iterator[str]:
+    yield f"{_API}.INFO"
+    yield f"{_API}.STREAM.NAMES"
+    yield from _follows(SHAPES)
+    yield from _gets(SHAPES, INTAKE)
+    yield f"{_API}.STREAM.INFO.{INTAKE}"
+    yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # how far the deciders are
+
+
+def _restore() -> Iterator[str]:
+    """Make streams and write the log: not delete, so that it cannot replace a log that is there."""
+    yield from _installer()
+    yield from _follows(SHAPES)
+    yield from _gets(SHAPES)
+    yield subjects.log_filter(_EVERY)
+    yield subjects.intake("desired", _EVERY)  # what was declared and not decided
+
+
 _GRANTS: Final[dict[Role, Callable[[], Iterator[str]]]] = {
     "decider": _decider,
     "worker": _worker,
@@ -279,4 +308,6 @@ _GRANTS: Final[dict[Role, Callable[[], Iterator[str]]]] = {
     "operator": _operator,
     "auditor": _auditor,
     "installer": _installer,
+    "backup": _backup,
+    "restore": _restore,
 }

@@ -134,13 +134,16 @@ async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int 
     """Make the log's stream, or mark the one that is there: nobody else opens it by now.
 
     ``ensure_topology`` with ``restored`` ends it. What goes on with an older intake, or is derived
-    from the log, is removed; dead letters and others' observations stay.
+    from the log, is removed; dead letters and others' observations stay. Only what is there is
+    deleted: on an empty server nobody needs the permission to.
     """
     for stream in (INTAKE, TIMERS, OUTCOMES, SNAPSHOTS, ROWS):
-        await delete_stream(nc, stream)
+        if await _exists(nc, stream):
+            await delete_stream(nc, stream)
     metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     await ensure_stream(nc, {**_shapes(), "metadata": metadata, "num_replicas": replicas})
-    await delete_consumer(nc, SHAPES, WORKERS)
+    if await _found(nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}"):
+        await delete_consumer(nc, SHAPES, WORKERS)
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from infra.bus.permission_files import User, claims, server_configuration
 from infra.bus.permissions import ROLES, Role
@@ -20,11 +22,11 @@ def permissions(
     user: tuple[str, ...] = (),
     key: tuple[str, ...] = (),
     finalizers: bool = False,
-    output: Literal["conf", "json"] = "conf",
+    output: Annotated[Literal["conf", "json"], Parameter(name=("--output", "-o"))] = "conf",
 ) -> int:
     """Print the least that each role needs on the bus, ready for a NATS server.
 
-    All roles, and a service for each --namespace; or only one ROLE. Users
+    All roles but restore, and a service for each --namespace; or only one ROLE. Users
     sign with nkeys (`nk -gen user`); a key that is not given is marked, and
     no server starts before it is filled in. It needs no server.
 
@@ -33,12 +35,14 @@ def permissions(
         reconciler permissions --namespace billing > accounts.conf
         reconciler permissions worker --key worker=UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4
         reconciler permissions operator --user ann --user bob
+        reconciler permissions backup --user nightly
         reconciler permissions service --namespace billing --output json
 
     Parameters
     ----------
     role
-        Only this role: decider, worker, observer, projector, operator, auditor, installer, service.
+        Only this role: decider, worker, observer, projector, operator, auditor, installer, backup,
+        restore, service.
     namespace
         Namespace of a service; once for each.
     user
@@ -68,10 +72,13 @@ def _users(
         raise UsageError("a service needs its --namespace")
     if role not in (None, "service") and namespaces:
         raise UsageError(f"--namespace is for services: a {role} is not bound to one")
+    if finalizers and not namespaces:
+        raise UsageError("--finalizers is for services: give their --namespace")
+    namespaces, names = tuple(dict.fromkeys(namespaces)), tuple(dict.fromkeys(names))
     users = [
         User(name, each)
         for each in ROLES
-        if each != "service" and role in (None, each)
+        if each != "service" and (role == each or (role is None and each != "restore"))
         for name in (names or (each,))
     ]
     for namespace in namespaces:
@@ -83,7 +90,10 @@ def _users(
 
 
 def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
-    public = dict(_named_key(text) for text in keys)
+    named = [_named_key(text) for text in dict.fromkeys(keys)]
+    public = dict(named)
+    if len(public) < len(named) or len(set(public.values())) < len(named):
+        raise UsageError("--key: one key a user, and one user a key")
     unknown = public.keys() - {user.name for user in users}
     if unknown:
         raise UsageError(

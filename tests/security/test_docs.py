@@ -14,6 +14,7 @@ from infra.bus.permissions import ROLES, Role, role_permissions, service_permiss
 from infra.jetstream.access import VARIABLE_PREFIX, Access
 from tests.cli.runner import Cli, Inside
 
+KEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 
 
@@ -47,7 +48,7 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
     cli: Cli = Inside(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         ran = cli.run(*line.split(" > ")[0].split()[1:])
         assert ran.status == 0, ran
@@ -65,6 +66,9 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
         (("worker", "--key", "decider=U"), "there is no user decider"),
         (("--namespace", "worker"), "a service cannot be called worker"),
         (("--user", "ann"), "--user names users of one ROLE"),
+        (("worker", "--finalizers"), "--finalizers is for services"),
+        (("--key", f"worker={KEY}", "--key", f"decider={KEY}"), "one key a user"),
+        (("--key", f"worker={KEY}", "--key", f"worker={KEY[:-1]}5"), "one key a user"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

@@ -28,6 +28,9 @@ WRITTEN_BY_OTHERS = [
     "rec.desired.system.ProviderConfig.default",
     "rec.result.acme.Shape.foo",
     "rec.observed.acme.Shape.foo",
+    "rec.approval.acme.Shape.foo",
+    "rec.approval.other.Shape.foo",
+    "rec.finalizer.other.Shape.foo",
     "rec.timer.acme.Shape.foo",
     "log.acme.Shape.foo.fact",
     "outcome.acme.Shape.foo",
@@ -36,6 +39,7 @@ WRITTEN_BY_OTHERS = [
     "snap.acme.Shape.foo",
     "snapshot.default.Shape.x",
     "deadletter.intake",
+    "deadletter.handled",
     "$KV.reconciler.status.acme.Shape.foo",
     "_INBOX.other.x",
     "_INBOX.decider.x",
@@ -55,6 +59,10 @@ BEYOND = [
     "$JS.API.DIRECT.GET.OUTCOMES",
     "$JS.API.DIRECT.GET.SHAPES.log.other.Shape.foo.outcome",
     "$JS.API.DIRECT.GET.SHAPES.log.acme.Shape.foo.fact",
+    "$JS.API.DIRECT.GET.SHAPES.log.system.ProviderConfig.default.outcome",
+    "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.system.ProviderConfig.default",
+    "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.system.>",
+    "$JS.API.CONSUMER.CREATE.DEADLETTERS",
     "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.other.Shape.foo",
     "$JS.API.CONSUMER.CREATE.OUTCOMES",
     "$JS.API.CONSUMER.CREATE.OUTCOMES.acme",
@@ -80,6 +88,26 @@ FOR_ROLES = {
     "operator": ["rec.result.acme.Shape.foo", "log.acme.Shape.foo.fact", "outcome.acme.Shape.foo"],
     "auditor": ["rec.desired.acme.Shape.foo", "deadletter.intake", "$KV.reconciler.x"],
     "installer": ["rec.desired.acme.Shape.foo", "log.acme.Shape.foo.fact"],
+    "backup": [
+        "rec.desired.acme.Shape.foo",
+        "rec.approval.acme.Shape.foo",
+        "log.acme.Shape.foo.fact",
+        "deadletter.handled",
+        "$KV.reconciler.x",
+        "$JS.API.STREAM.CREATE.MINE",
+        "$JS.API.STREAM.UPDATE.SHAPES",
+        "$JS.API.CONSUMER.MSG.NEXT.INTAKE.decider-0",
+        "$JS.ACK.INTAKE.decider-0.1.1.1.1.1",
+    ],
+    "restore": [
+        "rec.result.acme.Shape.foo",
+        "rec.approval.acme.Shape.foo",
+        "outcome.acme.Shape.foo",
+        "deadletter.handled",
+        "$KV.reconciler.x",
+        *(f"$JS.API.STREAM.{what}.INTAKE" for what in ("DELETE", "PURGE", "MSG.DELETE")),
+        "$JS.API.CONSUMER.MSG.NEXT.INTAKE.decider-0",
+    ],
 }
 DESTRUCTIVE = [
     f"$JS.API.{what}.{stream}"
@@ -99,7 +127,7 @@ async def test_a_service_may_not(guarded: Guarded, subject: str) -> None:
 
 @pytest.mark.parametrize("role", FOR_ROLES)
 async def test_a_role_may_not_do_what_another_does(guarded: Guarded, role: str) -> None:
-    allowed = {"installer": DESTRUCTIVE[-1:]}.get(role, [])
+    allowed = DESTRUCTIVE[-1:] if role in ("installer", "restore") else []
     async with guarded.bus_as(role) as nc:
         for subject in [*FOR_ROLES[role], *DESTRUCTIVE]:
             if subject in allowed:

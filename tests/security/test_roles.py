@@ -6,19 +6,21 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk import Client, OutcomeStream
 from reconciler.wiring import ROLES as RUNNING_ROLES
 from reconciler.wiring import Role, connected, running
-from tests.cli.runner import Cli, Inside
+from tests.cli.runner import Cli, Inside, Ran
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
-Run = Callable[..., None]
+Run = Callable[..., Ran]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -148,19 +150,21 @@ def commands(guarded: Guarded, tmp_path: Path) -> Run:
     """Run the command line as a user; nothing may be denied."""
     cli: Cli = Inside(tmp_path)
 
-    def run_as(user: str, *arguments: str, text: str | None = None, status: int = 0) -> None:
+    def run_as(user: str, *arguments: str, text: str | None = None, status: int = 0) -> Ran:
         before = len(guarded.violations())
         ran = cli.run(
             *arguments, "--nkey", str(guarded.key(user)), "--nats-url", guarded.bus.url, text=text
         )
         assert ran.status == status, f"{arguments}: {ran}"
         assert guarded.violations()[before:] == []
+        return ran
 
     return run_as
 
 
-def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
-    manifest = json.dumps(
+def circle(name: str) -> str:
+    """Write a manifest as people do."""
+    return json.dumps(
         {
             "apiVersion": "shapes/v1",
             "kind": "Shape",
@@ -168,7 +172,10 @@ def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
             "spec": {"type": "Circle", "color": "Blue"},
         }
     )
-    commands("operator", "apply", "-f", "-", "--wait", text=manifest)
+
+
+def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
+    commands("operator", "apply", "-f", "-", "--wait", text=circle(name))
     commands("operator", "get", "-A")
     commands("operator", "describe", f"Shape/{name}")
     commands("operator", "history", name)
@@ -176,6 +183,65 @@ def test_every_command_runs_as_an_operator(commands: Run, name: str) -> None:
     commands("operator", "doctor")
     commands("operator", "deadletters", "list")
     commands("operator", "delete", "Shape", name, "--wait")
+
+
+def test_an_operator_decides_about_what_is_held(commands: Run, name: str) -> None:
+    commands("operator", "apply", "-f", "-", "--wait", text=circle(name))
+    commands("operator", "finalizer", "add", "Shape", name, "billing/last-invoice")
+    commands("operator", "delete", "Shape", name, "--wait", status=1)
+    commands("operator", "approve", "Shape", name, "--hold", "LossGuard", status=1)
+    commands("operator", "approve", "--all", "--hold", "UnknownResult", status=1)
+    commands("operator", "finalizer", "remove", "Shape", name, "billing/first-invoice")
+    commands("operator", "release", "Shape", name, "--reason", "billing is shut down")
+
+
+def test_an_operator_deals_with_dead_letters(commands: Run, guarded: Guarded, name: str) -> None:
+    asyncio.run(_refused(guarded, name))
+    key = ("--shape", f"acme/Shape/{name}")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    number = 0
+    while not number and time.monotonic() < deadline:
+        listed = commands("operator", "deadletters", "list", *key, "-o", "json").json
+        number = listed[-1]["number"] if listed else 0
+    commands("operator", "deadletters", "show", str(number))
+    commands("operator", "deadletters", "retry", str(number), status=1)
+    commands("operator", "deadletters", "dismiss", str(number), "--note", "a test")
+
+
+async def _refused(guarded: Guarded, name: str) -> None:
+    async with guarded.sdk_as("acme") as client:
+        with pytest.raises(DeclarationRefusedError):
+            await client.declare(shape("acme", name, "Mauve"))
+
+
+OF_OPERATORS = [
+    ("approve", "Shape", "foo", "--hold", "LossGuard"),
+    ("approve", "--all", "--hold", "LossGuard"),
+    ("finalizer", "add", "Shape", "foo", "billing/last-invoice"),
+    ("finalizer", "remove", "Shape", "foo", "billing/last-invoice", "--force"),
+    ("release", "Shape", "foo", "--reason", "mine"),
+    ("delete", "Shape", "foo"),
+    ("deadletters", "list"),
+    ("deadletters", "dismiss", "1"),
+    ("doctor",),
+    ("backup", "stolen.backup"),
+]
+
+
+@pytest.mark.parametrize("arguments", OF_OPERATORS, ids=" ".join)
+def test_a_service_is_told_in_one_line_what_it_may_not_do_elsewhere(
+    guarded: Guarded, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    elsewhere = () if arguments[0] in ("deadletters", "doctor", "backup") else ("-n", "other")
+    ran = Inside(tmp_path).run(
+        *arguments, *elsewhere, "--nkey", str(guarded.key("acme")), "--nats-url", guarded.bus.url
+    )
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: ")
+    assert guarded.pairs["acme"].public in ran.err
+    assert "may not" in ran.err
+    assert ran.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("user", ["operator", "auditor"])

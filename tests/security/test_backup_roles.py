@@ -1,0 +1,113 @@
+"""Backups and restorations, each under a user that may do that and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.bus.permission_files import User, server_configuration
+from infra.embedded import EmbeddedServer
+from tests.cli.runner import Inside, Ran
+from tests.security.guarded import Guarded, shape
+from tests.security.keys import Pair
+
+Run = Callable[..., Ran]
+USERS = (
+    User("restore", "restore"),
+    User("backup", "backup"),
+    User("installer", "installer"),
+    User("operator", "operator"),
+)
+
+
+def violations(server: EmbeddedServer) -> list[str]:
+    log = (server.data_dir / "nats.log").read_text()
+    return [line for line in log.splitlines() if "Violation" in line]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server without a log, which lets in these users only."""
+    keyed: list[User] = []
+    for user in USERS:
+        pair = Pair.of_user()
+        pair.write(tmp_path / f"{user.name}.nk")
+        keyed.append(User(user.name, user.role, pair.public))
+    server = EmbeddedServer()
+    configuration = server_configuration(keyed)
+    asyncio.run(server.start(tmp_path / "empty", extra_config=configuration))
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+def run_as(empty: EmbeddedServer, tmp_path: Path) -> Run:
+    """Run a command on the empty server as one of its users."""
+
+    def run(user: str, *arguments: str) -> Ran:
+        key = str(tmp_path / f"{user}.nk")
+        return Inside(tmp_path).run(*arguments, "--nkey", key, "--nats-url", empty.url)
+
+    return run
+
+
+@pytest.fixture
+def saved(guarded: Guarded, tmp_path: Path, name: str) -> str:
+    """A backup of the running reconciler, made under the user for it."""
+    asyncio.run(_declared(guarded, name))
+    before = guarded.violations()
+    key = str(guarded.key("backup"))
+    file = str(tmp_path / "monday.backup")
+    ran = Inside(tmp_path).run("backup", file, "--nkey", key, "--nats-url", guarded.bus.url)
+    assert ran.status == 0, ran
+    assert guarded.violations() == before
+    return file
+
+
+async def _declared(guarded: Guarded, name: str) -> None:
+    async with guarded.sdk_as("acme") as client:
+        await client.declare(shape("acme", name))
+        await client.wait_for(f"acme/Shape/{name}", generation=1)
+
+
+def test_a_backup_is_restored_to_an_empty_server_and_nothing_is_denied(
+    saved: str, run_as: Run, empty: EmbeddedServer, name: str
+) -> None:
+    ran = run_as("restore", "restore", saved)
+    assert ran.status == 0, ran
+    assert run_as("restore", "restore", saved).out.endswith("nothing was changed\n")
+    told = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
+    assert told[-1]["what"].startswith("Converged")
+    assert run_as("backup", "backup", f"{saved}.again").status == 0
+    assert violations(empty) == []
+
+
+def test_who_restores_cannot_replace_a_log(
+    saved: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path
+) -> None:
+    assert run_as("installer", "init").status == 0
+    ran = run_as("restore", "restore", saved)
+    assert (ran.status, ran.out) == (1, "")
+    assert "permission denied: user" in ran.err
+    assert ran.err.count("\n") == 1
+    assert violations(empty) != []
+    assert run_as("operator", "get", "-A").err == "no shapes\n"
+    assert run_as("installer", "init").status == 0  # nothing is half done
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_who_backs_up_cannot_restore(saved: str, run_as: Run) -> None:
+    ran = run_as("backup", "restore", saved)
+    assert (ran.status, ran.out) == (1, "")
+    assert "permission denied: user" in ran.err
+    assert "no event log yet" in run_as("operator", "get").err
+
+
+def test_the_role_that_restores_is_printed_only_by_name(tmp_path: Path) -> None:
+    everybody = Inside(tmp_path).ok("permissions").out
+    assert "# backup, backup:" in everybody
+    assert "# restore, restore:" not in everybody
+    assert "# restore, restore:" in Inside(tmp_path).ok("permissions", "restore").out
