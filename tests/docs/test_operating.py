@@ -1,14 +1,19 @@
 """The operating guide names every outcome and every field, and its manifests are accepted."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import pytest
 import yaml
 
 from events.log import OutcomeName
 from events.manifest import Manifest, Policy, ProviderConfigSpec, take_apart
+from reconciler.cli.exits import Exit
 from reconciler.kinds import installed_kinds
+from tests.cli.runner import Inside
 
 GUIDE = Path(__file__).parents[2] / "docs" / "operating.md"
 
@@ -48,3 +53,19 @@ def test_links_lead_somewhere() -> None:
         page, _, heading = part.split(")")[0].partition("#")
         text = (GUIDE.parent / page if page else GUIDE).read_text()
         assert not heading or f"\n## {heading.replace('-', ' ')}\n" in text.lower()
+
+
+def at_night() -> list[str]:
+    section = GUIDE.read_text().split("## At 3 a.m.\n")[1].split("\n## ")[0]
+    return sorted(set(re.findall(r"`reconciler ([^`]+)`", section)) - {"apply"})
+
+
+@pytest.mark.parametrize("command", at_night())
+def test_what_one_types_at_night_is_no_wrong_usage(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.cli.client.PATIENCE_SECONDS", 0.1)
+    ran = Inside(tmp_path).run(*shlex.split(command), "--nats-url", "nats://127.0.0.1:1")
+    assert ran.status == Exit.FAILED
+    assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")
