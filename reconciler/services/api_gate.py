@@ -69,7 +69,7 @@ class ApiGate:
     """One API and account, shared by all configurations that name both.
 
     ``inside`` counts the actions that this process has taken on. ``epoch`` counts how often a
-    breaker moved: what began in an earlier one says nothing new.
+    breaker moved, or this process stood still: what began in an earlier one says nothing new.
     """
 
     def __init__(
@@ -259,6 +259,10 @@ class ApiGate:
             self._saw_failure(error, config, epoch)
         else:
             self._saw_answer(epoch)
+
+    def forget_calls_under_way(self) -> None:
+        """Learn nothing from calls that have begun: how they end is this process's own doing."""
+        self.epoch += 1
 
     def _saw_answer(self, epoch: int) -> None:
         if epoch != self.epoch:

@@ -35,6 +35,10 @@ _FOLDED = frozenset(
     {SpecDeclared, SpecWithdrawn, ApiThrottled, BreakerOpened, BreakerProbed, BreakerClosed}
 )
 _PREFIX = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
+STANDSTILL_SECONDS = 3.0
+"""Who looks at the clock every half second, and finds so much gone, did not run meanwhile."""
+
+_LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.5
 _logger = structlog.get_logger(__name__)
 
@@ -109,7 +113,24 @@ class ApiGates:
                 _tell(name, event)
 
     async def run(self) -> None:
-        """Report for ever."""
+        """Report for ever, and notice when this process stood still."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_for_ever())
+            tasks.create_task(self._notice_standstills())
+
+    async def _notice_standstills(self) -> None:
+        """Let calls say nothing of their API that ran out of time while this process was stopped.
+
+        Else one process that hung would open the breaker for all others.
+        """
+        while True:
+            before = self._clock()
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._clock() - before > STANDSTILL_SECONDS:
+                for gate in self._gates.values():
+                    gate.forget_calls_under_way()
+
+    async def _report_for_ever(self) -> None:
         while True:
             await self._report_came.wait()
             self._report_came.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -34,7 +35,7 @@ from reconciler.errors import (
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import may_call
 from reconciler.services.api_gate import MOST_INSIDE, MOST_WAIT_SECONDS, TurnedAwayError
-from reconciler.services.api_gates import ApiGates, gate_name
+from reconciler.services.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
 from reconciler.services.configurations import Configurations
 
 DOWN = TransientError("no connection")
@@ -182,6 +183,23 @@ async def test_what_began_before_the_breaker_moved_says_nothing_new(process: Pro
     with process.gates.of("second").calls("second"):
         process.opened("first", seconds=0.0)
     assert await process.reports() == []
+
+
+async def test_time_outs_of_a_process_that_stood_still_are_not_the_api_s(process: Process) -> None:
+    gate = process.gates.of("first")
+    calls = [gate.calls("first") for _ in range(API.breaker.failures)]
+    await asyncio.sleep(0)  # let the gates look at the clock
+    time.sleep(STANDSTILL_SECONDS + 0.5)  # noqa: ASYNC251 - as a process that is stopped
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+    for call in calls:
+        with suppress(TransientError), call:
+            raise DOWN
+    assert gate.is_open
+    assert await process.reports() == []
+    for _ in range(API.breaker.failures):
+        process.call(DOWN)
+    assert not gate.is_open
 
 
 async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process: Process) -> None:
