@@ -52,6 +52,15 @@ class GenerationSuperseded(_Event, frozen=True):
     by: int
 
 
+class DeclarationSuperseded(_Event, frozen=True):
+    """A declaration or withdrawal came after a newer one, generation ``by``: it makes none.
+
+    The envelope names it, so that it makes none either when it is sent again.
+    """
+
+    by: int
+
+
 class ExternalObserved(_Event, frozen=True):
     """Something new was seen in the external API: the object, or None: proof that there is none."""
 
@@ -359,6 +368,7 @@ ShapeEvent = (
     SpecDeclared
     | SpecWithdrawn
     | GenerationSuperseded
+    | DeclarationSuperseded
     | ExternalObserved
     | AbsenceDoubted
     | DriftDetected

@@ -45,6 +45,11 @@ def intake(what: Intake, key: ShapeKey) -> str:
     return f"rec.{what}.{key.tokens}"
 
 
+def stored_intake_filter(what: Intake, key: ShapeKey) -> str:
+    """Where the intake has them, whatever its partition."""
+    return f"in.*.{what}.{key.tokens}"
+
+
 def snapshot(provider_config: str, kind: str, snapshot_id: str) -> str:
     """Where an observer publishes what it sees of a scope."""
     return f"snapshot.{provider_config}.{kind}.{snapshot_id}"

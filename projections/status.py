@@ -27,6 +27,7 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     Condition,
+    DeclarationSuperseded,
     DriftDetected,
     ExternalObserved,
     FinalizerAdded,
@@ -171,7 +172,7 @@ def _stop_waiting(row: StatusRow) -> None:
         row.retry_at = None
 
 
-def _superseded(_row: StatusRow, _data: GenerationSuperseded) -> None:
+def _superseded(_row: StatusRow, _data: GenerationSuperseded | DeclarationSuperseded) -> None:
     """The next outcome speaks of the newer generation."""
 
 
@@ -326,6 +327,7 @@ _FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
     SpecDeclared: _declared,
     SpecWithdrawn: _withdrawn,
     GenerationSuperseded: _superseded,
+    DeclarationSuperseded: _superseded,
     ExternalObserved: _observed,
     AbsenceDoubted: _doubted,
     DriftDetected: _drifted,

@@ -179,6 +179,10 @@ class IntakeReader(Protocol):
         """Read what was declared of the same shapes after these, to look at and not to ack."""
         ...
 
+    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+        """Read all declarations of these shapes that the intake still has, to look at."""
+        ...
+
     async def close(self) -> None:
         """Let another reader take over."""
         ...

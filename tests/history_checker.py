@@ -164,7 +164,9 @@ def _undecided(history: History, acknowledged: Iterable[Acknowledged]) -> Iterat
     refused = {each.causeposition for each in history.outcomes if _is_rejection(each)}
     causes = {(each.event.key, each.event.causeid) for each in history.log}
     stored = {(each.key, each.message_id) for each in history.intake}
+    first: dict[tuple[ShapeKey | None, str], int] = {}
     for told in history.intake:
+        came = first.setdefault((told.key, told.message_id), told.position)
         if told.position in buried or told.position in refused:
             continue
         if told.key is None or told.data is None:
@@ -173,7 +175,7 @@ def _undecided(history: History, acknowledged: Iterable[Acknowledged]) -> Iterat
             )
         elif isinstance(told.data, (Declared, Withdrawn)):
             same = (told.key, told.message_id) in causes
-            if not same and not _says_nothing_new(history, told.key, told.data, told.position):
+            if not same and not _says_nothing_new(history, told.key, told.data, came):
                 yield Finding(
                     "undecided",
                     str(told.key),
@@ -190,7 +192,10 @@ def _undecided(history: History, acknowledged: Iterable[Acknowledged]) -> Iterat
 def _says_nothing_new(
     history: History, key: ShapeKey, data: Declared | Withdrawn, position: int
 ) -> bool:
-    """Tell whether the shape was declared like that already: such a message leads to no event."""
+    """Tell whether the shape was declared like that already: such a message leads to no event.
+
+    ``position`` is where it came first: sent again later it says nothing new either.
+    """
     before: ShapeEvent | None = None
     for each in history.by_shape.get(key, ()):
         event = each.event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, cast
@@ -9,7 +10,8 @@ from typing import Final, cast
 from nats.aio.client import Client
 
 from events.envelope import encode_intake
-from events.subjects import REPLY_HEADER
+from events.names import ShapeKey
+from events.subjects import REPLY_HEADER, stored_intake_filter
 from events.subjects import intake as intake_subject
 from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import DECIDER_GROUP, INTAKE, decider_consumers
@@ -29,6 +31,7 @@ _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
 _BATCH_FROM: Final = 16
 _MOST_NEWER: Final = 100
+_READS_AT_ONCE: Final = 64
 
 
 class JetStreamIntakeWriter:
@@ -87,6 +90,18 @@ class JetStreamIntakeReader:
         subjects = [each.subject for each in deliveries]
         newest = {one.subject: one for one in await last_for_subjects(self._nc, INTAKE, subjects)}
         return [await self._newer(each, newest.get(each.subject)) for each in deliveries]
+
+    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+        """Read all declarations of these shapes that the intake still has, to look at."""
+        found: list[list[IntakeDelivery]] = []
+        for start in range(0, len(keys), _READS_AT_ONCE):
+            reads = [
+                read_subject(self._nc, INTAKE, stored_intake_filter("desired", key))
+                for key in keys[start : start + _READS_AT_ONCE]
+            ]
+            read = await asyncio.gather(*reads)
+            found += [[_looked_at(each) for each in messages] for messages in read]
+        return found
 
     async def _newer(
         self, delivery: IntakeDelivery, newest: StoredMessage | None

@@ -23,6 +23,7 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    DeclarationSuperseded,
     DriftDetected,
     ExternalObserved,
     FinalizerAdded,
@@ -135,6 +136,10 @@ def _tagged(tag: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
 
 def _withdrawn(data: SpecWithdrawn) -> str:
     return f"generation {data.generation}"
+
+
+def _declaration_superseded(data: DeclarationSuperseded) -> str:
+    return f"a declaration came late: generation {data.by} is newer"
 
 
 def _superseded(data: GenerationSuperseded) -> str:
@@ -297,6 +302,7 @@ def _outcome(data: OutcomeRecorded) -> str:
 _TELL: dict[type[ShapeEvent], Callable[[Any], str]] = {
     SpecWithdrawn: _withdrawn,
     GenerationSuperseded: _superseded,
+    DeclarationSuperseded: _declaration_superseded,
     ExternalObserved: _observed,
     AbsenceDoubted: _doubted,
     DriftDetected: _drifted,

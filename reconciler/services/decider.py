@@ -37,6 +37,7 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.services.configurations import Configurations
+from reconciler.services.first_positions import placed
 from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
@@ -256,7 +257,11 @@ class Decider:
             and all(isinstance(command.data, Declared) for command in mine.commands)
         }
         guessed = self._take_turns(unknown, {key: KeptShape(NEW, 0) for key in unknown})
-        return [each for each in guessed if all(map(_is_accepted, each.turn.answers))]
+        return [
+            each
+            for each in guessed
+            if all(map(_is_accepted, each.turn.answers)) and not each.turn.doubtful
+        ]
 
     async def _decide(
         self, work: Mapping[ShapeKey, _Work], *, without: Sequence[_Decided]
@@ -265,7 +270,26 @@ class Decider:
         open_work = {key: mine for key, mine in work.items() if key not in decided}
         if not open_work:
             return []
-        return self._take_turns(open_work, await self._repository.get(list(open_work)))
+        taken = self._take_turns(open_work, await self._repository.get(list(open_work)))
+        return await self._look_back(taken)
+
+    async def _look_back(self, decided: Sequence[_Decided]) -> list[_Decided]:
+        """Decide again where what made a generation may be an old declaration, sent again.
+
+        It counts where it came first. An intake that keeps less than lies between tells nothing:
+        then it is taken as new.
+        """
+        doubtful = {each.key: each for each in decided if each.turn.doubtful}
+        if not doubtful:
+            return list(decided)
+        declared = await self._reader.declarations_of(list(doubtful))
+        for each, messages in zip(doubtful.values(), declared, strict=True):
+            each.work.commands[:] = placed(each.work.commands, messages)
+        again = self._take_turns(
+            {key: each.work for key, each in doubtful.items()},
+            {key: each.base for key, each in doubtful.items()},
+        )
+        return [each for each in decided if each.key not in doubtful] + again
 
     def _take_turns(
         self, work: Mapping[ShapeKey, _Work], kept: Mapping[ShapeKey, KeptShape]

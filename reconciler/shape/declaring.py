@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from events.intake import Answer, Declared, Withdrawn
-from events.log import GenerationSuperseded, SpecDeclared, SpecWithdrawn
+from events.log import (
+    DeclarationSuperseded,
+    GenerationSuperseded,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
 from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import InvalidNameError
 from reconciler.shape.answering import known_already, refused
+from reconciler.shape.evolve import spec_of
 from reconciler.shape.inputs import Command, Context, Record
-from reconciler.shape.state import ShapeState
+from reconciler.shape.state import ShapeState, content_digest
 
 
 def declare(state: ShapeState, command: Command, context: Context, record: Record) -> Answer:
@@ -16,7 +23,7 @@ def declare(state: ShapeState, command: Command, context: Context, record: Recor
     data: Declared = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     known = _known_already(state, command)
     if known is not None:
-        return known
+        return _answered(known, state, record)
     refusal = _refusal(state, data.expected_generation, command)
     if refusal is not None:
         return refusal
@@ -41,7 +48,7 @@ def withdraw(state: ShapeState, command: Command, _context: Context, record: Rec
     data: Withdrawn = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     known = _known_already(state, command)
     if known is not None:
-        return known
+        return _answered(known, state, record)
     refusal = _refusal(state, data.expected_generation, command)
     if refusal is not None:
         return refusal
@@ -61,11 +68,38 @@ def _next_generation(
 
 def _known_already(state: ShapeState, command: Command) -> Answer | None:
     known = known_already(state, command)
-    if known is None and command.position < state.declared_position:
+    if known is not None:
+        return known
+    if command.position < state.declared_position:
         return refused(
             state, command, "Superseded", "a newer declaration was accepted before this one came"
         )
+    first = command.first_position
+    if first is not None and first < state.declared_position:
+        return Answer(True, "Duplicate", state.generation, command.position)
+    return None
+
+
+def _answered(known: Answer, state: ShapeState, record: Record) -> Answer:
+    """Remember what is refused because it comes late: sent again, it would not look late."""
+    if known.reason == "Superseded":
+        record(DeclarationSuperseded(by=state.generation))
     return known
+
+
+def may_be_old(state: ShapeState, event: ShapeEvent) -> bool:
+    """Tell whether a new generation may come of an old declaration that was sent again.
+
+    One that changed nothing when it came left no trace; so it can only say what was declared
+    before, or that nothing is. The intake tells, which keeps what came in.
+    """
+    match event:
+        case SpecDeclared():
+            return bool(state.contents) and content_digest(spec_of(event)) in state.contents
+        case SpecWithdrawn():
+            return True
+        case _:
+            return False
 
 
 def _refusal(state: ShapeState, expected: int | None, command: Command) -> Answer | None:

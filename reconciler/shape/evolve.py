@@ -24,6 +24,7 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    DeclarationSuperseded,
     DriftDetected,
     ExternalObserved,
     FinalizerAdded,
@@ -57,6 +58,7 @@ from reconciler.shape.state import (
     Owned,
     ShapeState,
     Spec,
+    content_digest,
     declaration_id,
 )
 
@@ -100,22 +102,16 @@ def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeSt
         data.external_name,
     ):
         observed = None  # what we saw was in another place
+    spec = spec_of(data)
     return replace(
         state,
         version=event.shapeversion,
         generation=data.generation,
         declared=True,
-        spec=Spec(
-            data.api_version,
-            data.provider_config,
-            data.external_name,
-            data.fields,
-            data.labels,
-            data.annotations,
-            data.policy,
-        ),
+        spec=spec,
         declared_position=event.causeposition,
         declaration_ids=_remembered(state, event),
+        contents=_contents(state, content_digest(spec)),
         created_before=state.created_before and state.declared,  # a new life begins
         observed=observed,
         failures=0,
@@ -144,6 +140,31 @@ def _withdrawn(state: ShapeState, data: SpecWithdrawn, event: LogEvent) -> Shape
         hold_until=None,
         because=event.id,
     )
+
+
+def spec_of(data: SpecDeclared) -> Spec:
+    """Give what an event declares."""
+    return Spec(
+        data.api_version,
+        data.provider_config,
+        data.external_name,
+        data.fields,
+        data.labels,
+        data.annotations,
+        data.policy,
+    )
+
+
+def _contents(state: ShapeState, newest: str) -> tuple[str, ...]:
+    older = tuple(each for each in state.contents if each != newest)
+    return (*older, newest)[-REMEMBERED_DECLARATIONS:]
+
+
+def _declaration_superseded(
+    state: ShapeState, _data: DeclarationSuperseded, event: LogEvent
+) -> ShapeState:
+    ids = _remembered(state, event)
+    return replace(state, version=event.shapeversion, declaration_ids=ids)
 
 
 def _remembered(state: ShapeState, event: LogEvent) -> tuple[str, ...]:
@@ -486,6 +507,7 @@ _FOLDS: dict[type[ShapeEvent], Callable[[ShapeState, Any, LogEvent], ShapeState]
     SpecDeclared: _declared,
     SpecWithdrawn: _withdrawn,
     GenerationSuperseded: _superseded,
+    DeclarationSuperseded: _declaration_superseded,
     ExternalObserved: _observed,
     AbsenceDoubted: _doubted,
     DriftDetected: _drifted,

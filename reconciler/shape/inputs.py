@@ -21,12 +21,17 @@ Record = Callable[[ShapeEvent], ShapeState]
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One intake message for a shape: where it stands, who sent it, what it says."""
+    """One intake message for a shape: where it stands, who sent it, what it says.
+
+    ``first_position`` is where a message of its source and id stood first, as far as the intake
+    goes back; None if nobody has looked.
+    """
 
     position: int
     message_id: str
     actor: str
     data: IntakeData
+    first_position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 
 import msgspec
@@ -11,11 +12,14 @@ from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 6
+STATE_SCHEMA = 7
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64
-"""How many ids of declarations a shape remembers, to recognise one that is delivered again late."""
+"""How many ids of declarations a shape remembers, to recognise one that is delivered again late;
+and how many contents, to tell what may be one."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -28,6 +32,11 @@ class Spec(msgspec.Struct, frozen=True):
     labels: dict[str, str]
     annotations: dict[str, str]
     policy: Policy
+
+
+def content_digest(spec: Spec) -> str:
+    """Digest what a generation declares: equal for two declarations that say the same."""
+    return hashlib.blake2b(_encoder.encode(spec), digest_size=8).hexdigest()
 
 
 class Owned(msgspec.Struct, frozen=True):
@@ -101,7 +110,8 @@ class ShapeState(msgspec.Struct, frozen=True):
     """Everything known about one shape.
 
     ``version`` counts its events. ``generation`` counts its declarations and withdrawals;
-    ``declared_position`` is the intake position of the newest. ``effect_position`` is the position
+    ``declared_position`` is the intake position of the newest. ``contents`` are digests of what was
+    declared so far, the newest last. ``effect_position`` is the position
     of the newest result of an action: an observation that began before it is stale.
     ``observed_message`` is the intake position of the newest observation, which decides between two
     that began at the same ``observed_position``. ``because`` is
@@ -121,6 +131,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     spec: Spec | None = None
     declared_position: int = 0
     declaration_ids: tuple[str, ...] = ()
+    contents: tuple[str, ...] = ()
     settled_generation: int = 0
     owned: Owned | None = None
     applied: Applied | None = None

@@ -14,6 +14,7 @@ from events.log import (
     event_id,
     event_type,
 )
+from reconciler.shape.declaring import may_be_old
 from reconciler.shape.evolve import evolve
 from reconciler.shape.facts import record_facts
 from reconciler.shape.inputs import Command, Context
@@ -32,7 +33,10 @@ class UnstableDecisionError(RuntimeError):
 
 @dataclass(slots=True)
 class Turn:
-    """What came of a turn: the state after it, the events to append, an answer for each command."""
+    """What came of a turn: the state after it, the events to append, an answer for each command.
+
+    ``doubtful`` are commands that made a generation and may be old ones that were sent again.
+    """
 
     key_text: str
     context: Context
@@ -40,9 +44,12 @@ class Turn:
     cause: Command
     events: list[LogEvent] = field(default_factory=list[LogEvent])
     answers: list[Answer | None] = field(default_factory=list[Answer | None])
+    doubtful: list[Command] = field(default_factory=list[Command])
 
     def record(self, data: ShapeEvent) -> ShapeState:
         """Put an event into its envelope and fold it."""
+        if self.cause.first_position is None and may_be_old(self.state, data):
+            self.doubtful.append(self.cause)
         version = self.state.version + 1
         event = LogEvent(
             id=event_id(self.context.key, version),

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from events.envelope import encode_intake
 from events.external import ExternalObject
-from events.intake import Answer, Declared, IntakeData, Reported, TimerFired
-from events.log import Action, ActionDecided, SpecDeclared
+from events.intake import Answer, Declared, IntakeData, Reported, TimerFired, Withdrawn
+from events.log import Action, ActionDecided, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata, ProviderConfigSpec
 from events.names import ShapeKey
 from events.subjects import Intake
@@ -25,6 +27,8 @@ class Bus:
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self.acknowledged = 0
+        self.declared: list[IntakeDelivery] = []
+        self.looks = 0
 
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         return []
@@ -39,6 +43,10 @@ class Bus:
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
         return [[] for _ in deliveries]
+
+    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+        self.looks += 1
+        return [[each for each in self.declared if key.tokens in each.subject] for key in keys]
 
     async def close(self) -> None: ...
 
@@ -99,6 +107,44 @@ async def test_a_shape_that_is_there_already_gets_its_next_generation(
     assert [event.shapeversion for event in history] == list(range(1, len(history) + 1))
     colors = [each.data.fields["color"] for each in history if isinstance(each.data, SpecDeclared)]
     assert colors == ["Red", "Blue"]
+
+
+def sent_again(first: IntakeDelivery, position: int) -> IntakeDelivery:
+    return replace(first, position=position, message_id=f"fresh-{position}")
+
+
+async def test_what_changed_nothing_reverts_nothing_when_it_is_sent_again(
+    log: JetStreamShapeLog,
+) -> None:
+    key, bus = new_key(), Bus()
+    withdrawn = delivery("desired", key, 1, Withdrawn())
+    told = [withdrawn, *(declaration(key, at, "Red") for at in (2, 3))]
+    told.append(declaration(key, 4, "Blue"))
+    bus.declared = [*told, sent_again(withdrawn, 5), sent_again(told[2], 6)]
+    for each in bus.declared:
+        await decider(log, bus).handle([each])
+    reasons = ["Unchanged", "Accepted", "Unchanged", "Accepted", "Duplicate", "Duplicate"]
+    assert [answer.reason for answer in bus.answers] == reasons
+    assert bus.looks == 2, "only for what may be old"
+    history = [stored.event.data for stored in await log.history(key)]
+    declared = [each for each in history if isinstance(each, SpecDeclared | SpecWithdrawn)]
+    assert [each.generation for each in declared] == [1, 2]
+
+
+async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
+    log: JetStreamShapeLog,
+) -> None:
+    """All of a new shape at once, which is decided on a guess if nothing speaks against it."""
+    key, bus = new_key(), Bus()
+    told = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
+    bus.declared = [*told, sent_again(told[1], 4)]
+    await decider(log, bus).handle(bus.declared)
+    assert [answer.reason for answer in bus.answers] == [
+        "Accepted",
+        "Unchanged",
+        "Accepted",
+        "Duplicate",
+    ]
 
 
 async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamShapeLog) -> None:

@@ -73,6 +73,24 @@ async def test_only_an_inbox_is_answered(bus: Client, reader: JetStreamIntakeRea
     await reader.ack(taken)
 
 
+async def test_what_was_declared_of_some_shapes_can_be_looked_up(
+    bus: Client, reader: JetStreamIntakeReader
+) -> None:
+    writer, keys = JetStreamIntakeWriter(bus, "test"), [new_key() for _ in range(3)]
+    await writer.publish(
+        [
+            IntakeMessageOut("desired", keys[0], Withdrawn(), "first"),
+            IntakeMessageOut("timer", keys[0], TimerFired("Sweep"), uuid.uuid4().hex),
+            IntakeMessageOut("desired", keys[1], Withdrawn(), "of another"),
+            IntakeMessageOut("desired", keys[0], Withdrawn(), "second"),
+        ]
+    )
+    declared = await reader.declarations_of([keys[0], keys[2], keys[1]])
+    ids = [[each.message_id for each in of_one] for of_one in declared]
+    assert ids == [["first", "second"], [], ["of another"]]
+    assert [each.position for each in declared[0]] == sorted(each.position for each in declared[0])
+
+
 async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:

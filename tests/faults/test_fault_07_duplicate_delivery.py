@@ -23,7 +23,8 @@ async def test_7_what_is_published_again_with_its_own_id_after_the_window_change
 ) -> None:
     """The stream takes it for new, since its header is: only the shape can know it."""
     process = lane.fork()
-    for color in ("Red", "Green", "Purple"):
+    await lane.withdraw(name)  # of what is not declared yet: it changes nothing
+    for color in ("Red", "Red", "Green", "Purple"):
         await lane.declare(name, color)
     await lane.until_outcome(name, "Converged", 3)
     await lane.until_at_rest()

@@ -131,6 +131,9 @@ class Inbox:
     ) -> Sequence[Sequence[IntakeDelivery]]:
         return [[] for _ in deliveries]
 
+    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+        return [[] for _ in keys]
+
     async def close(self) -> None: ...
 
 

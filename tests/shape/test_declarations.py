@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from events.intake import Declared, IntakeData, TimerFired, Withdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ShapeKey
+from reconciler.shape.inputs import Command
+from reconciler.shape.state import NEW
+from reconciler.shape.turn import take_turn
 from tests.shape.building import (
     CONFIG,
     SHARED,
@@ -50,8 +54,64 @@ def test_a_declaration_that_comes_after_a_newer_is_refused():
     first = story.command(Declared(manifest({"color": "Red"})))
     second = story.command(Declared(manifest({"color": "Blue"})))
     story.give([second])
-    assert story.give([first]) == []
+    assert names(story.give([first])) == ["DeclarationSuperseded"]
     assert (story.answer.accepted, story.answer.reason) == (False, "Superseded")
+
+
+def test_a_declaration_that_came_late_is_no_news_when_it_is_sent_again():
+    story = Story()
+    late = story.command(Declared(manifest({"color": "Red"})), message_id="late")
+    story.declare({"color": "Blue"})
+    story.give([late])
+    assert story.give([sent_again(story, late)]) == []
+    assert story.answer.reason == "Duplicate"
+
+
+def sent_again(story: Story, command: Command) -> Command:
+    """The same message at another place of the intake, as its publisher's retry leaves it."""
+    return story.command(command.data, message_id=command.message_id, actor=command.actor)
+
+
+def looked_up(command: Command, first: Command) -> Command:
+    return replace(command, first_position=first.position)
+
+
+def test_a_declaration_that_changed_nothing_reverts_nothing_when_it_is_sent_again():
+    story = converged()
+    again = story.command(Declared(manifest()), message_id="again")
+    assert story.give([again]) == []
+    story.declare({"color": "Blue"})
+    copy = sent_again(story, again)
+    doubtful = take_turn(story.state, [copy], story.context)
+    assert doubtful.doubtful == [copy], "the intake is asked where it came first"
+    assert story.give([looked_up(copy, again)]) == []
+    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+
+
+def test_a_withdrawal_of_nothing_withdraws_nothing_when_it_is_sent_again():
+    story = Story()
+    early = story.command(Withdrawn(), message_id="early")
+    story.give([early])
+    story.declare()
+    copy = sent_again(story, early)
+    assert take_turn(story.state, [copy], story.context).doubtful == [copy]
+    assert story.give([looked_up(copy, early)]) == []
+    assert story.state.declared
+
+
+def test_who_goes_back_to_what_was_declared_before_is_followed():
+    story = converged()
+    story.declare({"color": "Blue"})
+    back = story.command(Declared(manifest()))
+    story.give([looked_up(back, back)])
+    assert (story.answer.reason, story.answer.generation) == ("Accepted", 3)
+
+
+def test_what_is_declared_for_the_first_time_needs_no_look_at_the_intake():
+    story = converged()
+    new = story.command(Declared(manifest({"color": "Blue"})))
+    assert take_turn(story.state, [new], story.context).doubtful == []
+    assert take_turn(NEW, [new], story.context).doubtful == []
 
 
 def test_an_equal_declaration_is_no_new_generation():

@@ -31,6 +31,7 @@ from events.log import (
     BreakerProbed,
     Condition,
     ConditionType,
+    DeclarationSuperseded,
     DriftDetected,
     ExternalObserved,
     FieldDifference,
@@ -162,6 +163,7 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
     ),
     SpecWithdrawn: st.builds(SpecWithdrawn, numbers),
     GenerationSuperseded: st.builds(GenerationSuperseded, numbers, numbers),
+    DeclarationSuperseded: st.builds(DeclarationSuperseded, numbers),
     ExternalObserved: st.builds(
         ExternalObserved,
         texts,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from events.manifest import Fields
 from tests.simulation import plan as p
 
@@ -24,6 +26,7 @@ _POLICIES: tuple[Fields, ...] = (
     {"ignoreFields": ["note"]},
     {"paused": True},
 )
+_FIRST_RETRY = 1_000
 _GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
 _WRITE_STRIKES: tuple[p.Strike, ...] = (
     "lose request",
@@ -102,6 +105,7 @@ def plan_of(seed: int) -> p.Plan:
     steps: list[p.Step] = [p.Configure(at=0.0, resync_seconds=choose((2.0, 3.0, 5.0)))]
     for number in range(dice.random.randint(4, 22)):
         steps += _of_a_service(dice, shapes, number)
+    steps += _of_retries(dice, steps)
     for _ in range(choose((0, 1, 2, 4, 8))):
         steps.append(_of_a_human(dice, dice.moment(), shapes))
     trouble = choose((0.0, 0.5, 1.0, 1.0, 2.0))
@@ -171,6 +175,18 @@ def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
         copies=copies,
     )
     return [declare]
+
+
+def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
+    """A declaration says what another said, changes nothing, and is sent again long after."""
+    made: list[p.Step] = []
+    for step in steps:
+        if isinstance(step, p.Declare | p.Withdraw) and dice.one(0.15):
+            number = _FIRST_RETRY + len(made)
+            at = round(max(0.1, step.at + dice.seconds(-1.0, 2.0)), 3)
+            made.append(replace(step, at=at, number=number))
+            made.append(p.Repeat(at=round(at + dice.seconds(0.5, 10.0), 3), number=number))
+    return made
 
 
 def _of_a_human(dice: _Dice, at: float, shapes: list[str]) -> p.Step:

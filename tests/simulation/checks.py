@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from events.envelope import decode_intake
 from events.external import ExternalObject
-from events.intake import Observed
+from events.intake import Answer, Observed
 from events.log import (
     Action,
     ActionDecided,
@@ -34,6 +34,8 @@ from tests.simulation.bus.intake import IntakeStream
 from tests.simulation.bus.log import LogStream
 from tests.simulation.provider import Lies
 
+_MADE_NONE = ("Unchanged", "Superseded", "Duplicate")
+
 
 class RecordedTurn(NamedTuple):
     """A turn as a decider took it."""
@@ -48,8 +50,15 @@ class Checks:
     """Follows the log and the API, and collects what must never happen."""
 
     def __init__(
-        self, log: LogStream, intake: IntakeStream, api: Api, lies: Lies, stop: Callable[[], None]
+        self,
+        log: LogStream,
+        intake: IntakeStream,
+        api: Api,
+        lies: Lies,
+        answers: Sequence[tuple[str, Answer]],
+        stop: Callable[[], None],
     ) -> None:
+        self._answers = answers
         self._intake = intake
         self._api = api
         self._lies = lies
@@ -148,10 +157,17 @@ class Checks:
                 pass
 
     def _declared(self, key: ShapeKey, event: LogEvent, generation: int) -> None:
-        """One message makes one generation, however often it is delivered."""
+        """One message makes one generation or none, however often it is delivered or sent.
+
+        At its first place it may be decided again, after one that it has overtaken.
+        """
         first = self._generation_of.setdefault((key, event.actor, event.causeid), generation)
         if first != generation:
             self.fail(f"{event.id}: message {event.causeid} made generation {first} already")
+        for inbox, answer in self._answers:
+            is_its_own = inbox == f"_INBOX.{event.causeid}" and answer.reason in _MADE_NONE
+            if is_its_own and answer.position < event.causeposition:
+                self.fail(f"{event.id}: message {event.causeid} was {answer.reason} before")
 
     def _claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent, uid: str) -> None:
         """What is not ours becomes ours only as the policy or the configuration says."""

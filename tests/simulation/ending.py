@@ -101,14 +101,14 @@ class _Wanted:
 def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
     """Read from the intake what was wanted last of each shape, in the order of its positions."""
     wanted: dict[ShapeKey, tuple[int, _Wanted]] = {}
-    made = _positions_that_made_generations(world)
+    first = _first_positions(world)
     for message in world.intake.messages:
         try:
             what, key = parse_stored_intake(message.subject)
             if what != "desired" or key.kind != "Shape":
                 continue
             said = decode_intake(message.payload, expected="desired", fallback_id="-")
-            position = made.get((key, said.id), message.position)
+            position = first[key, said.id]
             if key in wanted and position < wanted[key][0]:
                 continue
             if isinstance(said.data, Withdrawn):
@@ -122,12 +122,20 @@ def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
     return {key: each for key, (_, each) in wanted.items()}
 
 
-def _positions_that_made_generations(world: World) -> dict[tuple[ShapeKey, str], int]:
-    """Where the messages stood that were accepted: repeated later, they say nothing new.
+def _first_positions(world: World) -> dict[tuple[ShapeKey, str], int]:
+    """Where each message counts: where it made a generation, or else where it came first.
 
-    One that changed nothing when it came is not remembered, and counts where it came last.
+    Sent again later, under the same id, it says nothing new.
     """
-    return {
+    first: dict[tuple[ShapeKey, str], int] = {}
+    for message in world.intake.messages:
+        try:
+            _, key = parse_stored_intake(message.subject)
+            said = decode_intake(message.payload, expected="desired", fallback_id="-")
+        except (InvalidMessageError, InvalidNameError):
+            continue
+        first.setdefault((key, said.id), message.position)
+    return first | {
         (event.key, event.causeid): event.causeposition
         for _, event in world.log.events
         if isinstance(event.data, SpecDeclared | SpecWithdrawn)

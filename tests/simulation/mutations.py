@@ -295,9 +295,23 @@ def _late_declarations_win(patch: Patch) -> None:
 def _repeated_declarations_taken_for_new(patch: Patch) -> None:
     def known_already(state: Any, command: Any) -> Answer | None:
         really: Any = _really_known
-        return really(replace(state, declaration_ids=()), command)
+        return really(replace(state, declaration_ids=()), replace(command, first_position=None))
 
     patch.setattr(declaring, "_known_already", known_already)
+
+
+def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
+    async def look_back(_self: Any, decided: Sequence[Any]) -> list[Any]:
+        return list(decided)
+
+    patch.setattr(Decider, "_look_back", look_back)
+
+
+def _late_declarations_forgotten(patch: Patch) -> None:
+    def answered(known: Answer, _state: Any, _record: Any) -> Answer:
+        return known
+
+    patch.setattr(declaring, "_answered", answered)
 
 
 _really_known: Any = declaring._known_already  # pyright: ignore[reportPrivateUsage]
@@ -401,6 +415,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("everything seen is told", _everything_seen_is_told),
     Mutation("a late declaration wins", _late_declarations_win),
     Mutation("a repeated declaration is new", _repeated_declarations_taken_for_new),
+    Mutation("nobody looks back", _nobody_looks_where_a_declaration_came_first),
+    Mutation("late declarations forgotten", _late_declarations_forgotten),
     Mutation("configurations not followed", _configurations_read_once),
     Mutation("lost timers never swept", _lost_timers_never_swept),
     Mutation("delete ignores the uid", _a_delete_ignores_the_uid),

@@ -90,7 +90,9 @@ class World:
             seed,
         )
         self.actors = {each.name: Actor(each, stage) for each in plan.processes}
-        self.checks = Checks(self.log, self.intake, self.api, self.lies, self._stop)
+        self.checks = Checks(
+            self.log, self.intake, self.api, self.lies, self.decisions.answers, self._stop
+        )
         self.happened: Counter[str] = Counter()
         self._published: dict[int, tuple[str, bytes, str]] = {}
         self._clock = Clock(time)

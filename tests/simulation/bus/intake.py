@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from events.envelope import encode_intake
-from events.names import InvalidNameError
+from events.names import InvalidNameError, ShapeKey
 from events.subjects import intake as intake_subject
 from events.subjects import parse_stored_intake
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
@@ -111,6 +111,16 @@ class IntakeStream:
             )
             for each in self.messages[delivery.position :]
             if each.subject == delivery.subject
+        ]
+
+    def declared(self, key: ShapeKey) -> list[IntakeDelivery]:
+        """Give all declarations of a shape, to look at."""
+        return [
+            IntakeDelivery(
+                each.position, each.subject, each.payload, each.message_id, None, 1, None
+            )
+            for each in self.messages
+            if each.subject.split(".", 2)[-1] == f"desired.{key.tokens}"
         ]
 
     # --- handing out
@@ -288,6 +298,10 @@ class SimulatedIntakeReader:
     ) -> Sequence[Sequence[IntakeDelivery]]:
         stream = self._stream
         return await self._network.ask("read", lambda: [stream.newer(each) for each in deliveries])
+
+    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+        stream = self._stream
+        return await self._network.ask("read", lambda: [stream.declared(key) for key in keys])
 
     async def close(self) -> None:
         self._stream.unpin(self._name)

@@ -1,0 +1,33 @@
+"""Where declarations came first: sent again, each counts there (ADR 0014)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from events.intake import Declared, Withdrawn
+from reconciler.ports import IntakeDelivery
+from reconciler.services.refusing import understand
+from reconciler.shape.inputs import Command
+
+
+def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
+    """Give each declaration of a shape the position where its source and id stood first.
+
+    ``declared`` are the shape's declarations that the intake still has, in its order.
+    """
+    first: dict[tuple[str, str], int] = {}
+    for message in declared:
+        with contextlib.suppress(ValueError):  # a dead letter
+            command = understand(message)[1]
+            first.setdefault((command.actor, command.message_id), command.position)
+    return [_placed(command, first) for command in commands]
+
+
+def _placed(command: Command, first: dict[tuple[str, str], int]) -> Command:
+    if not isinstance(command.data, (Declared, Withdrawn)):
+        return command
+    position = first.get((command.actor, command.message_id), command.position)
+    return replace(command, first_position=min(position, command.position))
