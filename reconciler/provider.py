@@ -24,9 +24,9 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     ``idempotency_keys``: a repeat with the same key gives the first answer.
     ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
-    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: changes can
-    be followed between listings. ``consistency_grace_seconds``: reads and listings may show an
-    effect only so long after it; a ``ProviderConfig`` can raise it.
+    owner label. ``conditional_writes``: a write can be bound to a version.
+    ``consistency_grace_seconds``: reads and listings may show an effect only so long after it; a
+    ``ProviderConfig`` can raise it. Each is declared because a decision rests on it (ADR 0003).
 
     What an action of unknown result needs (ADR 0012) follows from these: without keys and unique
     names a creation must not be repeated before a look, and without labels besides nobody but a
@@ -37,7 +37,6 @@ class Capabilities(msgspec.Struct, frozen=True):
     deterministic_names: bool
     labels: bool
     conditional_writes: bool
-    watch: bool = False
     consistency_grace_seconds: float = 0.0
 
 
