@@ -14,7 +14,7 @@ from tests.simulation.run import Result, run
 from tests.simulation.shrink import shrink, sort_of
 
 _SEEDS = int(os.environ.get("SEEDS", "1000"))
-_MOST_SEEDS_A_MUTATION = 400
+_MOST_SEEDS_A_MUTATION = 800
 
 
 @pytest.mark.slow
