@@ -1,4 +1,4 @@
-"""Where declarations came first: sent again, each counts there (ADR 0014)."""
+"""Where declarations came first: sent again, each counts there (ADR 0016)."""
 
 from __future__ import annotations
 
