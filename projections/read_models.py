@@ -25,7 +25,7 @@ from events.names import ShapeKey
 from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 4
+SCHEMA = 5
 """Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
 
 STATUS = "status"

@@ -117,7 +117,10 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing is left of the shape but its history."""
+        """Whether nothing is left of the shape but its history.
+
+        A finalizer outlives its object: it would hold the next one, and nobody would see why.
+        """
         return not (
             self.declared
             or self.owned
@@ -125,6 +128,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
             or self.action_id
             or self.retry_at
             or self.references
+            or self.finalizers
         )
 
     def hold_for_damage(self, damage: LogDamage) -> None:

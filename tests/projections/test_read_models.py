@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from events.external import digest
+from events.intake import FinalizerReleased, FinalizerRequested
 from events.log import LogEvent, event_id
 from events.names import ShapeKey
 from projections.read_models import (
@@ -172,6 +173,16 @@ def test_a_shape_of_which_nothing_is_left_has_no_row():
     assert changes[ownership_name(story.key)] is None
     assert [name for name, _ in models.rows()] == [FLEET, CHECKPOINT]
     assert list(changes)[-1] == CHECKPOINT
+
+
+def test_a_finalizer_that_outlives_its_object_is_shown():
+    story = converged()
+    story.turn(FinalizerRequested("billing"))
+    story.withdraw()
+    story.see(None)
+    assert list(rebuild(of(story)).status[str(story.key)].finalizers) == ["billing"]
+    story.turn(FinalizerReleased("billing"))
+    assert not rebuild(of(story)).status
 
 
 def test_rows_say_how_a_shape_stands():
