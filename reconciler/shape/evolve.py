@@ -384,7 +384,8 @@ def _held(state: ShapeState, data: ActionHeld, event: LogEvent) -> ShapeState:
     flight = state.in_flight
     if flight is not None:
         flight = replace(flight, held=data.reason)
-    return replace(state, version=event.shapeversion, in_flight=flight)
+    # An approval was of the hold before: this one needs its own.
+    return replace(state, version=event.shapeversion, in_flight=flight, approved="")
 
 
 def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:

@@ -229,6 +229,17 @@ def test_a_person_who_says_that_it_was_not_done_has_it_called_again():
     assert story.outcome == "Converged"
 
 
+def test_a_second_hold_of_an_action_is_approved_anew():
+    story = held_for_a_person()
+    story.turn(Approved("UnknownResult", reason="I looked"))
+    unknown(story)
+    look_shows(story, None)
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    events = story.turn(Approved("UnknownResult", reason="I looked again"))
+    assert story.answer.reason == "Accepted"
+    assert every(ActionRetried, events)
+
+
 def test_a_person_who_says_that_it_was_done_ends_the_action():
     story = held_for_a_person()
     story.withdraw()
