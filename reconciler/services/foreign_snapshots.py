@@ -71,7 +71,7 @@ class ForeignSnapshots:
                 except (SnapshotRefusedError, ConfigurationError, ProviderError) as error:
                     await self._refuse(delivery, str(error))
                 except Exception as error:
-                    _logger.exception("a snapshot failed", subject=delivery.subject)
+                    _logger.debug("a snapshot failed", subject=delivery.subject, exc_info=True)
                     await self._refuse(delivery, f"{type(error).__name__}: {error}")
 
     async def _take(self, delivery: SnapshotDelivery) -> None:
