@@ -92,7 +92,7 @@ class Api:
     ) -> None:
         if operation != "Delete" and action.fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
-        if operation == "Create" and found is not None:
+        if operation == "Create" and found is not None and self.traits.names:
             raise RefusalError(409, "the name is taken", found)
         if operation == "Update" and found is None:
             raise RefusalError(404, "it is not there")

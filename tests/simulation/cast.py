@@ -1,25 +1,18 @@
-"""The processes: each runs some roles, wired as ``reconciler.wiring`` does it, over the bus."""
+"""The processes: each runs some roles, wired by ``reconciler.roles`` over the simulated bus."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import cast
 
 from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.configurations import Configurations
-from reconciler.services.decider import Decider
-from reconciler.services.log_feed import LogFeed
+from reconciler.roles import Chance, Ports, load, running_parts
+from reconciler.services.lost_events import find_lost
 from reconciler.services.observer import Observer
-from reconciler.services.projector import Projector, load_models
-from reconciler.services.providers import ProviderPool
-from reconciler.services.sweeper import Sweeper
-from reconciler.services.worker import Worker
 from tests.simulation.api import Api
 from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
 from tests.simulation.bus.decisions import Decisions, SimulatedSink
@@ -31,6 +24,7 @@ from tests.simulation.bus.intake import (
 from tests.simulation.bus.log import LogStream, SimulatedLog
 from tests.simulation.bus.rates import Rates, SimulatedRates
 from tests.simulation.bus.rows import Rows, SimulatedRows
+from tests.simulation.bus.snapshots import SimulatedSnapshotReader, Snapshots
 from tests.simulation.clock import Clock
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
@@ -48,6 +42,7 @@ class Stage:
     log: LogStream
     intake: IntakeStream
     actions: ActionQueue
+    snapshots: Snapshots
     decisions: Decisions
     rows: Rows
     rates: Rates
@@ -110,99 +105,42 @@ class Actor:
 
     async def _run(self) -> None:
         assert self.process is not None
-        stage, roles, name = self._stage, self.plan.roles, self.process.name
-        draw = random.Random(f"{stage.seed}/{name}/jitter").random
+        ports = self._ports(self.process.name)
+        parts = await load(ports, self.plan.roles, self._stage.kinds)
+        async with running_parts(parts, self.plan.roles):
+            keeps_models = {"projector", "observer"} & set(self.plan.roles)
+            self.models = parts.models if keeps_models else None
+            self.observer = parts.observer
+            await asyncio.Event().wait()
+
+    def _ports(self, name: str) -> Ports:
+        stage, network = self._stage, self._stage.network
         clock = Clock(stage.loop.time, self.plan.clock_seconds)
-        log = SimulatedLog(stage.log, stage.network)
-        rows = SimulatedRows(stage.rows, stage.network)
-        needs_models = "projector" in roles or "observer" in roles
-        models = ReadModels()
-        if needs_models:
-            models = await load_models(rows, clears="projector" in roles)
-        after = models.position if needs_models else await log.last_position()
-        configurations = Configurations()
-        intake = SimulatedIntakeWriter(stage.intake, stage.network, f"reconciler@{name}", clock)
-        gates = ApiGates(
+        log = SimulatedLog(stage.log, network)
+        rows = SimulatedRows(stage.rows, network)
+        seed = f"{stage.seed}/{name}"
+        return Ports(
             name=name,
-            configurations=configurations,
-            intake=intake,
-            rates=SimulatedRates(stage.rates, stage.network),
-            now=clock.now,
-            clock=stage.loop.time,
-            jitter=draw,
-            new_id=self._new_id,
+            log=log,
+            rows=rows,
+            rates=SimulatedRates(stage.rates, network),
+            intake=SimulatedIntakeWriter(stage.intake, network, f"reconciler@{name}", clock),
+            sink=SimulatedSink(stage.decisions, network, clock),
+            intake_reader=lambda: SimulatedIntakeReader(
+                stage.intake, network, name, f"{seed}/intake"
+            ),
+            action_reader=lambda: SimulatedActionReader(
+                stage.actions, network, name, f"{seed}/actions"
+            ),
+            snapshot_reader=lambda: SimulatedSnapshotReader(stage.snapshots, network),
+            lost_events=lambda models: find_lost(log, rows, models),
+            chance=Chance(
+                now=clock.now,
+                clock=stage.loop.time,
+                jitter=random.Random(f"{seed}/jitter").random,
+                new_id=self._new_id,
+            ),
         )
-        await configurations.load(log)
-        await gates.load(log)
-        feed = LogFeed(log, after=after)
-        feed.subscribe(lambda _position, event: configurations.apply(event))
-        feed.subscribe(lambda _position, event: gates.apply(event))
-        providers = ProviderPool(stage.kinds, configurations)
-        projector = Projector(models, rows)
-        if "projector" in roles:
-            feed.subscribe(projector.apply)
-        elif needs_models:
-            feed.subscribe(models.apply)
-        self.models = models if needs_models else None
-        runs: list[Coroutine[None, None, None]] = []
-        async with asyncio.TaskGroup() as group:
-            group.create_task(feed.run())
-            await feed.caught_up.wait()
-            runs.append(gates.run())
-            if "projector" in roles:
-                runs.append(projector.run())
-            if "observer" in roles:
-                self.observer = Observer(
-                    intake=intake,
-                    configurations=configurations,
-                    providers=providers,
-                    kinds=stage.kinds,
-                    models=models,
-                    log_id=log.log_id,
-                    gates=gates,
-                    sink=SimulatedSink(stage.decisions, stage.network, clock),
-                    now=clock.now,
-                    jitter=draw,
-                    new_id=self._new_id,
-                )
-                sweeper = Sweeper(
-                    intake=intake,
-                    configurations=configurations,
-                    models=models,
-                    now=clock.now,
-                    new_id=self._new_id,
-                )
-                feed.subscribe(sweeper.notice)
-                runs += [self.observer.run(), sweeper.run()]
-            if "decider" in roles:
-                decider = Decider(
-                    reader=SimulatedIntakeReader(
-                        stage.intake, stage.network, name, f"{stage.seed}/{name}/intake"
-                    ),
-                    log=log,
-                    sink=SimulatedSink(stage.decisions, stage.network, clock),
-                    kinds=stage.kinds,
-                    configurations=configurations,
-                    now=clock.now,
-                    jitter=draw,
-                )
-                runs.append(decider.run())
-            if "worker" in roles:
-                worker = Worker(
-                    name=name,
-                    reader=SimulatedActionReader(
-                        stage.actions, stage.network, name, f"{stage.seed}/{name}/actions"
-                    ),
-                    intake=intake,
-                    log=log,
-                    configurations=configurations,
-                    providers=providers,
-                    gates=gates,
-                    now=clock.now,
-                )
-                runs.append(worker.run())
-            for run in runs:
-                group.create_task(run)
 
     def _new_id(self) -> str:
         assert self.process is not None

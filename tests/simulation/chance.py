@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from events.manifest import Fields
 from tests.simulation import plan as p
+from tests.simulation.chance_of_holds import of_holders, possible
 
 _COLORS = ("Red", "Green", "Blue", "Red", "Green", "Blue", "Invisible")
 _POLICIES: tuple[Fields, ...] = (
@@ -114,6 +115,8 @@ def plan_of(seed: int) -> p.Plan:
     traits = _traits(dice)
     if not traits.idempotency_keys:
         steps += _of_lost_marks(dice, steps)
+    steps += of_holders(dice.random, dice.moment, shapes, exclusive=traits.exclusive)
+    steps = possible(traits, steps)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps))
 
@@ -144,6 +147,8 @@ def _traits(dice: _Dice) -> p.ApiTraits:
         grace_seconds=0.0 if dice.one(0.8) else 1.5,
         exclusive=dice.one(0.2),
         ownership="Log" if dice.one(0.8) else "Label",
+        names=dice.one(0.9),
+        loss_guard=dice.random.choice((0, 0, 0, 1, 2)),
     )
 
 

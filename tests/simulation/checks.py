@@ -32,6 +32,7 @@ from reconciler.shape.turn import Turn, take_turn
 from tests.simulation.api import Api
 from tests.simulation.bus.intake import IntakeStream
 from tests.simulation.bus.log import LogStream
+from tests.simulation.holds import HoldChecks
 from tests.simulation.provider import Lies
 
 _MADE_NONE = ("Unchanged", "Superseded", "Duplicate")
@@ -69,6 +70,7 @@ class Checks:
         self.made: set[str] = set()
         self.released: set[str] = set()
         self.effects = 0
+        self.holds = HoldChecks(api.traits, self.fail)
         self.turns: list[RecordedTurn] = []
         self._turn_of: dict[int, RecordedTurn] = {}
         self._actions: dict[str, Action] = {}
@@ -130,6 +132,8 @@ class Checks:
         self.states[key] = state
 
     def _look_at(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+        told = self._told(event) if isinstance(event.data, ExternalObserved) else None
+        self.holds.look_at(key, state, event, told)
         match event.data:
             case ActionDecided(action):
                 if state.in_flight is not None:
@@ -142,8 +146,8 @@ class Checks:
                     self.fail(f"{event.id}: a retry changed the parameters of {action.action_id}")
             case ActionHeld(object=found):
                 self._held(event, found)
-            case ExternalObserved():
-                self._observed(key, state, event, event.data)
+            case ExternalObserved() if told is not None:
+                self._observed(state, event, event.data, told)
             case OwnershipClaimed(uid=str(uid)):
                 self._claimed(key, state, event, uid)
             case ActionSucceeded(object=ExternalObject(uid=str(uid)), found_by=found_by):
@@ -201,8 +205,15 @@ class Checks:
         if found is None or OWNER_LABEL in found.labels:
             self.fail(f"{event.id}: held for a person, though {found} tells what came of it")
 
+    def _told(self, event: LogEvent) -> Observed:
+        """Give the observation that an event rests on."""
+        source = self._intake.messages[event.causeposition - 1]
+        told = decode_intake(source.payload, expected="observed", fallback_id="-").data
+        assert isinstance(told, Observed)
+        return told
+
     def _observed(
-        self, key: ShapeKey, state: ShapeState, event: LogEvent, data: ExternalObserved
+        self, state: ShapeState, event: LogEvent, data: ExternalObserved, observed: Observed
     ) -> None:
         """What is recorded as seen began after our last effect, and absence is true."""
         if state.in_flight is not None:
@@ -210,8 +221,6 @@ class Checks:
         if data.as_of < state.effect_position:
             self.fail(f"{event.id}: an observation was believed that is older than our effect")
         source = self._intake.messages[event.causeposition - 1]
-        observed = decode_intake(source.payload, expected="observed", fallback_id="-").data
-        assert isinstance(observed, Observed)
         grace = self._api.traits.grace_seconds
         if grace and state.effect_at is not None and observed.began_at is not None:
             waited = (observed.began_at - state.effect_at).total_seconds()
@@ -246,6 +255,8 @@ class Checks:
                 self.fail(f"{action.action_id}: a second effect with one key")
             if action.action_id in self._effects_of:
                 self.fail(f"{action.action_id}: a second effect of one action")
+        if action.operation == "Create" and found is not None:
+            self.fail(f"{action.action_id}: a second object {action.external_name}")
         self._effects_of |= {action.idempotency_key, action.action_id}
         self.action_of[action.idempotency_key] = action.action_id
         if found is None or not self._api.traits.conditional_writes:

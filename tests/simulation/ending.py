@@ -16,30 +16,51 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import Fields, InvalidManifestError, Policy, take_apart
+from events.manifest import SHAPE_REF_KIND, Fields, InvalidManifestError, Policy, take_apart
 from events.names import InvalidNameError, ShapeKey
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
+from reconciler.services.scrubber import FIRST_AFTER_SECONDS
 from reconciler.shape.owner_label import OWNER_LABEL, owner
 from reconciler.shape.state import ShapeState
 from tests.simulation.api import REFUSED_COLOR
 from tests.simulation.bus.log import LOG_ID
 from tests.simulation.checks import check_determinism
 from tests.simulation.clock import seconds_of
+from tests.simulation.ending_of_holds import anything_is_kept, is_kept, problems_of_holds
 from tests.simulation.person import answer_holds
 from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
+_SCRUBBED_SECONDS = FIRST_AFTER_SECONDS + 15.0
+_MOST_LETTING_GO = 6
 _MOST_ROUNDS = 40
 _MOST_ANSWERS = 3
+_DECLARED_KINDS = ("Shape", SHAPE_REF_KIND)
 _RETRIED = ("Transient", "Throttled", "Unknown")
 
 
-def settle(world: World) -> None:
+def end(world: World) -> list[str]:
+    """Let everything come to rest and give what is wrong then; let go what is held, and again."""
+    for _ in range(_MOST_LETTING_GO):
+        _settle(world)
+        found = list(world.checks.violations) or list(_problems(world))
+        if found or not anything_is_kept(world):
+            return found
+        world.tell("--- what is held is let go")
+        world.publisher.let_go()
+        world.publisher.approve_all()
+    return ["it is held, whatever was let go and approved"]
+
+
+def _settle(world: World) -> None:
     """Let everything come to rest, and then stay there; tell the checks if it does not.
 
     What waits for a person by then is answered by one.
     """
+    if world.damaged:
+        world.run_for(_SCRUBBED_SECONDS)  # messages of held shapes are tried again meanwhile
+        return
     _come_to_rest(world)
     for _ in range(_MOST_ANSWERS):
         if world.checks.violations or not answer_holds(world):
@@ -51,6 +72,8 @@ def settle(world: World) -> None:
         return
     before, messages = _traces(world), world.intake.last_position
     world.run_for(_QUIET_SECONDS)
+    if any(state.doubted is not None for state in world.checks.states.values()):
+        messages = world.intake.last_position  # what is doubted is told at every listing
     if (_traces(world), world.intake.last_position) != (before, messages):
         world.checks.fail("an idle fleet cost more than listings")
 
@@ -70,14 +93,15 @@ def _traces(world: World) -> tuple[int, int, int]:
     return world.log.last_position, world.api.calls, len(world.api.changes)
 
 
-def problems(world: World) -> Iterator[str]:
+def _problems(world: World) -> Iterator[str]:
     """Give what is wrong with the end of a run."""
     yield from (actor.failure for actor in world.actors.values() if actor.failure)
     yield from world.loop.failures
     wanted = _declarations(world)
-    for key in wanted.keys() | world.checks.states.keys():
-        if key.kind == "Shape":
+    for key in (wanted.keys() | world.checks.states.keys()) - world.damaged:
+        if key.kind in _DECLARED_KINDS:
             yield from _of_shape(world, key, wanted.get(key))
+    yield from problems_of_holds(world)
     yield from _leaks(world)
     yield from _open_actions(world)
     yield from _read_models(world)
@@ -105,7 +129,7 @@ def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
     for message in world.intake.messages:
         try:
             what, key = parse_stored_intake(message.subject)
-            if what != "desired" or key.kind != "Shape":
+            if what != "desired" or key.kind not in _DECLARED_KINDS:
                 continue
             said = decode_intake(message.payload, expected="desired", fallback_id="-")
             position = first[key, said.id]
@@ -115,7 +139,7 @@ def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
                 wanted[key] = position, _Wanted(None, {}, Policy())
             elif isinstance(said.data, Declared):
                 taken = take_apart(said.data.manifest)
-                fields = world.kinds["Shape"].checked_fields(taken.fields)
+                fields = world.kinds[key.kind].checked_fields(taken.fields)
                 wanted[key] = position, _Wanted(fields, taken.labels, taken.policy)
         except (InvalidMessageError, InvalidManifestError, InvalidNameError):
             continue
@@ -161,7 +185,7 @@ def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[s
     if state.outcome is None and (state.generation or state.observed is not None):
         yield f"{key}: no outcome was told"
         return
-    problem = _problem(world, key, state)
+    problem = None if key.kind == SHAPE_REF_KIND else _problem(world, key, state)
     if problem is not None:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
         yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
@@ -172,6 +196,8 @@ def _problem(world: World, key: ShapeKey, state: ShapeState) -> str | None:
     found = world.api.objects.get(key.name)
     ours = found is not None and found.uid in world.checks.ours
     told = "" if state.outcome is None else state.outcome.outcome
+    if is_kept(world, key):
+        return None
     if not state.declared or state.spec is None:
         return "it is withdrawn, but ours is there" if ours and told != "Disputed" else None
     policy = state.spec.policy
@@ -253,14 +279,29 @@ def _leaks(world: World) -> Iterator[str]:
         for state in states.values()
         if state.in_flight is not None and _is_paused(state)
     }
+    damaged = {key.name for key in world.damaged}
     for name, found in world.api.objects.items():
+        if name in damaged or _is_given_up(world, found):
+            continue
         is_ours = found.uid in world.checks.ours and found.uid not in late
         if is_ours and found.uid not in owned and name not in pending:
             yield f"{name}: {found.uid} is ours, and the log does not own it: a leak"
     there = {found.uid for found in world.api.objects.values()}
     for uid, key in owned.items():
-        if uid not in there and not _is_paused(states[key]):
+        state = states[key]
+        is_doubted = state.doubted is not None or key in world.damaged
+        if uid not in there and not _is_paused(state) and not is_doubted:
             yield f"{key}: the log owns {uid}, which is not there"
+
+
+def _is_given_up(world: World, found: ExternalObject) -> bool:
+    """Tell whether it was made by an action that a person gave up, whatever it had done."""
+    made_by = {
+        change.after.uid: world.checks.action_of.get(change.key)
+        for change in world.api.changes
+        if change.before is None and change.after is not None
+    }
+    return made_by.get(found.uid) in world.checks.holds.given_up
 
 
 def _open_actions(world: World) -> Iterator[str]:
@@ -278,7 +319,7 @@ def _open_actions(world: World) -> Iterator[str]:
                 pass
     for action_id, (key, _action) in open_actions.items():
         state = world.checks.states[key]
-        if not _is_paused(state):
+        if not _is_paused(state) and key not in world.damaged:
             yield f"{action_id}: it was decided, and never came to an end"
 
 
@@ -295,6 +336,8 @@ def _read_models(world: World) -> Iterator[str]:
         (position, decode_log(payload)) for position, payload in enumerate(world.log.payloads, 1)
     ]
     expected = dict(rebuild(history).rows())
+    if world.damaged:
+        return  # what was folded in before the damage is more than a new reading gives
     if world.rows.content != expected:
         yield f"the stored rows are not those of the log: {_changed(world.rows.content, expected)}"
     for actor in world.actors.values():

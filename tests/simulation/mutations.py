@@ -7,10 +7,9 @@ the run. A defect that no seed notices says that the simulation is too kind.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
@@ -40,16 +39,8 @@ from reconciler.shape.actions import new_action
 from reconciler.shape.evolve import fold
 from tests.simulation.bus.actions import ActionQueue
 from tests.simulation.bus.log import LogStream
-
-Patch = pytest.MonkeyPatch
-
-
-class Mutation(NamedTuple):
-    """A defect, and how it is put in."""
-
-    name: str
-    put_in: Callable[[Patch], None]
-
+from tests.simulation.mutation import Mutation, Patch
+from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
 
 # --- writing
 
@@ -423,4 +414,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("what is not ours is removed", _what_is_not_ours_is_removed),
     Mutation("everything is adopted", _everything_is_adopted),
     Mutation("what is withdrawn is forgotten", _withdrawn_objects_are_forgotten),
+    *MUTATIONS_OF_HOLDS,
 )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from events.envelope import encode_intake
 from events.intake import Approved
 from events.names import ShapeKey
-from events.subjects import intake as intake_subject
 from reconciler.shape.owner_label import OWNER_LABEL, owner
 from reconciler.shape.pursuing import UNKNOWN_RESULT
 from tests.simulation.bus.log import LOG_ID
+from tests.simulation.holds import PERSON
 from tests.simulation.world import World
-
-_PERSON = "person"
 
 
 def answer_holds(world: World) -> int:
@@ -23,7 +20,7 @@ def answer_holds(world: World) -> int:
     ]
     for key in held:
         _mark_what_is_ours(world, key)
-        _approve(world, key)
+        world.publisher.publish(key, Approved(UNKNOWN_RESULT, reason="I looked"), source=PERSON)
     return len(held)
 
 
@@ -33,14 +30,3 @@ def _mark_what_is_ours(world: World, key: ShapeKey) -> None:
     if found is not None and found.uid in world.checks.made:
         world.tell(f"PERSON {key}: {found.uid} is ours")
         world.api.human_labels(key.name, {OWNER_LABEL: owner(LOG_ID, key)})
-
-
-def _approve(world: World, key: ShapeKey) -> None:
-    message_id = f"approval-{key.name}-{world.loop.time():.3f}"
-    data = Approved(UNKNOWN_RESULT, reason="I looked")
-    payload = encode_intake(message_id, _PERSON, data, time=world.now())
-    subject = intake_subject("approval", key)
-    world.network.outside(
-        world.network.latency(),
-        lambda: world.intake.store(subject, payload, message_id, f"_INBOX.{message_id}"),
-    )

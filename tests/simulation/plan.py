@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from events.intake import OnWithdrawal
 from events.manifest import Fields
+from reconciler.roles import Role
 
 Sort = Literal[
     "append",
@@ -119,6 +121,65 @@ class Configure(_Step, frozen=True, tag=True):
     concurrency: int = 4
 
 
+class RequestFinalizer(_Step, frozen=True, tag=True):
+    """Another service asks that a shape waits for it; the finalizer has the service's name."""
+
+    number: int
+    shape: str
+    service: str
+
+
+class ReleaseFinalizer(_Step, frozen=True, tag=True):
+    """A finalizer is taken off: by its holder, or by somebody else, by force or in vain."""
+
+    number: int
+    shape: str
+    service: str
+    by: str
+    force: bool = False
+
+
+class ForceRelease(_Step, frozen=True, tag=True):
+    """Somebody takes off whatever keeps a shape that is withdrawn."""
+
+    number: int
+    shape: str
+    orphan: bool = False
+
+
+class Refer(_Step, frozen=True, tag=True):
+    """Somebody declares a ``ShapeRef``, or withdraws it (``target`` empty)."""
+
+    number: int
+    name: str
+    target: str = ""
+    on_withdrawal: OnWithdrawal = "Keep"
+
+
+class Approve(_Step, frozen=True, tag=True):
+    """A person looks at a shape and approves what it is held by; if it is not held, in vain."""
+
+    shape: str
+
+
+class Snapshot(_Step, frozen=True, tag=True):
+    """Another team's observer publishes what it sees of the whole scope.
+
+    ``short``: an item is lost on the way; ``open``: it is never completed; ``late``: its parts come
+    so much later than its look.
+    """
+
+    how: Literal["whole", "short", "open", "late"] = "whole"
+
+
+class DamageLog(_Step, frozen=True, tag=True):
+    """An event of a shape is not what was stored any more, or is gone."""
+
+    shape: str
+    how: Literal["flip", "lose"]
+    index: int = 0
+
+
 class HumanMakes(_Step, frozen=True, tag=True):
     """A human makes an object; ``label_of`` copies the owner label of a shape onto it."""
 
@@ -138,6 +199,10 @@ class HumanDeletes(_Step, frozen=True, tag=True):
     """A human deletes an object."""
 
     name: str
+
+
+class HumanWipes(_Step, frozen=True, tag=True):
+    """A human deletes everything."""
 
 
 class HumanReplaces(_Step, frozen=True, tag=True):
@@ -230,9 +295,17 @@ Step = (
     | Repeat
     | Garbage
     | Configure
+    | RequestFinalizer
+    | ReleaseFinalizer
+    | ForceRelease
+    | Refer
+    | Approve
+    | Snapshot
+    | DamageLog
     | HumanMakes
     | HumanEdits
     | HumanDeletes
+    | HumanWipes
     | HumanReplaces
     | HumanStripsLabels
     | OnRequest
@@ -252,10 +325,14 @@ Step = (
 class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the API can do, and how its scope is shared.
 
-    ``grace_seconds``: listings show the past, up to so long ago.
+    ``grace_seconds``: listings show the past, up to so long ago. ``names``: a name that was given
+    is unique; without, every creation makes another object. ``loss_guard``: how many missing
+    objects are doubted, 0 for never.
     """
 
     idempotency_keys: bool = True
+    names: bool = True
+    loss_guard: int = 0
     labels: bool = True
     conditional_writes: bool = True
     grace_seconds: float = 0.0
@@ -267,7 +344,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One process: which roles it runs, and how wrong its clock is."""
 
     name: str
-    roles: tuple[str, ...]
+    roles: tuple[Role, ...]
     clock_seconds: float = 0.0
 
 

@@ -231,7 +231,7 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
 def _capabilities(traits: ApiTraits) -> Capabilities:
     return Capabilities(
         idempotency_keys=traits.idempotency_keys,
-        deterministic_names=True,
+        deterministic_names=traits.names,
         labels=traits.labels,
         conditional_writes=traits.conditional_writes,
     )

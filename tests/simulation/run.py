@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.simulation import plan as p
-from tests.simulation.ending import problems, settle
+from tests.simulation.ending import end
 from tests.simulation.world import World, services_watched
 
 
@@ -36,9 +36,7 @@ def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
     try:
         with services_watched(world):
             world.play()
-            if not world.checks.violations:
-                settle(world)
-            found = list(world.checks.violations) or list(problems(world))
+            found = list(world.checks.violations) or end(world)
             world.close()
     finally:
         sys.unraisablehook = ours

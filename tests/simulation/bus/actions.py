@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,7 @@ from events.log import log_class
 from reconciler.ports import ActionDelivery, ShapeAppend, StoredEvent
 from tests.simulation.bus.deliveries import Consumer
 from tests.simulation.bus.log import LogStream
+from tests.simulation.bus.reading import Answer, pull
 from tests.simulation.network import Network
 
 LEASE_SECONDS = 10.0
@@ -24,7 +24,7 @@ class ActionQueue:
         self._network = network
         self._time = time
         self._consumer = Consumer(LEASE_SECONDS)
-        self._requests: list[tuple[str, int, float, Callable[[list[ActionDelivery]], None]]] = []
+        self._requests: list[tuple[str, int, float, Answer[ActionDelivery]]] = []
         self._wake_at = 0.0
         log.after_store.append(self._stored)
 
@@ -39,9 +39,7 @@ class ActionQueue:
         """Whether every action was executed and acknowledged."""
         return self._consumer.is_idle
 
-    def request(
-        self, reader: str, most: int, answer: Callable[[list[ActionDelivery]], None]
-    ) -> None:
+    def request(self, reader: str, most: int, answer: Answer[ActionDelivery]) -> None:
         """Have actions handed to a worker when there are some."""
         self._requests.append((reader, most, self._time() + _ASK_AGAIN_SECONDS, answer))
         self.serve()
@@ -101,37 +99,13 @@ class SimulatedActionReader:
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         while True:
-            batch = await self._pull()
+            batch = await pull(self._network, "actions", self._request, _ASK_AGAIN_SECONDS)
             if batch:
                 self._leased |= {each.position for each in batch}
                 return batch
 
-    async def _pull(self) -> list[ActionDelivery]:
-        arrived: asyncio.Future[list[ActionDelivery]]
-        arrived = asyncio.get_running_loop().create_future()
-        network = self._network
-
-        def give(batch: list[ActionDelivery]) -> None:
-            if not arrived.done():
-                arrived.set_result(batch)
-
-        fault = network.strike("actions")
-        await network.before(fault)
-        way = network.latency()
-        if fault is not None and fault.strike in ("delay", "lose reply"):
-            way += fault.seconds
-
-        def answer(batch: list[ActionDelivery]) -> None:
-            network.outside(way, lambda: give(batch))
-
-        most = self._random.choice((1, 2, 8))
-        network.outside(network.latency(), lambda: self._queue.request(self._name, most, answer))
-        network.after(fault)
-        try:
-            async with asyncio.timeout(_ASK_AGAIN_SECONDS + 2 * way + 0.5):
-                return await arrived
-        except TimeoutError:
-            return []
+    def _request(self, answer: Answer[ActionDelivery]) -> None:
+        self._queue.request(self._name, self._random.choice((1, 2, 8)), answer)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         positions = [each.position for each in deliveries]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from events.subjects import intake as intake_subject
 from events.subjects import parse_stored_intake
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.simulation.bus.deliveries import Consumer
+from tests.simulation.bus.reading import Answer, pull
 from tests.simulation.clock import Clock, date_of
 from tests.simulation.network import Network
 
@@ -52,7 +52,7 @@ class _Request:
     __slots__ = ("answer", "expires", "most", "reader")
 
     def __init__(
-        self, reader: str, most: int, expires: float, answer: Callable[[list[IntakeDelivery]], None]
+        self, reader: str, most: int, expires: float, answer: Answer[IntakeDelivery]
     ) -> None:
         self.reader = reader
         self.most = most
@@ -130,9 +130,7 @@ class IntakeStream:
         """Whether every message was decided and acknowledged."""
         return all(consumer.is_idle for consumer in self._consumers)
 
-    def request(
-        self, reader: str, most: int, answer: Callable[[list[IntakeDelivery]], None]
-    ) -> None:
+    def request(self, reader: str, most: int, answer: Answer[IntakeDelivery]) -> None:
         """Have messages handed to a reader when there are some."""
         now = self._time()
         for partition, (pinned, _) in list(self._pins.items()):
@@ -254,36 +252,12 @@ class SimulatedIntakeReader:
 
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         while True:
-            batch = await self._pull()
+            batch = await pull(self._network, "pull", self._request, _ASK_AGAIN_SECONDS)
             if batch:
                 return batch
 
-    async def _pull(self) -> list[IntakeDelivery]:
-        arrived: asyncio.Future[list[IntakeDelivery]]
-        arrived = asyncio.get_running_loop().create_future()
-        network = self._network
-
-        def give(batch: list[IntakeDelivery]) -> None:
-            if not arrived.done():
-                arrived.set_result(batch)
-
-        fault = network.strike("pull")
-        await network.before(fault)
-        way = network.latency()
-        if fault is not None and fault.strike in ("delay", "lose reply"):
-            way += fault.seconds  # handed out, and perhaps handed out again before it comes
-
-        def answer(batch: list[IntakeDelivery]) -> None:
-            network.outside(way, lambda: give(batch))
-
-        most = self._random.choice((1, 2, 5, 20))
-        network.outside(network.latency(), lambda: self._stream.request(self._name, most, answer))
-        network.after(fault)
-        try:
-            async with asyncio.timeout(_ASK_AGAIN_SECONDS + 2 * way + 0.5):
-                return await arrived
-        except TimeoutError:
-            return []
+    def _request(self, answer: Answer[IntakeDelivery]) -> None:
+        self._stream.request(self._name, self._random.choice((1, 2, 5, 20)), answer)
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from events.envelope import decode_log, encode_log
+from events.integrity import LogChains, LogDamage
 from events.names import ShapeKey
 from reconciler.ports import (
     AppendLostError,
@@ -16,7 +16,8 @@ from reconciler.ports import (
     ShapeAppend,
     StoredEvent,
 )
-from tests.simulation.loop import current_process
+from tests.simulation.bus.reading import Pushed
+from tests.simulation.bus.recorded import RecordedLog
 from tests.simulation.network import Network
 
 LOG_ID = "simulated"
@@ -26,8 +27,9 @@ _EVENTS_ONE_BY_ONE = 2
 class LogStream:
     """What the server has of the log."""
 
-    def __init__(self, time: Callable[[], float]) -> None:
+    def __init__(self, time: Callable[[], float], *, may_be_damaged: bool = False) -> None:
         self._time = time
+        self.recorded = RecordedLog() if may_be_damaged else None
         self.events: list[StoredEvent] = []
         self.payloads: list[bytes] = []
         self._of_shape: dict[ShapeKey, list[StoredEvent]] = {}
@@ -66,6 +68,8 @@ class LogStream:
             stored.append(StoredEvent(len(self.events) + 1, decode_log(payload)))
             self.events.append(stored[-1])
             self.payloads.append(payload)
+            if self.recorded is not None:
+                self.recorded.append(append.key, stored[-1].event, payload)
             mine.append(stored[-1])
         for hook in self.after_store:
             hook(append, stored)
@@ -90,6 +94,8 @@ class LogStream:
     def history(self, key: ShapeKey, *, from_leader: bool = False) -> list[StoredEvent]:
         """Give a shape's events, as a follower or the leader has them."""
         visible = len(self.events) if from_leader else self._visible()
+        if self.recorded is not None:
+            return self.recorded.sound(key, visible)
         return [each for each in self._of_shape.get(key, ()) if each.position <= visible]
 
     def of_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
@@ -105,19 +111,23 @@ class LogStream:
 
     def load(self, key: ShapeKey, *, from_leader: bool, use_snapshots: bool) -> LoadedShape:
         """Give a shape's newest snapshot, and the events after it."""
-        events = self.history(key, from_leader=from_leader)
+        visible = len(self.events) if from_leader else self._visible()
+        events = [each for each in self._of_shape.get(key, ()) if each.position <= visible]
         head = events[-1].position if events else 0
         position, payload = self._snapshots.get(key, (0, None))
         if not use_snapshots or payload is None or position > head:
-            return LoadedShape(head, None, [each.event for each in events])
+            position, payload = 0, None
         later = [each.event for each in events if each.position > position]
-        return LoadedShape(head, payload, later)
+        plain = LoadedShape(head, payload, later)
+        return plain if self.recorded is None else self.recorded.loaded(key, plain)
 
     # --- snapshots
 
     def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states."""
         self._snapshots.update(snapshots)
+        if self.recorded is not None:
+            self.recorded.keep(snapshots)
 
     def erase_snapshots(self) -> None:
         """Lose all states."""
@@ -187,12 +197,21 @@ class SimulatedLog:
     def follow(
         self, after: int = 0, *, damaged: DamageListener | None = None
     ) -> AbstractAsyncContextManager[EventFeed]:
-        return self._follow(after)
+        return self._follow(after, damaged or _nobody)
 
     @asynccontextmanager
-    async def _follow(self, after: int) -> AsyncGenerator[EventFeed]:
-        target = await self._network.ask("feed", lambda: self._stream.last_position)
-        yield _Feed(self._stream, self._network, after, target)
+    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[EventFeed]:
+        stream, network = self._stream, self._network
+        target = await network.ask("feed", lambda: stream.last_position)
+        if stream.recorded is None:
+            yield _Feed(stream, network, after, target)
+        else:
+            yield _CheckedFeed(stream, network, after, target, damaged)
+
+    async def missing_events(self) -> int:
+        recorded = self._stream.recorded
+        missing = 0 if recorded is None else recorded.missing
+        return await self._network.ask("position", lambda: missing)
 
     async def last_position(self) -> int:
         return await self._network.ask("position", lambda: self._stream.last_position)
@@ -202,50 +221,57 @@ class _Feed:
     """Implements ``reconciler.ports.EventFeed``."""
 
     def __init__(self, stream: LogStream, network: Network, after: int, target: int) -> None:
-        self._stream = stream
-        self._network = network
         self._target = target
-        self._arrived: list[StoredEvent] = []
-        self._sent = after
-        self._is_sending = False
-        self._news = asyncio.Event()
+        self._pushed = Pushed(stream.events, network, after, "feed")
         self.position = after
-        self._process = current_process()
-        stream.after_store.append(self._stored)
-        self._send()
+        stream.after_store.append(lambda _append, _stored: self._pushed.send())
+        self._pushed.send()
 
     @property
     def caught_up(self) -> bool:
         return self.position >= self._target
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        while not self._arrived:
-            self._news.clear()
-            await self._news.wait()
-        events, self._arrived = self._arrived, []
+        events = await self._pushed.next()
         self.position = events[-1].position
         return events
 
-    def _stored(self, _append: ShapeAppend, _stored: Sequence[StoredEvent]) -> None:
-        if not self._process.dead:
-            self._send()
 
-    def _send(self) -> None:
-        """Push what is new, some time after it was stored; nothing is lost on this way."""
-        if self._is_sending or self._sent >= self._stream.last_position:
-            return
-        self._is_sending = True
-        fault = self._network.strike("feed")
-        late = 0.0 if fault is None else fault.seconds
-        self._network.outside(self._network.latency() + late, self._arrive)
+class _CheckedFeed:
+    """Implements it for a log that may be damaged, as ``infra.bus.shape_log.CheckedFeed`` does."""
 
-    def _arrive(self) -> None:
-        self._is_sending = False
-        if self._network.is_away:
-            self._is_sending = True
-            self._network.outside(0.5, self._arrive)
-            return
-        events = self._stream.events[self._sent :]
-        self._sent = len(self._stream.events)
-        self._arrived += events
-        self._news.set()
+    def __init__(
+        self,
+        stream: LogStream,
+        network: Network,
+        after: int,
+        target: int,
+        damaged: DamageListener,
+    ) -> None:
+        assert stream.recorded is not None
+        self._target = target
+        self._chains = LogChains(damaged, after=after)
+        self._pushed = Pushed(stream.recorded.events, network, after, "feed")
+        self.position = after
+        stream.after_store.append(lambda _append, _stored: self._pushed.send())
+        self._pushed.send()
+        self._check_end()
+
+    @property
+    def caught_up(self) -> bool:
+        return self.position >= self._target
+
+    async def next_events(self) -> Sequence[StoredEvent]:
+        arrived = await self._pushed.next()
+        found = [(each.position, self._chains.take(each)) for each in arrived if each is not None]
+        self.position += len(arrived)
+        self._check_end()
+        return [StoredEvent(position, event) for position, event in found if event is not None]
+
+    def _check_end(self) -> None:
+        if self.caught_up:
+            self._chains.end(self.position)
+
+
+def _nobody(_damage: LogDamage) -> None:
+    return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from projections.read_models import CHECKPOINT
 from reconciler.ports import RowsConflictError
@@ -51,6 +51,22 @@ class SimulatedRows:
     def _read(self) -> tuple[dict[str, bytes], int]:
         found = dict(self._rows.content)
         return found, self._rows.checkpoint_write if CHECKPOINT in found else 0
+
+    async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
+        def read() -> dict[str, bytes]:
+            content = self._rows.content
+            return {name: content[name] for name in names if name in content}
+
+        return await self._network.ask("rows", read)
+
+    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+        prefix = pattern.removesuffix(">")
+
+        def read() -> dict[str, bytes]:
+            content = self._rows.content
+            return {name: row for name, row in content.items() if name.startswith(prefix)}
+
+        return await self._network.ask("rows", read)
 
     async def save(self, changes: Mapping[str, bytes | None]) -> None:
         expected = self._expected

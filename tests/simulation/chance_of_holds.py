@@ -1,0 +1,126 @@
+"""Draws of what holds a shape: other services, people who approve, other teams' observers, damage.
+
+And what must not be drawn, because nothing that an API offers would tell what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from events.manifest import Fields
+from tests.simulation import plan as p
+from tests.simulation.holds import GUARD, PERSON
+
+_SERVICES = ("billing", "backup")
+_FIRST_NUMBER = 100
+_STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
+
+
+def of_holders(
+    random: Random, moment: Callable[[], float], shapes: Sequence[str], *, exclusive: bool
+) -> list[p.Step]:
+    """Draw who holds and refers to shapes, who approves, who looks, and what is lost."""
+    numbers = iter(range(_FIRST_NUMBER, 10 * _FIRST_NUMBER))
+    steps: list[p.Step] = []
+    for share, most, draw in (
+        (0.35, 3, _finalizer),
+        (0.30, 3, _reference),
+        (0.20, 2, _force),
+        (0.30, 3, _approval),
+        (0.25, 3, _snapshot),
+    ):
+        if random.random() < share:
+            for _ in range(random.randint(1, most)):
+                steps += draw(random, moment, shapes, numbers.__next__)
+    if random.random() < 0.12:
+        steps.append(p.HumanWipes(at=moment()))
+    if exclusive and random.random() < 0.4:
+        fields: Fields = {"color": "Red"}
+        names = _STRAYS[: random.randint(1, GUARD + 2)]
+        steps += [p.HumanMakes(at=moment(), name=name, fields=fields) for name in names]
+        steps += [p.Approve(at=moment(), shape=random.choice(names)) for _ in range(2)]
+    if random.random() < 0.06:
+        how = random.choice(("flip", "lose"))
+        index = random.randint(0, 20)
+        steps.append(p.DamageLog(at=moment(), shape=random.choice(shapes), how=how, index=index))
+    return steps
+
+
+def _finalizer(
+    random: Random, moment: Callable[[], float], shapes: Sequence[str], number: Callable[[], int]
+) -> list[p.Step]:
+    shape, service = random.choice(shapes), random.choice(_SERVICES)
+    steps: list[p.Step] = [
+        p.RequestFinalizer(at=moment(), number=number(), shape=shape, service=service)
+    ]
+    if random.random() < 0.6:
+        by = service if random.random() < 0.7 else PERSON
+        force = random.random() < 0.5
+        steps.append(
+            p.ReleaseFinalizer(
+                at=moment(), number=number(), shape=shape, service=service, by=by, force=force
+            )
+        )
+    return steps
+
+
+def _reference(
+    random: Random, moment: Callable[[], float], shapes: Sequence[str], number: Callable[[], int]
+) -> list[p.Step]:
+    name, target = random.choice(("ref-1", "ref-2")), random.choice([*shapes, "nobody"])
+    policy = random.choice(("Keep", "Keep", "Release", "Ignore"))
+    steps: list[p.Step] = [
+        p.Refer(at=moment(), number=number(), name=name, target=target, on_withdrawal=policy)
+    ]
+    if random.random() < 0.4:
+        steps.append(p.Refer(at=moment(), number=number(), name=name))
+    return steps
+
+
+def _force(
+    random: Random, moment: Callable[[], float], shapes: Sequence[str], number: Callable[[], int]
+) -> list[p.Step]:
+    orphan = random.random() < 0.4
+    shape = random.choice(shapes)
+    return [p.ForceRelease(at=moment(), number=number(), shape=shape, orphan=orphan)]
+
+
+def _approval(
+    random: Random, moment: Callable[[], float], shapes: Sequence[str], _number: object
+) -> list[p.Step]:
+    return [p.Approve(at=moment(), shape=random.choice(shapes))]
+
+
+def _snapshot(
+    random: Random, moment: Callable[[], float], _shapes: object, _number: object
+) -> list[p.Step]:
+    return [p.Snapshot(at=moment(), how=random.choice(("whole", "short", "open", "late")))]
+
+
+def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
+    """Leave out what the API gives no means against."""
+    kept: list[p.Step] = list(steps)
+    if not traits.names:
+        kept = [step for step in kept if not _doubles(step)]
+    if not traits.names and not traits.idempotency_keys:
+        kept = [step for step in kept if not _comes_late(step)]
+    return kept
+
+
+def _doubles(step: p.Step) -> bool:
+    """Where names are not unique, who believes that nothing is there makes a second one."""
+    lies = isinstance(step, p.ListingFails) and step.how == "leaves out"
+    lies = lies or (isinstance(step, p.Snapshot) and step.how == "short")
+    return lies or isinstance(step, p.HumanMakes | p.HumanReplaces)
+
+
+def _comes_late(step: p.Step) -> bool:
+    """A call that arrives after the look that did not find it is done for a second time.
+
+    And only the label tells that look whose the object is.
+    """
+    if isinstance(step, p.OnRequest):
+        waits = step.strike in ("pause before", "pause after")
+        return waits or (step.what == "write" and step.strike == "delay")
+    return isinstance(step, p.Pause | p.HumanStripsLabels)

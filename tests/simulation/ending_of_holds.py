@@ -1,0 +1,82 @@
+"""What must hold of references, finalizers and damage when everything has come to rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from events.manifest import SHAPE_REF_KIND, target_of
+from events.names import ShapeKey
+from projections.status import LOG_DAMAGED
+from tests.simulation.publishing import is_held_for_a_person
+from tests.simulation.world import World
+
+
+def is_kept(world: World, key: ShapeKey) -> bool:
+    """Tell whether something that others or people have to take off keeps a withdrawn shape."""
+    holds = world.checks.holds
+    kept = "Keep" in holds.references[key].values() and key not in holds.forced
+    return bool(holds.finalizers[key]) or kept or is_held_for_a_person(world.checks.states[key])
+
+
+def anything_is_kept(world: World) -> bool:
+    """Tell whether anything waits for somebody."""
+    return any(is_kept(world, key) for key in _sound(world))
+
+
+def problems_of_holds(world: World) -> Iterator[str]:
+    """Give what is wrong with what others hold, refer to or rely on."""
+    yield from _references(world)
+    yield from _rows_of_finalizers(world)
+    yield from _damage(world)
+
+
+def _sound(world: World) -> list[ShapeKey]:
+    return [key for key in world.checks.states if key not in world.damaged]
+
+
+def _references(world: World) -> Iterator[str]:
+    """Every reference says how its target stands, and every target knows who refers to it."""
+    states = world.checks.states
+    expected: dict[ShapeKey, dict[str, str]] = {}
+    for key, state in states.items():
+        if key.kind != SHAPE_REF_KIND or not state.declared or state.spec is None:
+            continue
+        target = target_of(state.spec.fields)
+        expected.setdefault(target, {})[str(key)] = state.spec.fields.get("onWithdrawal", "Keep")
+        if target in world.damaged:
+            continue
+        found = states.get(target)
+        wanted = ("Converged", "Resolved") if found and found.declared else ("Held", "Dangling")
+        told = state.outcome and (state.outcome.outcome, state.outcome.reason)
+        if told != wanted:
+            yield f"{key}: its target should make it {wanted}, told is {told}"
+    for key in _sound(world):
+        if states[key].references != expected.get(key, {}):
+            yield f"{key}: it knows the references {states[key].references}, not those there are"
+
+
+def _rows_of_finalizers(world: World) -> Iterator[str]:
+    """Nothing holds a shape that people cannot see."""
+    for actor in world.actors.values():
+        if actor.models is None:
+            continue
+        for key in _sound(world):
+            stands = world.checks.holds.finalizers[key]
+            row = actor.models.status.get(str(key))
+            if stands and (row is None or row.finalizers != stands):
+                yield f"{actor.plan.name}: it does not show the finalizers of {key}"
+
+
+def _damage(world: World) -> Iterator[str]:
+    """Who verifies the log has found all damage by now, and holds what is damaged."""
+    for actor in world.actors.values():
+        if actor.models is None or "projector" not in actor.plan.roles:
+            continue
+        for key in world.damaged:
+            row = actor.models.status.get(str(key))
+            if row is None or row.reason != LOG_DAMAGED:
+                yield f"{actor.plan.name}: the log of {key} is damaged, and nobody has told"
+        known = {str(key) for key in world.damaged}
+        for name in actor.models.damage.keys() - known:
+            if not name.startswith("position/"):  # where an event was lost, whosever it was
+                yield f"{actor.plan.name}: the log of {name} is not damaged, but is said to be"

@@ -1,0 +1,142 @@
+"""What holds a shape holds it: finalizers, references, guards, and nobody but a person lets go."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from events.intake import Observed, OnWithdrawal
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
+    HoldApproved,
+    LogEvent,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
+    SpecDeclared,
+)
+from events.names import ShapeKey
+from reconciler.shape.state import ShapeState
+from tests.simulation.plan import ApiTraits
+
+PERSON = "person"
+GUARD = 2
+"""So many undeclared objects may go at a time."""
+
+_MOST_PERCENT = 50
+
+
+class HoldChecks:
+    """Follows the log, and knows by itself what holds each shape and what was approved."""
+
+    def __init__(self, traits: ApiTraits, fail: Callable[[str], None]) -> None:
+        self._traits = traits
+        self._fail = fail
+        self.finalizers: defaultdict[ShapeKey, dict[str, str]] = defaultdict(dict)
+        self.references: defaultdict[ShapeKey, dict[str, OnWithdrawal]] = defaultdict(dict)
+        self.forced: set[ShapeKey] = set()
+        self.given_up: set[str] = set()
+        self._approved: dict[ShapeKey, str] = {}
+
+    def look_at(
+        self, key: ShapeKey, state: ShapeState, event: LogEvent, told: Observed | None
+    ) -> None:
+        """Judge an event by the state before it; ``told``: the observation that it rests on."""
+        match event.data:
+            case FinalizerAdded(finalizer, holder):
+                if holder != event.actor:
+                    self._fail(f"{event.id}: {finalizer} is of {event.actor}, not of {holder}")
+                self.finalizers[key][finalizer] = holder
+            case FinalizerRemoved(finalizer):
+                self._taken_off(key, event, finalizer, forced=event.data.forced)
+            case ReleaseForced():
+                if state.declared:
+                    self._fail(f"{event.id}: a declared shape was released by force")
+                self.finalizers[key].clear()
+                self.forced.add(key)
+            case SpecDeclared():
+                self.forced.discard(key)
+            case ReferenceAdded(by, on_withdrawal):
+                self.references[key][by] = on_withdrawal
+            case ReferenceRemoved(by):
+                self.references[key].pop(by, None)
+            case HoldApproved(hold):
+                self._approve(key, state, event, hold)
+            case ActionAbandoned(action_id=ended) if key in self._approved:
+                self.given_up.add(ended)
+            case ActionAbandoned(action_id=ended) if key in self.forced:
+                self.given_up.add(ended)
+            case _:
+                self._look_at_effects(key, state, event, told)
+
+    def _look_at_effects(
+        self, key: ShapeKey, state: ShapeState, event: LogEvent, told: Observed | None
+    ) -> None:
+        match event.data:
+            case ActionDecided(action):
+                if action.operation == "Delete":
+                    self._let_go(key, state, event, "deleted", kept_by=("Keep", "Release"))
+                self._approved.pop(key, None)
+            case OwnershipReleased(reason="Orphaned"):
+                self._let_go(key, state, event, "released", kept_by=("Keep",))
+            case OwnershipClaimed(reason=("ExclusiveScope" | "Label" | "Prefix")):
+                if not state.declared:
+                    self._stray_claimed(key, state, event)
+            case ExternalObserved(object=None) if told is not None and state.owned is not None:
+                self._loss_believed(key, event, told)
+            case _:
+                pass
+
+    def _taken_off(self, key: ShapeKey, event: LogEvent, finalizer: str, *, forced: bool) -> None:
+        holder = self.finalizers[key].pop(finalizer, None)
+        if holder != event.actor and not forced:
+            self._fail(f"{event.id}: {event.actor} took off {finalizer}, which is of {holder}")
+
+    def _approve(self, key: ShapeKey, state: ShapeState, event: LogEvent, hold: str) -> None:
+        outcome = state.outcome
+        if outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
+            self._fail(f"{event.id}: {hold} was approved, which did not hold it")
+        if event.actor != PERSON:
+            self._fail(f"{event.id}: {event.actor} is no person, and approved it")
+        self._approved[key] = hold
+
+    def _let_go(
+        self,
+        key: ShapeKey,
+        state: ShapeState,
+        event: LogEvent,
+        what: str,
+        *,
+        kept_by: tuple[OnWithdrawal, ...],
+    ) -> None:
+        """Nothing is deleted or released that a finalizer or a reference keeps."""
+        if self.finalizers[key]:
+            self._fail(f"{event.id}: {what}, though a finalizer stands")
+        if state.declared or key in self.forced:
+            return
+        if any(each in kept_by for each in self.references[key].values()):
+            self._fail(f"{event.id}: {what}, though it is referred to")
+
+    def _stray_claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+        """What nobody declared is claimed to be deleted: not too much at once, nor relied upon."""
+        if (state.strays or 0) > GUARD and self._approved.get(key) != "DeletionGuard":
+            self._fail(f"{event.id}: one of {state.strays} strays goes, and nobody approved it")
+        if self.references[key]:
+            self._fail(f"{event.id}: a stray goes that somebody refers to")
+
+    def _loss_believed(self, key: ShapeKey, event: LogEvent, told: Observed) -> None:
+        losses = told.losses
+        if losses is None or not self._traits.loss_guard:
+            return
+        is_much = losses.missing * 100 > losses.owned * _MOST_PERCENT
+        is_many = losses.missing >= self._traits.loss_guard
+        if is_much and is_many and self._approved.get(key) != "LossGuard":
+            self._fail(
+                f"{event.id}: believed that {losses.missing} of {losses.owned} are gone at once"
+            )

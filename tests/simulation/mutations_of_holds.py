@@ -1,0 +1,176 @@
+"""Defects in what holds a shape: finalizers, references, guards, approvals, damage, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.integrity import ShapeChain
+from events.log import OwnershipClaimed
+from projections.status import StatusRow
+from reconciler.services import sweeper
+from reconciler.services.listing import SnapshotAssembler
+from reconciler.services.scrubber import Scrubber
+from reconciler.shape import evolve, facts, holding, keeping, letting_go, observing
+from reconciler.shape.state import NEW
+from tests.simulation.mutation import Mutation, Patch
+
+_handlers: Any = facts._HANDLERS  # pyright: ignore[reportPrivateUsage]
+_folds: Any = evolve._FOLDS  # pyright: ignore[reportPrivateUsage]
+
+
+def _nothing(*_args: Any, **_rest: Any) -> None:
+    return None
+
+
+def _finalizers_ignored(patch: Patch) -> None:
+    patch.setattr(letting_go, "_waiting_for_finalizers", _nothing)
+
+
+def _anybody_takes_finalizers_off(patch: Patch) -> None:
+    def release(state: Any, command: Any, context: Any, record: Any) -> Any:
+        of_anybody = [replace(each, holder=command.actor) for each in state.finalizers]
+        deceived = replace(state, finalizers=tuple(of_anybody))
+        return holding.release_finalizer(deceived, command, context, record)
+
+    patch.setitem(_handlers, holding.FinalizerReleased, release)
+
+
+def _finalizers_stay_for_ever(patch: Patch) -> None:
+    really = _folds[holding.FinalizerRemoved]
+
+    def removed(state: Any, data: Any, event: Any) -> Any:
+        after = really(state, data, event)
+        return replace(after, finalizers=state.finalizers)
+
+    patch.setitem(_folds, holding.FinalizerRemoved, removed)
+
+
+def _finalizers_not_shown(patch: Patch) -> None:
+    def is_gone(row: StatusRow) -> bool:
+        return not (
+            row.declared or row.owned or row.observed_digest or row.action_id or row.references
+        )
+
+    patch.setattr(StatusRow, "is_gone", property(is_gone))
+
+
+def _references_keep_nothing(patch: Patch) -> None:
+    def keepers(*_: Any) -> list[str]:
+        return []
+
+    patch.setattr(letting_go, "keepers", keepers)
+
+
+def _references_not_told(patch: Patch) -> None:
+    def messages(_rows: Any) -> list[Any]:
+        return []
+
+    patch.setattr(sweeper, "reference_messages", messages)
+
+
+def _dangling_told_once(patch: Patch) -> None:
+    """A reference that found its target missing never looks again."""
+
+    def see_target(state: Any, command: Any, context: Any, record: Any) -> None:
+        if state.target_declared is None:
+            holding.see_target(state, command, context, record)
+
+    patch.setitem(_handlers, holding.TargetSeen, see_target)
+
+
+def _deletion_guard_ignored(patch: Patch) -> None:
+    patch.setattr(letting_go, "_guard", _nothing)
+
+
+def _loss_guard_ignored(patch: Patch) -> None:
+    def is_doubtful(*_: Any) -> bool:
+        return False
+
+    patch.setattr(observing, "_is_doubtful", is_doubtful)
+
+
+def _approvals_lift_nothing(patch: Patch) -> None:
+    really = _folds[holding.HoldApproved]
+
+    def approved(state: Any, data: Any, event: Any) -> Any:
+        return replace(really(state, data, event), approved="")
+
+    patch.setitem(_folds, holding.HoldApproved, approved)
+
+
+def _declared_shapes_released_by_force(patch: Patch) -> None:
+    def force(state: Any, command: Any, context: Any, record: Any) -> Any:
+        undeclared = replace(state, declared=False)
+        return holding.force_release(undeclared, command, context, record)
+
+    patch.setitem(_handlers, holding.ForcedRelease, force)
+
+
+def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
+    """What is declared absent is removed, whosever it is."""
+
+    def keep_away(state: Any, context: Any, config: Any) -> Any:
+        found = state.observed
+        if state.owned is None and found is not None:
+            return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
+        return _really_keep_away(state, context, config)
+
+    patch.setattr("reconciler.shape.plan.keep_away", keep_away)
+
+
+_really_keep_away: Any = keeping.keep_away
+
+
+def _broken_snapshots_believed(patch: Patch) -> None:
+    def complete(self: Any, _count: int) -> Mapping[str, ExternalObject]:
+        return self._objects
+
+    patch.setattr(SnapshotAssembler, "complete", complete)
+
+
+def _damage_not_looked_for(patch: Patch) -> None:
+    patch.setattr(Scrubber, "scrub", _scrubbed)
+
+
+async def _scrubbed(_self: Any, **_rest: Any) -> int:
+    return 0
+
+
+def _damaged_histories_folded(patch: Patch) -> None:
+    """What is left of a history is folded as if it were all of it."""
+
+    def unchecked(*_: Any) -> None:
+        return
+
+    for check in ("_check_order", "_check_digest"):
+        patch.setattr(ShapeChain, check, unchecked)
+    patch.setattr("reconciler.services.repository.fold", _folded_anyhow)
+
+
+def _folded_anyhow(events: Any, state: Any = NEW) -> Any:
+    for event in events:
+        state = evolve.evolve(state, event)
+    return state
+
+
+MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
+    Mutation("finalizers ignored", _finalizers_ignored),
+    Mutation("anybody takes finalizers off", _anybody_takes_finalizers_off),
+    Mutation("finalizers stay for ever", _finalizers_stay_for_ever),
+    Mutation("finalizers not shown", _finalizers_not_shown),
+    Mutation("references keep nothing", _references_keep_nothing),
+    Mutation("references not told", _references_not_told),
+    Mutation("dangling told once", _dangling_told_once),
+    Mutation("deletion guard ignored", _deletion_guard_ignored),
+    Mutation("loss guard ignored", _loss_guard_ignored),
+    Mutation("approvals lift nothing", _approvals_lift_nothing),
+    Mutation("declared shapes released by force", _declared_shapes_released_by_force),
+    Mutation("strangers removed", _strangers_adopted_where_absence_is_declared),
+    Mutation("broken snapshots believed", _broken_snapshots_believed),
+    Mutation("damage not looked for", _damage_not_looked_for),
+    Mutation("damaged histories folded", _damaged_histories_folded),
+)

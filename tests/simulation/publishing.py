@@ -1,0 +1,287 @@
+"""What services, people and other teams' observers publish, each as a patient client does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from events.envelope import encode_intake, encode_snapshot_part
+from events.intake import (
+    Approved,
+    Declared,
+    FinalizerReleased,
+    FinalizerRequested,
+    ForcedRelease,
+    IntakeData,
+    SnapshotBegan,
+    SnapshotCompleted,
+    SnapshotItem,
+    SnapshotPart,
+    Withdrawn,
+)
+from events.manifest import (
+    PROVIDER_CONFIG_API_VERSION,
+    PROVIDER_CONFIG_KIND,
+    SHAPE_REF_KIND,
+    DeletionGuard,
+    Fields,
+    Limits,
+    LossGuard,
+    Manifest,
+    Metadata,
+    ProviderConfigSpec,
+    Retry,
+    Scope,
+)
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.subjects import Intake
+from events.subjects import intake as intake_subject
+from events.subjects import snapshot as snapshot_subject
+from reconciler.shape.state import ShapeState
+from tests.simulation import plan as p
+from tests.simulation.api import Api
+from tests.simulation.bus.intake import IntakeStream
+from tests.simulation.bus.snapshots import Snapshots
+from tests.simulation.checks import Checks
+from tests.simulation.clock import Clock
+from tests.simulation.holds import GUARD, PERSON
+from tests.simulation.network import Network
+
+SERVICE = "service"
+CONFIG_KEY = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
+_NEVER = 1_000
+_LATE_SECONDS = 6.0
+_APPROVED = ("DeletionGuard", "LossGuard")
+_WHAT: dict[type[IntakeData], Intake] = {
+    Declared: "desired",
+    Withdrawn: "desired",
+    FinalizerRequested: "finalizer",
+    FinalizerReleased: "finalizer",
+    ForcedRelease: "approval",
+    Approved: "approval",
+}
+
+
+def shape_key(name: str) -> ShapeKey:
+    """Give the identity of one of the plan's shapes."""
+    return ShapeKey("default", "Shape", name)
+
+
+def reference_key(name: str) -> ShapeKey:
+    """Give the identity of one of the plan's references."""
+    return ShapeKey("default", SHAPE_REF_KIND, name)
+
+
+class _Published(NamedTuple):
+    subject: str
+    payload: bytes
+    message_id: str
+
+
+class Publisher:
+    """All who publish, from outside of the reconciler's processes."""
+
+    def __init__(
+        self,
+        traits: p.ApiTraits,
+        *,
+        network: Network,
+        intake: IntakeStream,
+        snapshots: Snapshots,
+        api: Api,
+        checks: Checks,
+        time: Callable[[], float],
+    ) -> None:
+        self._traits = traits
+        self._network = network
+        self._intake = intake
+        self._snapshots = snapshots
+        self._api = api
+        self._checks = checks
+        self._time = time
+        self._clock = Clock(time)
+        self._published: dict[int, _Published] = {}
+        self._count = 0
+
+    def take(self, step: p.Step) -> bool:
+        """Do a step, if it is one of these; tell whether it is."""
+        do = _TAKE.get(type(step))
+        if do is not None:
+            do(self, step)
+        return do is not None
+
+    # --- declarations
+
+    def _declare(self, step: p.Declare) -> None:
+        spec: dict[str, Any] = dict(step.fields)
+        if step.policy:
+            spec["policy"] = step.policy
+        metadata = Metadata(step.shape, labels=dict(step.labels))
+        manifest = Manifest("sim/v1", "Shape", metadata, spec)
+        self.publish(shape_key(step.shape), Declared(manifest), step.number, copies=step.copies)
+
+    def _withdraw(self, step: p.Withdraw) -> None:
+        self.publish(shape_key(step.shape), Withdrawn(), step.number, copies=step.copies)
+
+    def _refer(self, step: p.Refer) -> None:
+        key = reference_key(step.name)
+        if not step.target:
+            self.publish(key, Withdrawn(), step.number)
+            return
+        fields: Fields = {
+            "target": {"kind": "Shape", "name": step.target},
+            "onWithdrawal": step.on_withdrawal,
+        }
+        manifest = Manifest(
+            PROVIDER_CONFIG_API_VERSION, SHAPE_REF_KIND, Metadata(step.name), fields
+        )
+        self.publish(key, Declared(manifest), step.number)
+
+    def configure(self, step: p.Configure) -> None:
+        """Declare or withdraw the configuration of the API."""
+        if not step.present:
+            self.publish(CONFIG_KEY, Withdrawn())
+            return
+        traits = self._traits
+        spec = ProviderConfigSpec(
+            provider="simulated",
+            endpoint="http://simulated",
+            scope=Scope(mode="Exclusive" if traits.exclusive else "Shared"),
+            ownership=traits.ownership,
+            resync_seconds=step.resync_seconds,
+            limits=Limits(concurrency=step.concurrency, page_size=2),
+            retry=Retry(initial_seconds=0.3, max_seconds=2.0),
+            deletion_guard=DeletionGuard(max_count=GUARD),
+            loss_guard=LossGuard(min_count=traits.loss_guard or _NEVER),
+            consistency_grace_seconds=traits.grace_seconds,
+        )
+        metadata = Metadata(CONFIG_KEY.name, SYSTEM_NAMESPACE)
+        fields = msgspec.to_builtins(spec, str_keys=True)
+        manifest = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        self.publish(CONFIG_KEY, Declared(manifest))
+
+    # --- what holds a shape
+
+    def _request_finalizer(self, step: p.RequestFinalizer) -> None:
+        data = FinalizerRequested(step.service)
+        self.publish(shape_key(step.shape), data, step.number, source=step.service)
+
+    def _release_finalizer(self, step: p.ReleaseFinalizer) -> None:
+        data = FinalizerReleased(step.service, step.force, "the plan says so")
+        self.publish(shape_key(step.shape), data, step.number, source=step.by)
+
+    def _force_release(self, step: p.ForceRelease) -> None:
+        data = ForcedRelease("the plan says so", step.orphan)
+        self.publish(shape_key(step.shape), data, step.number, source=PERSON)
+
+    def _approve(self, step: p.Approve) -> None:
+        key = shape_key(step.shape)
+        state = self._checks.states.get(key)
+        hold = _APPROVED[0]
+        if state is not None and state.outcome is not None and is_held_for_a_person(state):
+            hold = state.outcome.reason
+        self.publish(key, Approved(hold), source=PERSON)
+
+    def let_go(self) -> None:
+        """Take off whatever holds a shape, as whoever may do it."""
+        for key, state in list(self._checks.states.items()):
+            for each in state.finalizers:
+                self.publish(key, FinalizerReleased(each.name), source=each.holder)
+            if key.kind == SHAPE_REF_KIND and state.declared:
+                self.publish(key, Withdrawn())
+
+    def approve_all(self) -> None:
+        """Approve whatever waits for an approval."""
+        for key, state in list(self._checks.states.items()):
+            if key.kind == "Shape" and is_held_for_a_person(state):
+                self._approve(p.Approve(at=0.0, shape=key.name))
+
+    # --- publishing
+
+    def publish(
+        self,
+        key: ShapeKey,
+        data: IntakeData,
+        number: int = -1,
+        *,
+        source: str = SERVICE,
+        copies: int = 1,
+    ) -> None:
+        """Publish as a patient client does: again under the same id until it is stored."""
+        self._count += 1
+        message_id = f"m{number}" if number >= 0 else f"once-{self._count}"
+        payload = encode_intake(message_id, source, data, time=self._clock.now())
+        subject = intake_subject(_WHAT[type(data)], key)
+        published = _Published(subject, payload, message_id)
+        if number >= 0:
+            self._published[number] = published
+        for copy in range(copies):
+            self._store(published, 0.05 * copy)
+
+    def _store(self, published: _Published, wait: float) -> None:
+        subject, payload, message_id = published
+
+        def arrive() -> None:
+            if self._network.is_away:
+                self._network.outside(0.5, arrive)
+            else:
+                self._intake.store(subject, payload, message_id, f"_INBOX.{message_id}")
+
+        self._network.outside(wait + self._network.latency(), arrive)
+
+    def _repeat(self, step: p.Repeat) -> None:
+        if step.number in self._published:
+            self._intake.forget_ids()
+            self._store(self._published[step.number], 0.0)
+
+    def _garbage(self, step: p.Garbage) -> None:
+        subject = f"rec.desired.default.Shape.{step.shape}"
+        self._store(_Published(subject, step.payload.encode(), ""), 0.0)
+
+    # --- another team's observer
+
+    def _snapshot(self, step: p.Snapshot) -> None:
+        self._count += 1
+        objects = list(self._api.objects.values())
+        parts: list[SnapshotPart] = [
+            SnapshotBegan(CONFIG_KEY.name, "Shape", self._intake.last_position),
+            *[SnapshotItem(each) for each in objects],
+            SnapshotCompleted(len(objects)),
+        ]
+        if step.how == "short" and objects:
+            del parts[1]
+        if step.how == "open":
+            del parts[-1]
+        subject = snapshot_subject(CONFIG_KEY.name, "Shape", f"s{self._count}")
+        wait = _LATE_SECONDS if step.how == "late" else 0.0
+        for number, part in enumerate(parts):
+            payload = encode_snapshot_part(
+                f"{subject}-{number}", "other-team", part, time=self._clock.now()
+            )
+            self._network.outside(
+                0.05 * number + wait * bool(number),
+                lambda payload=payload: self._snapshots.store(subject, payload),
+            )
+
+
+def is_held_for_a_person(state: ShapeState) -> bool:
+    """Tell whether a guard holds a shape until somebody approves it."""
+    outcome = state.outcome
+    return outcome is not None and outcome.outcome == "Held" and outcome.reason in _APPROVED
+
+
+_TAKE: dict[type[p.Step], Callable[[Publisher, Any], None]] = {
+    p.Declare: Publisher._declare,  # pyright: ignore[reportPrivateUsage]
+    p.Withdraw: Publisher._withdraw,  # pyright: ignore[reportPrivateUsage]
+    p.Repeat: Publisher._repeat,  # pyright: ignore[reportPrivateUsage]
+    p.Garbage: Publisher._garbage,  # pyright: ignore[reportPrivateUsage]
+    p.Configure: Publisher.configure,
+    p.RequestFinalizer: Publisher._request_finalizer,  # pyright: ignore[reportPrivateUsage]
+    p.ReleaseFinalizer: Publisher._release_finalizer,  # pyright: ignore[reportPrivateUsage]
+    p.ForceRelease: Publisher._force_release,  # pyright: ignore[reportPrivateUsage]
+    p.Refer: Publisher._refer,  # pyright: ignore[reportPrivateUsage]
+    p.Approve: Publisher._approve,  # pyright: ignore[reportPrivateUsage]
+    p.Snapshot: Publisher._snapshot,  # pyright: ignore[reportPrivateUsage]
+}
