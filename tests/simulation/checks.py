@@ -261,6 +261,8 @@ class Checks:
         self.action_of[action.idempotency_key] = action.action_id
         if found is None or not self._api.traits.conditional_writes:
             return  # unconditional: between the look and the write it may have become another
+        if action.action_id in self.holds.given_up:
+            return  # it was under way when a person gave it up, with the object
         if found.uid not in self.ours:
             self.fail(f"{action.action_id}: {action.operation} of {found.uid}, which is not ours")
 
