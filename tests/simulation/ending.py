@@ -59,7 +59,10 @@ def _settle(world: World) -> None:
     What waits for a person by then is answered by one.
     """
     if world.damaged:
-        world.run_for(_SCRUBBED_SECONDS)  # messages of held shapes are tried again meanwhile
+        for _ in range(_MOST_ANSWERS):
+            world.run_for(_SCRUBBED_SECONDS)  # messages of held shapes are tried again meanwhile
+            if not answer_holds(world):
+                break
         return
     _come_to_rest(world)
     for _ in range(_MOST_ANSWERS):
