@@ -13,7 +13,7 @@ from events.log import (
 from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import InvalidNameError
 from reconciler.shape.answering import known_already, refused
-from reconciler.shape.evolve import spec_of
+from reconciler.shape.folds.declarations import spec_of
 from reconciler.shape.inputs import Command, Context, Record
 from reconciler.shape.state import ShapeState, content_digest
 

@@ -15,7 +15,7 @@ from events.log import Action, FoundBy
 from reconciler.provider import Capabilities
 from reconciler.shape.desired import grace_seconds
 from reconciler.shape.differences import Wanted, differences
-from reconciler.shape.evolve import NOT_DONE
+from reconciler.shape.folds.actions import NOT_DONE
 from reconciler.shape.inputs import Context
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import InFlight
