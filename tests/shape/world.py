@@ -28,6 +28,7 @@ from events.log import (
     ActionDecided,
     ActionRetried,
     ActionSought,
+    DeclarationSuperseded,
     LogEvent,
     OwnershipClaimed,
     OwnershipReleased,
@@ -132,10 +133,16 @@ class World:
         return self.turn(batch) if batch else []
 
     def redeliver(self, index: int) -> None:
-        """Deliver again what was delivered: once all is decided, that is no event."""
+        """Deliver again what was delivered: once all is decided, that is no event.
+
+        But for what changed nothing when it came, and is late now: that is told, once (ADR 0016).
+        """
         if self.delivered:
             self.turn([Command(self.delivered, "wake", "world", TimerFired("Sweep"))])
-            assert self.turn([self.intake[index % self.delivered]]) == []
+            again = [self.intake[index % self.delivered]]
+            told = [type(each.data) for each in self.turn(again)]
+            assert told in ([], [DeclarationSuperseded])
+            assert self.turn(again) == []
 
     def turn(self, commands: Sequence[Command]) -> list[LogEvent]:
         story = self.story
