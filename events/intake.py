@@ -126,8 +126,9 @@ class Observed(_Intake, frozen=True):
 
     ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or
     a ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began,
-    and the observation is taken as older than everything. ``began_at`` is the same moment by the
-    clock, for APIs that show an effect only after a grace. ``exclusive`` and ``losses`` count the
+    and the observation is taken as older than everything. For APIs that show an effect only after a
+    grace: ``began_at`` is the same moment by the observer's clock, and ``age_seconds`` how long ago
+    it was when this was sent, by no clock that can be set. ``exclusive`` and ``losses`` count the
     whole listing, for the guards.
     """
 
@@ -139,6 +140,7 @@ class Observed(_Intake, frozen=True):
     began_at: datetime | None = None
     exclusive: StrayCount | None = None
     losses: LossCount | None = None
+    age_seconds: float | None = None
 
 
 ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]

@@ -241,7 +241,8 @@ class ActionSucceeded(_Event, frozen=True):
     ``found_by``: not the API's answer said so, but a look at what is there: it carries our label or
     the action's key, has the action's content, or is gone as it should be. ``late``: the answer
     came when the action had been taken for failed. ``redelivered``: the call may have been made
-    twice, on an API that keeps no keys.
+    twice, on an API that keeps no keys. ``reported_at``: when the bus got the worker's report, for
+    an API that shows effects only after a grace.
     """
 
     action_id: str
@@ -252,6 +253,7 @@ class ActionSucceeded(_Event, frozen=True):
     found_by: FoundBy | None = None
     late: bool = False
     redelivered: bool = False
+    reported_at: datetime | None = None
 
 
 class ActionNotDone(_Event, frozen=True):
@@ -267,6 +269,7 @@ class ActionFailed(_Event, frozen=True):
 
     ``redelivered``: the call may have been made before by a worker that was not heard of again, on
     an API that keeps no keys; so that it failed now does not say that nothing was done.
+    ``reported_at``: as of ``ActionSucceeded``.
     """
 
     action_id: str
@@ -275,6 +278,7 @@ class ActionFailed(_Event, frozen=True):
     error: ActionError
     object: ExternalObject | None = None
     redelivered: bool = False
+    reported_at: datetime | None = None
 
 
 class ActionAbandoned(_Event, frozen=True):

@@ -248,6 +248,7 @@ def _observer(parts: Running) -> list[Run]:
         sink=ports.sink,
         catch_up=parts.feed.catch_up,
         now=chance.now,
+        clock=chance.clock,
         jitter=chance.jitter,
         new_id=chance.new_id,
     )

@@ -24,11 +24,18 @@ class SnapshotRefusedError(ValueError):
 
 
 class SnapshotAssembler:
-    """One snapshot of one scope, being received."""
+    """One snapshot of one scope, being received.
 
-    def __init__(self, began: SnapshotBegan, began_at: datetime | None) -> None:
+    ``began_at`` is when it began by a clock of the world, ``began_by`` by the steady one of this
+    process, if it began here.
+    """
+
+    def __init__(
+        self, began: SnapshotBegan, began_at: datetime | None, began_by: float | None = None
+    ) -> None:
         self.began = began
         self.began_at = began_at
+        self.began_by = began_by
         self._objects: dict[str, ExternalObject] = {}
 
     def add(self, objects: Iterable[ExternalObject]) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 
 import structlog
+from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import LossCount, Observed, SnapshotBegan
@@ -44,6 +46,7 @@ CATCH_UP_SECONDS = 10.0
 """So long a listing waits for what the log says of its objects."""
 
 _MOST_RETRY_SECONDS = 5.0
+_HALF_MILLISECOND = 0.0005
 _logger = structlog.get_logger(__name__)
 
 
@@ -63,6 +66,7 @@ class Observer:
         sink: DecisionSink | None = None,
         catch_up: Callable[[float], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -75,6 +79,7 @@ class Observer:
         self._sink = sink
         self._catch_up = catch_up
         self._now = now
+        self._clock = clock
         self._gates = gates
         self._jitter = jitter
         self._new_id = new_id
@@ -165,7 +170,7 @@ class Observer:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
-        snapshot = SnapshotAssembler(began, self._now())
+        snapshot = SnapshotAssembler(began, self._now(), self._clock())
         count = 0
         gate = self._gates.of(config_name)
         is_probe = False if gate.is_open else await gate.enter(config_name)
@@ -206,15 +211,23 @@ class Observer:
             letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
             await tell_too_long(self._sink, letters)
         reach(Failpoint.OBSERVER_LISTED)
+        age = self._age(snapshot)
         await self._intake.publish(
             [
-                IntakeMessageOut("observed", key, observed, self._new_id())
+                IntakeMessageOut(
+                    "observed", key, replace(observed, age_seconds=age), self._new_id()
+                )
                 for key, observed in found
                 if str(key) not in self._models.damage  # held: nobody would decide it
             ]
         )
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
+
+    def _age(self, snapshot: SnapshotAssembler) -> float | None:
+        if snapshot.began_by is None:
+            return None
+        return round(self._clock() - snapshot.began_by + _HALF_MILLISECOND, 3)
 
     async def _know_the_log(self) -> None:
         """Know of every declaration and action that an object of the snapshot may come from.

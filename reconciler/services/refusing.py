@@ -27,7 +27,14 @@ def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
     message = decode_intake(
         delivery.payload, expected=what, fallback_id=delivery.message_id, about=str(key)
     )
-    return key, Command(delivery.position, message.id, message.source, message.data)
+    command = Command(
+        delivery.position,
+        message.id,
+        message.source,
+        message.data,
+        stored_at=delivery.stored_at,
+    )
+    return key, command
 
 
 def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:

@@ -24,7 +24,7 @@ class Command(msgspec.Struct, frozen=True):
     """One intake message for a shape: where it stands, who sent it, what it says.
 
     ``first_position`` is where a message of its source and id stood first, as far as the intake
-    goes back; None if nobody has looked.
+    goes back; None if nobody has looked. ``stored_at`` is when the bus got it, by its clock.
     """
 
     position: int
@@ -32,6 +32,7 @@ class Command(msgspec.Struct, frozen=True):
     actor: str
     data: IntakeData
     first_position: int | None = None
+    stored_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

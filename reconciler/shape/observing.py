@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from events.external import same_content
 from events.intake import Observed
@@ -11,6 +11,9 @@ from reconciler.shape.desired import grace_seconds, is_applied, open_differences
 from reconciler.shape.inputs import Command, Context, Record
 from reconciler.shape.state import ShapeState
 
+_RIGHT_CLOCK = timedelta(seconds=60)
+"""What an observer's clock may lag behind the bus's, and is still believed."""
+
 LOSS_GUARD = "LossGuard"
 """Reason of the outcome of a shape whose loss is not believed, and what an approval names."""
 
@@ -18,7 +21,7 @@ LOSS_GUARD = "LossGuard"
 def observe(state: ShapeState, command: Command, context: Context, record: Record) -> None:
     """Record what is new in an observation, unless something is known better."""
     data: Observed = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
-    if not _is_about_us(state, data) or _is_stale(state, command.position, data, context):
+    if not _is_about_us(state, data) or _is_stale(state, command, data, context):
         return
     if (
         same_content(state.observed, data.object)
@@ -57,7 +60,7 @@ def _is_about_us(state: ShapeState, data: Observed) -> bool:
     return True
 
 
-def _is_stale(state: ShapeState, position: int, data: Observed, context: Context) -> bool:
+def _is_stale(state: ShapeState, command: Command, data: Observed, context: Context) -> bool:
     """Tell whether the observation began before something that we know better (invariant 6)."""
     if state.in_flight is not None:
         return True
@@ -65,14 +68,30 @@ def _is_stale(state: ShapeState, position: int, data: Observed, context: Context
         return True
     if data.as_of < state.effect_position:
         return True
-    if (data.as_of, position) < (state.observed_position, state.observed_message):
+    if (data.as_of, command.position) < (state.observed_position, state.observed_message):
         return True
     if data.provider_config not in context.configs:
         return state.effect_at is not None  # how late it shows our effects is not known
     grace = grace_seconds(context, data.provider_config)
     if grace and state.effect_at is not None:
-        return data.began_at is None or data.began_at < state.effect_at + timedelta(seconds=grace)
+        began_at = _began_at(command, data)
+        return began_at is None or began_at < state.effect_at + timedelta(seconds=grace)
     return False
+
+
+def _began_at(command: Command, data: Observed) -> datetime | None:
+    """Give when the read began, by the bus's clock: that of an observer may be wrong.
+
+    From its beginning to the message there may have been more than the observer counted: it may
+    have stood still before it sent it. So its clock counts, where that is likely to be right.
+    """
+    if command.stored_at is None or data.age_seconds is None:
+        return data.began_at
+    began_at = command.stored_at - timedelta(seconds=data.age_seconds)
+    said = data.began_at
+    if said is not None and began_at - _RIGHT_CLOCK <= said < began_at:
+        return said
+    return began_at
 
 
 def _is_doubtful(state: ShapeState, data: Observed, context: Context) -> bool:

@@ -16,6 +16,7 @@ from events.log import (
     OwnershipClaimed,
     ShapeEvent,
 )
+from reconciler.shape.desired import grace_seconds
 from reconciler.shape.inputs import Command, Context, Record
 from reconciler.shape.ladder import Finding, capabilities_of, find, found_in_the_way
 from reconciler.shape.observing import record_loss_and_drift
@@ -29,21 +30,20 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
     data: Reported = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     flight = state.in_flight
     if flight is None or flight.action.action_id != data.action_id:
-        _fold_late_success(state, data, record)
+        _fold_late_success(state, command, context, record)
         return
     operation = flight.action.operation
     if data.error is None and not data.sought:
         redelivered = _may_be_made_twice(flight.action, data, context)
-        record(
-            ActionSucceeded(
-                data.action_id,
-                operation,
-                data.attempt,
-                data.object,
-                data.replayed,
-                redelivered=redelivered,
-            )
+        done = ActionSucceeded(
+            data.action_id,
+            operation,
+            data.attempt,
+            data.object,
+            data.replayed,
+            redelivered=redelivered,
         )
+        record(_dated(done, flight.action, command, context))
         return
     if data.attempt != flight.attempt or flight.failed is not None:
         return
@@ -51,23 +51,34 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
         ended = _after_look(state, flight, data, context)
     else:
         ended = _after_failure(state, flight, data, data.error, context)
-    after = record(ended)
+    after = record(_dated(ended, flight.action, command, context))
     if isinstance(ended, ActionFailed) and after.in_flight is None:
         _record_what_stands_there(after, ended, context, record)
 
 
-def _fold_late_success(state: ShapeState, data: Reported, record: Record) -> None:
+def _dated(event: ShapeEvent, action: Action, command: Command, context: Context) -> ShapeEvent:
+    """Add when the report came, where a grace is counted from then."""
+    is_end = isinstance(event, (ActionSucceeded, ActionFailed))
+    if not is_end or not grace_seconds(context, action.provider_config):
+        return event
+    return replace(event, reported_at=command.stored_at)
+
+
+def _fold_late_success(
+    state: ShapeState, command: Command, context: Context, record: Record
+) -> None:
     """A creation that was taken for failed was done all the same: the object is ours."""
+    data: Reported = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     ended = state.ended_create
-    is_it = ended is not None and ended.action.action_id == data.action_id
-    if not is_it or data.error is not None or data.sought:
+    if ended is None or ended.action.action_id != data.action_id:
+        return
+    if data.error is not None or data.sought:
         return
     if state.in_flight is None and state.owned is None:
-        record(
-            ActionSucceeded(
-                data.action_id, "Create", data.attempt, data.object, data.replayed, late=True
-            )
+        done = ActionSucceeded(
+            data.action_id, "Create", data.attempt, data.object, data.replayed, late=True
         )
+        record(_dated(done, ended.action, command, context))
 
 
 def _may_be_made_twice(action: Action, data: Reported, context: Context) -> bool:

@@ -153,6 +153,7 @@ class Story:
         self.jitter = jitter
         self.now = START
         self.position = 0
+        self.stored_at: datetime | None = None
         self.state: ShapeState = NEW
         self.log: list[LogEvent] = []
         self.answers: list[Answer | None] = []
@@ -166,7 +167,8 @@ class Story:
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:
         self.position += 1
-        return Command(self.position, message_id or f"m{self.position}", actor, data)
+        identity = message_id or f"m{self.position}"
+        return Command(self.position, identity, actor, data, stored_at=self.stored_at)
 
     def give(self, commands: Sequence[Command]) -> list[ShapeEvent]:
         turn = take_turn(self.state, commands, self.context)
@@ -200,6 +202,7 @@ class Story:
         config: str = CONFIG,
         name: str | None = None,
         began_at: datetime | None = None,
+        age_seconds: float | None = None,
     ) -> list[ShapeEvent]:
         return self.turn(
             Observed(
@@ -210,6 +213,7 @@ class Story:
                 self.position if as_of is None else as_of,
                 began_at,
                 None if strays is None else StrayCount(*strays),
+                age_seconds=age_seconds,
             )
         )
 

@@ -68,6 +68,34 @@ def test_an_observation_counts_only_past_the_consistency_grace(
     assert bool(story.see(None, began_at=began)) is believed
 
 
+@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
+@pytest.mark.parametrize("clocks_ahead", [timedelta(0), timedelta(hours=1), -timedelta(hours=1)])
+def test_the_grace_is_counted_by_the_clock_of_the_bus(
+    clocks_ahead: timedelta, after_seconds: float, believed: bool
+):
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = Story(configs={CONFIG: slow})
+    story.declare()
+    bus_time = story.now - 3 * clocks_ahead  # nor has the decider's clock a say in it
+    story.stored_at = bus_time
+    story.succeed()
+    story.stored_at = bus_time + timedelta(seconds=after_seconds + 30)
+    began_at = bus_time + timedelta(seconds=after_seconds) + clocks_ahead
+    events = story.see(None, began_at=began_at, age_seconds=30.0)
+    assert bool(events) is believed
+
+
+def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_early():
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = Story(configs={CONFIG: slow})
+    story.declare()
+    story.stored_at = bus_time = story.now
+    story.succeed()
+    story.stored_at = bus_time + timedelta(seconds=30)
+    began_at = bus_time + timedelta(seconds=1)
+    assert story.see(None, began_at=began_at, age_seconds=0.5) == []
+
+
 def test_with_a_grace_an_observation_without_a_time_proves_nothing():
     slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
     story = converged(configs={CONFIG: slow})

@@ -113,9 +113,6 @@ def plan_of(seed: int) -> p.Plan:
     for _ in range(round(trouble * dice.random.randint(3, 16))):
         steps.append(_of_fate(dice, dice.moment(), [each.name for each in processes]))
     traits = _traits(dice)
-    if not traits.names:
-        # Clocks that differ by more than the grace make it void, and only a unique name is left.
-        traits = replace(traits, grace_seconds=0.0)
     if not traits.idempotency_keys:
         steps += _of_lost_marks(dice, steps)
     steps += of_holders(dice.random, dice.moment, shapes, exclusive=traits.exclusive)

@@ -139,7 +139,7 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
         "failure": None,
         "hold_until": None,
         "effect_position": event.causeposition,
-        "effect_at": event.time,
+        "effect_at": data.reported_at or event.time,
         "lost_uid": None,
     }
     if data.operation == "Delete":
@@ -189,7 +189,8 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
                 uncertain=flight.uncertain or called or data.redelivered,
             )
         return replace(state, **after)
-    after |= {"in_flight": None, "effect_position": event.causeposition, "effect_at": event.time}
+    after |= {"in_flight": None, "effect_position": event.causeposition}
+    after["effect_at"] = data.reported_at or event.time
     if flight is not None and data.operation == "Create":
         after["ended_create"] = flight
         after["uncertain_create"] = state.uncertain_create or flight.uncertain or data.redelivered
