@@ -215,6 +215,7 @@ def _of_running_roles() -> Iterator[str]:
 def _decider() -> Iterator[str]:
     yield from _of_running_roles()
     yield from _takes(INTAKE, "*")  # all its consumers are deciders'
+    yield from _gets(INTAKE)  # what overtook a declaration, and where one came first
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret

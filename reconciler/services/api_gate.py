@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Token
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Self
@@ -324,24 +323,25 @@ class ApiGate:
 class Calls:
     """Lets the requests of one action or listing through, and learns how they end: a context."""
 
-    __slots__ = ("_config", "_epoch", "_gate", "_is_probe", "_token")
+    __slots__ = ("_before", "_config", "_epoch", "_gate", "_is_probe")
 
     def __init__(self, gate: ApiGate, config: str, *, is_probe: bool) -> None:
         self._gate = gate
         self._config = config
         self._is_probe = is_probe
         self._epoch = gate.epoch
-        self._token: Token[CallPermit | None] | None = None
+        self._before: CallPermit | None = None
 
     def __enter__(self) -> Self:
         """Let the requests of this task ask here."""
-        self._token = CALL_PERMIT.set(self)
+        self._before = CALL_PERMIT.get()
+        CALL_PERMIT.set(self)
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
         """Learn from how it ended; an unexpected error says nothing of the API."""
-        assert self._token is not None
-        CALL_PERMIT.reset(self._token)
+        if CALL_PERMIT.get() is self:  # what is thrown away unfinished ends in another context
+            CALL_PERMIT.set(self._before)
         if error is None or isinstance(error, (ProviderError, ConfigurationError)):
             self._gate.saw(error, self._config, self._epoch)
 

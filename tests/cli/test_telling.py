@@ -27,6 +27,7 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    DeclarationSuperseded,
     DriftDetected,
     ExternalObserved,
     FieldDifference,
@@ -70,6 +71,7 @@ TOLD: list[tuple[ShapeEvent, str]] = [
     (DECLARED, "generation 1: type: Square, color: Red"),
     (SpecWithdrawn(2), "generation 2"),
     (GenerationSuperseded(1, by=2), "generation 1, by 2"),
+    (DeclarationSuperseded(by=2), "a declaration came late: generation 2 is newer"),
     (
         ExternalObserved("default", "foo", None, "CompleteListing", 7),
         "foo is not there (a complete listing)",
