@@ -163,7 +163,8 @@ def _question(found: ExternalObject | None, context: Context) -> str:
     if found is None:
         return (
             "whether it was done cannot be told: the API keeps no keys, and its objects carry "
-            "nothing of ours. Look, then approve with Proceed (it was not done) or Abandon (it was)"
+            "nothing of ours. Look, then approve with Proceed (it was not done); or withdraw the "
+            "shape and approve with Abandon (it was): what stays declared is made again"
         )
     if not capabilities_of(context).labels:
         return (
