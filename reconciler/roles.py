@@ -172,9 +172,13 @@ async def running_parts(
     """Run roles until the context ends, and what the bus needs ``besides``.
 
     When entered, the process knows all that the log has. A role that fails ends the context, and
-    its error comes out in an exception group.
+    its error comes out in an exception group. Without roles nothing follows the log, and it may be
+    replaced meanwhile.
     """
     try:
+        if not roles:
+            yield
+            return
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
             if parts.ports.watch is not None:
