@@ -13,6 +13,9 @@ import uvicorn
 from infra.records_api.app import build_app
 from infra.records_api.store import RecordStore
 
+UNFINISHED_REQUESTS_SECONDS = 1
+"""So long is waited at the end for calls that are under way: those for changes may take long."""
+
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT; the first line of output says where."""
@@ -27,7 +30,13 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", options.port), backlog=1024)
     sys.stdout.write(f"listening on http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=UNFINISHED_REQUESTS_SECONDS,
+    )
+    server = uvicorn.Server(config)
     if options.exit_with_stdin:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
     server.run(sockets=[listener])

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from infra.records_api.changes import MAX_WAIT_SECONDS, ChangeBell
 from infra.records_api.store import Record, RecordContent, RecordStore
 
 DEFAULT_PAGE_SIZE = 100
@@ -34,6 +35,7 @@ def build_app(store: RecordStore) -> Starlette:
         lifespan=lifespan,
         routes=[
             Route("/zones/{zone}/records", handlers.list, methods=["GET"]),
+            Route("/zones/{zone}/changes", handlers.changes, methods=["GET"]),
             Route(one, handlers.get, methods=["GET"]),
             Route(one, handlers.put, methods=["PUT"]),
             Route(one, handlers.delete, methods=["DELETE"]),
@@ -42,10 +44,14 @@ def build_app(store: RecordStore) -> Starlette:
 
 
 class _Handlers:
-    """One coroutine for each call; none waits between looking at a record and writing it."""
+    """One coroutine for each call; none waits between looking at a record and writing it.
+
+    Nor does any wait between looking at a zone's newest change and listening for the next one.
+    """
 
     def __init__(self, store: RecordStore) -> None:
         self._store = store
+        self._bell = ChangeBell()
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
@@ -77,7 +83,9 @@ class _Handlers:
         if refused is not None:
             return refused
         zone, name = request.path_params["zone"], request.path_params["name"]
-        return _shown(201 if known is None else 200, self._store.put(zone, name, content))
+        record = self._store.put(zone, name, content)
+        self._bell.ring(zone)
+        return _shown(201 if known is None else 200, record)
 
     async def delete(self, request: Request) -> Response:
         known = self._known(request)
@@ -86,8 +94,23 @@ class _Handlers:
         refused = _precondition_problem(request, known)
         if refused is not None:
             return refused
-        self._store.delete(request.path_params["zone"], request.path_params["name"])
+        zone = request.path_params["zone"]
+        self._store.delete(zone, request.path_params["name"])
+        self._bell.ring(zone)
         return Response(status_code=204)
+
+    async def changes(self, request: Request) -> Response:
+        """Give the number of the newest change; with ``after``, wait until it is another one."""
+        zone, query = request.path_params["zone"], request.query_params
+        try:
+            after, wait = int(query.get("after", -1)), float(query.get("wait", 0))
+        except ValueError:
+            return _error(400, "bad_number", "after must be a whole number, wait a number")
+        if not 0 <= wait <= MAX_WAIT_SECONDS:
+            return _error(400, "bad_wait", f"wait must be 0 to {MAX_WAIT_SECONDS:g} seconds")
+        if self._store.last_change(zone) == after:
+            await self._bell.wait(zone, wait)
+        return _answer(200, {"last": self._store.last_change(zone)})
 
     def _known(self, request: Request) -> Record | None:
         return self._store.get(request.path_params["zone"], request.path_params["name"])

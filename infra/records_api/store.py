@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,14 @@ import msgspec
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
   zone TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (zone, name)
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS changes (
+  zone TEXT NOT NULL PRIMARY KEY, last INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+_COUNT = """
+INSERT INTO changes VALUES (?, 1) ON CONFLICT (zone) DO UPDATE SET last = last + 1
 """
 
 
@@ -49,7 +57,7 @@ class RecordStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._database = sqlite3.connect(folder / "records.sqlite", isolation_level=None)
         self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute(_SCHEMA)
+        self._database.executescript(_SCHEMA)
 
     def get(self, zone: str, name: str) -> Record | None:
         """Read one record."""
@@ -71,14 +79,22 @@ class RecordStore:
             values=sorted(set(content.values), reverse=True),
             tags=sorted(set(content.tags)),
         )
-        self._database.execute(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (zone, name, _encoder.encode(record))
-        )
+        with self._changing(zone):
+            self._database.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?, ?)",
+                (zone, name, _encoder.encode(record)),
+            )
         return record
 
     def delete(self, zone: str, name: str) -> None:
         """Delete a record."""
-        self._database.execute("DELETE FROM records WHERE zone = ? AND name = ?", (zone, name))
+        with self._changing(zone):
+            self._database.execute("DELETE FROM records WHERE zone = ? AND name = ?", (zone, name))
+
+    def last_change(self, zone: str) -> int:
+        """Give the number of a zone's newest change; 0 if nothing was ever changed in it."""
+        row = self._database.execute("SELECT last FROM changes WHERE zone = ?", (zone,)).fetchone()
+        return 0 if row is None else row[0]
 
     def page(
         self, zone: str, *, after: str, size: int, tags: Sequence[str]
@@ -95,3 +111,11 @@ class RecordStore:
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    @contextmanager
+    def _changing(self, zone: str) -> Generator[None]:
+        """Count a change together with it: neither is ever seen without the other."""
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            yield
+            self._database.execute(_COUNT, (zone,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from infra.records_api.app import build_app
 from infra.records_api.store import RecordStore
 
 ZONE = "/zones/example.org/records"
+CHANGES = "/zones/example.org/changes"
 BODY: dict[str, Any] = {"type": "A", "values": ["192.0.2.1"], "tags": ["prod"]}
 CREATE = {"If-None-Match": "*"}
 
@@ -75,3 +77,48 @@ async def test_zones_are_apart_and_records_outlive_the_service(tmp_path: Path) -
         assert (await before.get("/zones/example.com/records")).json()["records"] == []
     async with service(tmp_path) as after:
         assert [record["name"] for record in (await after.get(ZONE)).json()["records"]] == ["www"]
+
+
+async def newest(client: httpx.AsyncClient, changes: str = CHANGES, **query: float) -> int:
+    answer = await client.get(changes, params=query)
+    return answer.raise_for_status().json()["last"]
+
+
+async def test_changes_are_numbered_in_each_zone_and_outlive_the_service(tmp_path: Path) -> None:
+    async with service(tmp_path) as before:
+        assert await newest(before) == 0
+        await before.put(f"{ZONE}/www", json=BODY, headers=CREATE)
+        assert await newest(before) == 1
+        await before.put(f"{ZONE}/www", json=BODY, headers=CREATE)  # refused: nothing changed
+        assert await newest(before) == 1
+        assert await newest(before, "/zones/example.com/changes") == 0
+    async with service(tmp_path) as after:
+        await after.delete(f"{ZONE}/www", headers={"If-Match": "*"})
+        assert await newest(after) == 2
+
+
+async def test_who_waits_for_a_change_is_answered_when_it_comes(client: httpx.AsyncClient) -> None:
+    """Two wait in one zone, one in another; nobody waits who is behind already."""
+    waiting = [asyncio.create_task(newest(client, after=0, wait=30)) for _ in range(2)]
+    elsewhere = asyncio.create_task(newest(client, "/zones/example.com/changes", after=0, wait=30))
+    await asyncio.sleep(0)
+    await client.put(f"{ZONE}/www", json=BODY, headers=CREATE)
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*waiting) == [1, 1]
+        assert await newest(client, after=0, wait=30) == 1
+        assert await newest(client, after=7, wait=30) == 1, "a mark of another time"
+        waiting = [asyncio.create_task(newest(client, after=1, wait=30))]
+        await asyncio.sleep(0)
+        await client.delete(f"{ZONE}/www", headers={"If-Match": "*"})
+        assert await asyncio.gather(*waiting) == [2]
+    assert not elsewhere.done()
+    elsewhere.cancel()
+
+
+async def test_a_wait_without_a_change_ends(client: httpx.AsyncClient) -> None:
+    assert await newest(client, after=0, wait=0.05) == 0
+
+
+@pytest.mark.parametrize("query", ["after=x", "wait=x", "wait=31", "wait=-1", "wait=nan"])
+async def test_a_wait_that_is_not_allowed_is_refused(client: httpx.AsyncClient, query: str) -> None:
+    assert (await client.get(f"{CHANGES}?{query}")).status_code == 400
