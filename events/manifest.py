@@ -259,7 +259,12 @@ class Breaker(_Declared, frozen=True):
 
 
 class ProviderConfigSpec(_Declared, frozen=True):
-    """The spec of a ``ProviderConfig``: one external API, and how to treat it."""
+    """The spec of a ``ProviderConfig``: one external API, and how to treat it.
+
+    ``resync_seconds`` is between two listings. Where the API tells of changes, its word brings the
+    next one forward, but not nearer than ``least_resync_seconds``; if that is not less than the
+    other, nobody asks the API for changes.
+    """
 
     provider: str
     endpoint: str
@@ -270,6 +275,7 @@ class ProviderConfigSpec(_Declared, frozen=True):
     ownership: Ownership = "Log"
     owner_prefix: str | None = None
     resync_seconds: _Seconds = 30.0
+    least_resync_seconds: _Seconds = 5.0
     limits: Limits = Limits()
     retry: Retry = Retry()
     breaker: Breaker = Breaker()

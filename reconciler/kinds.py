@@ -65,6 +65,11 @@ class Kind:
         """Whether shapes of this kind live in an external API."""
         return self.connect is not None
 
+    @property
+    def watches(self) -> bool:
+        """Whether its API tells when something changed."""
+        return self.capabilities is not None and self.capabilities.watch
+
     def checked_fields(self, fields: Fields) -> Fields:
         """Validate and canonicalise the kind's fields; raises ``InvalidManifestError``."""
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -24,7 +24,8 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     ``idempotency_keys``: a repeat with the same key gives the first answer.
     ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
-    owner label. ``conditional_writes``: a write can be bound to a version.
+    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the API tells
+    when something changed, and each of the kind's providers is a ``WatchingProvider``.
     ``consistency_grace_seconds``: reads and listings may show an effect only so long after it; a
     ``ProviderConfig`` can raise it. Each is declared because a decision rests on it (ADR 0003).
 
@@ -37,6 +38,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     deterministic_names: bool
     labels: bool
     conditional_writes: bool
+    watch: bool = False
     consistency_grace_seconds: float = 0.0
 
 
@@ -88,6 +90,23 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
+        ...
+
+
+@runtime_checkable
+class WatchingProvider(Provider, Protocol):
+    """A provider of an API that tells when something changed: its kind declares ``watch``.
+
+    What it tells is a hint: the next complete listing begins earlier, and nothing is concluded.
+    """
+
+    async def changes(self, after: str | None) -> str:
+        """Wait a while for a change behind the mark ``after``, and give the newest mark.
+
+        One call: it ends before ``limits.request_timeout_seconds``, with the same mark if nothing
+        changed. Without a mark, give the newest at once. Marks are the API's own; only whether two
+        are equal counts. It must not take a connection from the other calls.
+        """
         ...
 
 

@@ -37,6 +37,9 @@ from reconciler.provider import Capabilities, Effect
 DEFAULT_TTL_SECONDS = 300
 KEY_TAG = "reconciler/key"
 MAX_PAGE_SIZE = 1000
+MAX_WAIT_SECONDS = 30.0
+WAITING_SHARE = 0.5
+"""How much of a call's time the API may take until it says that nothing changed."""
 
 _NAME = re.compile(
     r"@|[a-z0-9_*]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*"
@@ -85,6 +88,11 @@ class _Page(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
+class _Changes(msgspec.Struct, frozen=True):
+    last: int
+
+
+_changes_decoder = msgspec.json.Decoder(_Changes)
 _record_decoder = msgspec.json.Decoder(_Record)
 _page_decoder = msgspec.json.Decoder(_Page)
 _encoder = msgspec.json.Encoder()
@@ -108,6 +116,10 @@ class RecordsProvider:
 
     def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
         self._api = HttpApi(config, secret=secret)
+        # Connections of its own: a call that waits for changes must not keep others waiting.
+        self._feed = HttpApi(config, secret=secret)
+        timeout_seconds = config.limits.request_timeout_seconds
+        self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
 
     async def create(self, action: Action) -> Effect:
         """Create a record if there is none; our own earlier attempt counts as the first answer."""
@@ -167,9 +179,18 @@ class RecordsProvider:
         async for objects in all_pages(scope, partial(self._page, query)):
             yield objects
 
+    async def changes(self, after: str | None) -> str:
+        """Wait for the zone's next change; the API numbers them."""
+        query = [] if after is None else [("after", after), ("wait", f"{self._wait_seconds:g}")]
+        response = await self._feed.call("GET", "/changes", query=query)
+        if response.status_code != HTTPStatus.OK:
+            raise refusal(response)
+        return str(decoded(response, _changes_decoder).last)
+
     async def close(self) -> None:
         """Close connections."""
         await self._api.close()
+        await self._feed.close()
 
     async def _put(self, action: Action, condition: dict[str, str]) -> httpx.Response:
         tags = [f"{key}={value}" for key, value in sorted(action.labels.items())]
@@ -234,7 +255,11 @@ RECORD = Kind(
     provider="records",
     schema=RecordFields,
     capabilities=Capabilities(
-        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+        idempotency_keys=False,
+        deterministic_names=True,
+        labels=True,
+        conditional_writes=True,
+        watch=True,
     ),
     connect=RecordsProvider,
     normalize=normalize,

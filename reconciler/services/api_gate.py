@@ -166,6 +166,11 @@ class ApiGate:
         """Give what the requests of an action or a listing are made with."""
         return Calls(self, config, is_probe=is_probe)
 
+    def keep_out(self, config: str) -> None:
+        """Raise ``TurnedAwayError`` where a call would have to wait, or be the breaker's probe."""
+        if self._is_troubled and (self.closed_seconds > 0 or self._broken()):
+            raise self._closed(config, self.closed_seconds)
+
     def _closed_until(self) -> float:
         until = max(self._own_throttle_until, self._own_opening_until)
         for member in self.members.values():
@@ -251,13 +256,17 @@ class ApiGate:
             return
         if isinstance(error, (ConfigurationError, TurnedAwayError)):
             return  # no call was made
-        wait = _throttle_of(error)
-        if wait:
-            self._saw_throttle(error, config, wait)
+        self.saw_wish(error, config)
         if _is_failure(error):
             self._saw_failure(error, config, epoch)
         else:
             self._saw_answer(epoch)
+
+    def saw_wish(self, error: ProviderError, config: str) -> None:
+        """Learn from an error only whether the API wants to be left alone."""
+        wait = _throttle_of(error)
+        if wait:
+            self._saw_throttle(error, config, wait)
 
     def forget_calls_under_way(self) -> None:
         """Learn nothing from calls that have begun: how they end is this process's own doing."""

@@ -1,6 +1,7 @@
 """The observer: lists each external API's scope at a jittered interval and reports what changed.
 
-An idle fleet costs listings and nothing else: what the log knows already is not told again.
+An idle fleet costs listings and nothing else: what the log knows already is not told again. Where
+an API tells of changes, the next listing begins earlier.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from reconciler.provider import Provider
 from reconciler.services.api_gate import TurnedAwayError
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.cancellation import is_being_cancelled
+from reconciler.services.change_feed import ChangeFeed, is_followed
 from reconciler.services.configurations import Configurations
 from reconciler.services.listing import (
     SnapshotAssembler,
@@ -36,6 +38,7 @@ from reconciler.services.listing import (
     check_scope,
     observations,
 )
+from reconciler.services.next_listing import NextListing
 from reconciler.services.oversize import is_too_long, tell_too_long, too_long
 from reconciler.services.providers import ProviderPool
 
@@ -47,6 +50,9 @@ CATCH_UP_SECONDS = 10.0
 
 _MOST_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
+_Place = tuple[str, str]
+"""The name of a configuration, and a kind that is listed there."""
+
 _logger = structlog.get_logger(__name__)
 
 
@@ -83,8 +89,9 @@ class Observer:
         self._gates = gates
         self._jitter = jitter
         self._new_id = new_id
-        self._watches: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._wake: dict[tuple[str, str], asyncio.Event] = {}
+        self._watches: dict[_Place, asyncio.Task[None]] = {}
+        self._feeds: dict[_Place, asyncio.Task[None]] = {}
+        self._next: dict[_Place, NextListing] = {}
         self._changed = asyncio.Event()
         self.listings = 0
 
@@ -99,11 +106,12 @@ class Observer:
                     self._changed.clear()
         finally:
             self._watches.clear()
+            self._feeds.clear()
 
     def _configuration_changed(self, name: str) -> None:
-        for (config, _kind), event in self._wake.items():
+        for (config, _kind), listing in self._next.items():
             if config == name:
-                event.set()
+                listing.now()
         self._changed.set()
 
     def _match_watches(self, tasks: asyncio.TaskGroup) -> None:
@@ -114,25 +122,52 @@ class Observer:
         }
         for watch in self._watches.keys() - wanted:
             self._watches.pop(watch).cancel()
-            self._wake.pop(watch, None)
+            self._next.pop(watch, None)
         for watch in wanted - self._watches.keys():
-            self._wake[watch] = asyncio.Event()
+            self._next[watch] = NextListing()
             self._watches[watch] = tasks.create_task(self._watch(*watch))
+        self._match_feeds(tasks, {watch for watch in wanted if self._has_feed(*watch)})
+
+    def _match_feeds(self, tasks: asyncio.TaskGroup, wanted: set[_Place]) -> None:
+        for place in self._feeds.keys() - wanted:
+            self._feeds.pop(place).cancel()
+        for place in wanted - self._feeds.keys():
+            self._feeds[place] = tasks.create_task(self._feed(*place).run())
+
+    def _has_feed(self, config_name: str, kind: str) -> bool:
+        config = self._configurations.by_name[config_name]
+        return self._kinds[kind].watches and is_followed(config)
+
+    def _feed(self, config_name: str, kind: str) -> ChangeFeed:
+        return ChangeFeed(
+            config_name,
+            kind,
+            configurations=self._configurations,
+            providers=self._providers,
+            gates=self._gates,
+            hint=self._next[config_name, kind].hint,
+            clock=self._clock,
+            jitter=self._jitter,
+        )
 
     def _watched_kinds(self, config: ProviderConfigSpec) -> list[str]:
         known = [kind.name for kind in self._kinds.of_provider(config.provider)]
         return [kind for kind in known if not config.kinds or kind in config.kinds]
 
     async def _watch(self, config_name: str, kind: str) -> None:
-        wake = self._wake[config_name, kind]
+        listing = self._next[config_name, kind]
         while True:
-            wake.clear()
+            listing.begins()
             wait = await self._try_to_list(config_name, kind)
-            try:
-                async with asyncio.timeout(wait * (1 + JITTER * (2 * self._jitter() - 1))):
-                    await wake.wait()
-            except TimeoutError:
-                continue
+            seconds = wait * (1 + JITTER * (2 * self._jitter() - 1))
+            await listing.wait(seconds, self._least_seconds(config_name, kind))
+
+    def _least_seconds(self, config_name: str, kind: str) -> float | None:
+        """Give the time until a hint counts, with jitter; None where nobody gives any."""
+        config = self._configurations.by_name.get(config_name)
+        if config is None or (config_name, kind) not in self._feeds:
+            return None
+        return config.least_resync_seconds * (1 + JITTER * self._jitter())
 
     async def _try_to_list(self, config_name: str, kind: str) -> float:
         """List once and give the seconds until the next time; a failed listing proves nothing."""

@@ -12,7 +12,7 @@ from reconciler.kinds import KindRegistry
 from reconciler.provider import Capabilities, Provider
 from reconciler.secrecy import Secrecy
 from reconciler.services.configurations import Configurations
-from reconciler.services.secretive import SecretiveProvider, without_secret
+from reconciler.services.secretive import secretive, without_secret
 
 _Stamp = tuple[int, int, int]
 _Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
@@ -64,7 +64,7 @@ class ProviderPool:
         secret = resolve_secret(config.credentials_ref)
         secrecy = Secrecy(secret)
         with without_secret(secrecy):
-            return SecretiveProvider(kind.connect(config, secret=secret), secrecy)
+            return secretive(kind.connect(config, secret=secret), secrecy)
 
     def _close_later(self, provider: Provider) -> None:
         """Close a replaced client; calls that are under way on it end as unknown results."""

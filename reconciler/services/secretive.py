@@ -11,7 +11,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Scope
 from reconciler.errors import ConfigurationError, ProviderError
-from reconciler.provider import Effect, Provider
+from reconciler.provider import Effect, Provider, WatchingProvider
 from reconciler.secrecy import Secrecy
 
 _encoder = msgspec.json.Encoder()
@@ -56,6 +56,26 @@ class SecretiveProvider:
         """Close connections."""
         with without_secret(self._secrecy):
             await self._provider.close()
+
+
+class SecretiveWatchingProvider(SecretiveProvider):
+    """Implements ``reconciler.provider.WatchingProvider`` by another one."""
+
+    def __init__(self, provider: WatchingProvider, secrecy: Secrecy) -> None:
+        super().__init__(provider, secrecy)
+        self._watching = provider
+
+    async def changes(self, after: str | None) -> str:
+        """Wait for a change."""
+        with without_secret(self._secrecy):
+            return await self._watching.changes(after)
+
+
+def secretive(provider: Provider, secrecy: Secrecy) -> Provider:
+    """Give a provider that can do the same, and whose errors never repeat the secret."""
+    if isinstance(provider, WatchingProvider):
+        return SecretiveWatchingProvider(provider, secrecy)
+    return SecretiveProvider(provider, secrecy)
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -134,17 +132,6 @@ async def test_a_configuration_that_moves_is_followed(world: World, other_human:
 
 
 # --- the second kind
-
-
-@pytest.fixture(scope="module")
-def records_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    command = [sys.executable, "-m", "infra.records_api", "--exit-with-stdin", "--port", "0"]
-    command += ["--data", str(tmp_path_factory.mktemp("records"))]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield process.stdout.readline().removeprefix("listening on ").strip()
-    process.kill()
-    process.communicate()
 
 
 def record(*values: str, ttl: int = 60) -> Manifest:

@@ -1,0 +1,319 @@
+"""An API's feed of changes: what it brings forward, and how little a broken one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count, pairwise
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import BreakerClosed, BreakerOpened, ShapeEvent, SpecDeclared, SpecWithdrawn
+from events.manifest import Breaker, Policy, ProviderConfigSpec, Retry, Scope
+from events.names import ShapeKey
+from projections.read_models import ReadModels
+from reconciler.errors import ThrottledError, TransientError
+from reconciler.kinds import Kind, KindRegistry
+from reconciler.ports import IntakeMessageOut
+from reconciler.provider import Capabilities, Effect, Provider, may_call
+from reconciler.services import change_feed
+from reconciler.services.api_gate import TurnedAwayError
+from reconciler.services.api_gates import ApiGates
+from reconciler.services.configurations import Configurations
+from reconciler.services.hint_calls import HintCalls
+from reconciler.services.observer import JITTER, Observer
+from reconciler.services.providers import ProviderPool
+from tests.bus.histories import event
+from tests.bus.test_worker import NoRates
+
+PATIENCE_SECONDS = 30.0
+LEAST_SECONDS = 0.1
+PACE_SECONDS = 0.05
+ONE_TICK_SECONDS = 0.02
+"""By so much an event loop's timer may be early."""
+
+RETRY = Retry(initial_seconds=0.1, max_seconds=60)
+CONFIG = ProviderConfigSpec(
+    "test",
+    "http://test",
+    resync_seconds=3600,
+    least_resync_seconds=LEAST_SECONDS,
+    retry=RETRY,
+)
+CONFIG_KEY = ShapeKey("system", "ProviderConfig", "default")
+
+
+class Api:
+    """Keeps the times of its listings and of the questions for changes; ``tells`` answers these."""
+
+    def __init__(self, tells: Callable[[str | None], Awaitable[str]]) -> None:
+        self.tells = tells
+        self.listed_at: list[float] = []
+        self.asked_at: list[float] = []
+        self.open_questions = 0
+
+    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+        assert (config.provider, secret) == ("test", None)
+        return self
+
+    async def create(self, action: object) -> Effect:
+        raise AssertionError(action)
+
+    update = delete = create
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        raise AssertionError(external_name)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        assert scope == Scope()
+        assert page_size
+        await may_call()
+        self.listed_at.append(time.monotonic())
+        yield []
+
+    async def changes(self, after: str | None) -> str:
+        await may_call()
+        self.asked_at.append(time.monotonic())
+        self.open_questions += 1
+        try:
+            return await self.tells(after)
+        finally:
+            self.open_questions -= 1
+
+    async def close(self) -> None: ...
+
+
+class Intake:
+    """Takes nothing: there is nothing to observe."""
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        assert not messages
+
+    async def last_position(self) -> int:
+        return 1
+
+
+class Stage:
+    """An observer of one API."""
+
+    def __init__(self, api: Api, config: ProviderConfigSpec = CONFIG) -> None:
+        kind = Kind(
+            "Shape",
+            "test/v1",
+            ProviderConfigSpec,
+            provider="test",
+            connect=api,
+            capabilities=Capabilities(
+                idempotency_keys=True,
+                deterministic_names=True,
+                labels=True,
+                conditional_writes=True,
+                watch=True,
+            ),
+        )
+        kinds, intake = KindRegistry([kind]), Intake()
+        self.configurations = Configurations()
+        self.gates = ApiGates(
+            name="test", configurations=self.configurations, intake=intake, rates=NoRates()
+        )
+        self.observer = Observer(
+            intake=intake,
+            configurations=self.configurations,
+            providers=ProviderPool(kinds, self.configurations),
+            kinds=kinds,
+            models=ReadModels(),
+            log_id="log",
+            gates=self.gates,
+        )
+        self._version = 0
+        self.declares(config)
+
+    def declares(self, config: ProviderConfigSpec) -> None:
+        fields = msgspec.to_builtins(config, str_keys=True)
+        self.tells(
+            SpecDeclared(1, "reconciler/v1", "", "default", fields, policy=Policy()),
+        )
+
+    def tells(self, data: ShapeEvent) -> None:
+        """Let the log say something of the configuration."""
+        self._version += 1
+        said = event(CONFIG_KEY, self._version, data)
+        self.configurations.apply(said)
+        self.gates.apply(said)
+
+
+@asynccontextmanager
+async def observed(stage: Stage) -> AsyncGenerator[None]:
+    watching = asyncio.create_task(stage.observer.run())
+    try:
+        yield
+        assert not watching.done()
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching}, timeout=PATIENCE_SECONDS)
+    assert watching.cancelled()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.005)
+
+
+def gaps(times: Sequence[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_feed, "PACE_SECONDS", PACE_SECONDS)
+
+
+async def never_answers(_after: str | None) -> str:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def says_nothing_new(_after: str | None) -> str:
+    return "mark"
+
+
+async def test_a_change_brings_the_next_listing_forward() -> None:
+    changed = asyncio.Event()
+
+    async def tells(after: str | None) -> str:
+        if after == "first":
+            await changed.wait()
+            return "second"
+        return "first" if after is None else await never_answers(after)
+
+    api = Api(tells)
+    async with observed(Stage(api)):
+        await until(lambda: len(api.listed_at) == 2)  # the second: since the first mark is new
+        assert len(api.asked_at) < 3
+        changed.set()
+        await until(lambda: len(api.listed_at) == 3)
+
+
+async def test_a_feed_that_always_tells_of_changes_is_followed_as_often_as_allowed() -> None:
+    marks = count()
+
+    async def always_changed(_after: str | None) -> str:
+        return str(next(marks))
+
+    api = Api(always_changed)
+    async with observed(Stage(api)):
+        await until(lambda: len(api.listed_at) >= 5)
+    assert min(gaps(api.listed_at)) >= LEAST_SECONDS - ONE_TICK_SECONDS
+    assert min(gaps(api.asked_at)) >= LEAST_SECONDS - ONE_TICK_SECONDS
+
+
+async def test_a_feed_that_answers_at_once_and_has_nothing_to_tell_is_no_hot_loop() -> None:
+    api = Api(says_nothing_new)
+    async with observed(Stage(api)):
+        await until(lambda: len(api.asked_at) >= 10)
+    assert min(gaps(api.asked_at)) >= PACE_SECONDS - ONE_TICK_SECONDS
+    assert len(api.listed_at) <= 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransientError("down", status=500),
+        RuntimeError("Session is closed"),
+        asyncio.CancelledError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_feed_that_fails_is_left_alone_ever_longer_and_nothing_else_is(
+    error: BaseException,
+) -> None:
+    """Its failures open no breaker: actions and listings go on."""
+
+    async def fails(_after: str | None) -> str:
+        raise error
+
+    api = Api(fails)
+    config = replace(CONFIG, resync_seconds=0.3, breaker=Breaker(failures=1))
+    stage = Stage(api, config)
+    async with observed(stage):
+        await until(lambda: len(api.asked_at) >= 4 and len(api.listed_at) >= 3)
+        assert stage.gates.of("default").is_open
+    first, *_, last = gaps(api.asked_at[:4])
+    assert first >= RETRY.initial_seconds / 2 - ONE_TICK_SECONDS
+    assert last >= 2 * RETRY.initial_seconds - ONE_TICK_SECONDS
+    assert min(gaps(api.listed_at)) >= 0.3 * (1 - JITTER) - ONE_TICK_SECONDS
+
+
+async def test_a_feed_that_never_answers_keeps_no_listing_and_no_end_waiting() -> None:
+    api = Api(never_answers)
+    async with observed(Stage(api, replace(CONFIG, resync_seconds=0.2))):
+        await until(lambda: len(api.listed_at) >= 3)
+        assert (len(api.asked_at), api.open_questions) == (1, 1)
+    assert api.open_questions == 0
+
+
+async def test_a_feed_is_followed_as_long_as_it_is_declared() -> None:
+    api = Api(never_answers)
+    stage = Stage(api)
+    async with observed(stage):
+        await until(lambda: api.open_questions == 1)
+        stage.declares(replace(CONFIG, least_resync_seconds=CONFIG.resync_seconds))
+        await until(lambda: api.open_questions == 0)
+        stage.declares(CONFIG)
+        await until(lambda: api.open_questions == 1)
+        stage.tells(SpecWithdrawn(2))
+        await until(lambda: api.open_questions == 0)
+
+
+async def test_another_api_has_other_marks() -> None:
+    """A mark that is equal by chance says nothing of the API that the configuration names now."""
+    asked: list[str | None] = []
+
+    async def tells(after: str | None) -> str:
+        asked.append(after)
+        return "mark"
+
+    api = Api(tells)
+    stage = Stage(api)
+    async with observed(stage):
+        await until(lambda: len(asked) >= 2)
+        stage.declares(replace(CONFIG, endpoint="http://other"))
+        known = len(asked)
+        await until(lambda: len(asked) >= known + 3)
+    assert asked[0] is None
+    assert asked.count(None) == 2
+
+
+async def test_a_feed_that_wants_fewer_calls_closes_the_gate_for_all() -> None:
+    async def throttles(_after: str | None) -> str:
+        raise ThrottledError("too many", status=429, retry_after_seconds=3600)
+
+    api = Api(throttles)
+    stage = Stage(api)
+    async with observed(stage):
+        await until(lambda: stage.gates.of("default").closed_seconds > 0)
+        with pytest.raises(TurnedAwayError):
+            await stage.observer.list_once("default", "Shape")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+async def test_a_feed_is_not_asked_while_a_breaker_is_open_and_never_its_probe(
+    seconds: float,
+) -> None:
+    stage = Stage(Api(never_answers))
+    until_then = datetime.now(UTC) + timedelta(seconds=seconds)
+    stage.tells(BreakerOpened(until_then, seconds, 5))
+    with pytest.raises(TurnedAwayError), HintCalls(stage.gates.of("default"), "default"):
+        await may_call()
+    stage.tells(BreakerClosed())
+    with HintCalls(stage.gates.of("default"), "default"):
+        await may_call()

@@ -1,0 +1,106 @@
+"""An API that tells of changes, a real server: seen at once, and seen all the same if it lies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+
+import httpx
+import pytest
+
+from events.manifest import Manifest, Metadata
+from events.names import ShapeKey
+from infra.providers.records import RECORD, RecordsProvider
+from reconciler.errors import TransientError
+from reconciler.kinds import KindRegistry
+from tests.scenarios.harness import World, api_config
+
+KEY = ShapeKey("default", "Record", "www")
+FIELDS = {"type": "A", "values": ["10.0.0.1"], "providerConfigRef": {"name": "zone"}}
+LEAST_SECONDS = 0.5
+RESYNC_SECONDS = 2.0
+
+
+class Broken(RecordsProvider):
+    """Its feed always fails."""
+
+    async def changes(self, after: str | None) -> str:
+        raise TransientError(f"no feed behind {after!r}", status=500)
+
+
+class Hanging(RecordsProvider):
+    """Its feed says nothing, for ever."""
+
+    async def changes(self, after: str | None) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError(after)
+
+
+class Silent(RecordsProvider):
+    """Its feed answers at once that nothing changed, whatever happens."""
+
+    async def changes(self, after: str | None) -> str:
+        return "always the same" if after is None else after
+
+
+class Lying(RecordsProvider):
+    """Its feed always says at once that something changed."""
+
+    marks = count()
+
+    async def changes(self, after: str | None) -> str:
+        return str(next(self.marks))
+
+
+@asynccontextmanager
+async def converged(
+    world: World, zone: str, resync: float, least: float
+) -> AsyncGenerator[httpx.AsyncClient]:
+    """A record is declared and made; gives the API to do harm in."""
+    await world.start_reconciler()
+    config = api_config(zone, provider="records", resync=resync, least_resync_seconds=least)
+    await world.configure(config, name="zone")
+    await world.declare_all([Manifest("records/v1", "Record", Metadata("www"), FIELDS)])
+    await world.until_outcome(KEY, "Converged")
+    async with httpx.AsyncClient(base_url=zone) as api:
+        yield api
+
+
+async def is_made_again_after_a_human_deletes_it(world: World, api: httpx.AsyncClient) -> None:
+    lost = (await api.get("/records/www")).raise_for_status().json()["id"]
+    (await api.delete("/records/www", headers={"If-Match": "*"})).raise_for_status()
+
+    async def is_there() -> bool:
+        found = await api.get("/records/www")
+        return found.status_code == 200 and found.json()["id"] != lost
+
+    await world.until(is_there, "the record is made again")
+
+
+async def test_what_a_human_deletes_is_made_again_long_before_the_next_resync(
+    bare_world: World, records_url: str
+) -> None:
+    zone = records_url + "/zones/watched.example"
+    async with converged(bare_world, zone, resync=3600, least=LEAST_SECONDS) as api:
+        for _ in range(3):
+            await is_made_again_after_a_human_deletes_it(bare_world, api)
+
+
+@pytest.mark.parametrize("provider", [Broken, Hanging, Silent, Lying])
+async def test_a_feed_that_cannot_be_relied_on_costs_time_and_never_truth(
+    bare_world: World, records_url: str, provider: type[RecordsProvider]
+) -> None:
+    world, zone = bare_world, f"{records_url}/zones/{provider.__name__.lower()}.example"
+    world.kinds = KindRegistry([replace(RECORD, connect=provider)])
+    began = time.monotonic()
+    async with converged(world, zone, RESYNC_SECONDS, LEAST_SECONDS) as api:
+        await is_made_again_after_a_human_deletes_it(world, api)
+        await world.observed_again()
+        observer = world.parts.observer
+        assert observer is not None
+        most = 2 + (time.monotonic() - began) / LEAST_SECONDS
+        assert observer.listings <= most

@@ -1,0 +1,140 @@
+"""The contract of a feed of changes, for each kind that declares ``watch``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from events.manifest import Limits, ProviderConfigSpec
+from reconciler.errors import ProviderError, ThrottledError, TransientError
+from reconciler.provider import Provider, WatchingProvider
+from tests.providers.cases import CASES, Case
+from tests.providers.connect import Connect, action, upon
+from tests.providers.proxy import Harm, Proxy, answer
+
+WATCHING = [case for case in CASES if case.kind.watches]
+PATIENCE_SECONDS = 30.0
+
+watching = pytest.mark.parametrize(
+    "case", WATCHING, ids=[case.kind.name for case in WATCHING], scope="session"
+)
+
+
+def feed_of(provider: Provider) -> WatchingProvider:
+    assert isinstance(provider, WatchingProvider)
+    return provider
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.kind.name for case in CASES], scope="session")
+def test_a_kind_declares_what_its_provider_can_do(case: Case, provider: Provider) -> None:
+    assert isinstance(provider, WatchingProvider) == case.kind.watches
+
+
+@watching
+async def test_every_kind_of_change_gives_another_mark(
+    case: Case, provider: Provider, name: str
+) -> None:
+    feed = feed_of(provider)
+    marks = [await feed.changes(None)]
+
+    made = (await provider.create(action("Create", name, case.fields))).object
+    marks.append(await feed.changes(marks[-1]))
+    changed = (await provider.update(upon("Update", made, case.other_fields))).object
+    marks.append(await feed.changes(marks[-1]))
+    await provider.delete(upon("Delete", changed, case.other_fields))
+    marks.append(await feed.changes(marks[-1]))
+
+    assert len(set(marks)) == 4
+
+
+@watching
+async def test_who_waits_is_told_when_it_happens(
+    case: Case, proxy: Proxy, provider: Provider, connect: Connect, name: str
+) -> None:
+    """The API would hold the call for longer than this test waits."""
+    endpoint = proxy.url + case.endpoint_path
+    feed = feed_of(connect(case.kind, endpoint, timeout_seconds=4 * PATIENCE_SECONDS))
+    mark = await feed.changes(None)
+    waiting = asyncio.create_task(feed.changes(mark))
+    await until(lambda: len(proxy.requests) == 2)
+
+    await provider.create(action("Create", name, case.fields))
+
+    assert await asyncio.wait_for(waiting, PATIENCE_SECONDS / 2) != mark
+
+
+@watching
+async def test_where_nothing_changes_the_same_mark_comes_before_the_call_times_out(
+    case: Case, api_url: str, connect: Connect
+) -> None:
+    feed = feed_of(connect(case.kind, f"{api_url}{case.endpoint_path}-still", timeout_seconds=4))
+    mark = await feed.changes(None)
+    began = asyncio.get_running_loop().time()
+
+    assert await feed.changes(mark) == mark
+
+    assert asyncio.get_running_loop().time() - began > 0.5, "it answered at once: a hot loop"
+
+
+@watching
+async def test_a_feed_takes_no_connection_from_other_calls(
+    case: Case, proxy: Proxy, name: str
+) -> None:
+    config = ProviderConfigSpec(
+        case.kind.provider,
+        proxy.url + case.endpoint_path,
+        limits=Limits(concurrency=1, request_timeout_seconds=PATIENCE_SECONDS),
+    )
+    assert case.kind.connect is not None
+    provider = case.kind.connect(config, secret=None)
+    proxy.plan.append(Harm.HOLD_REPLY)
+    waiting = asyncio.create_task(feed_of(provider).changes(None))
+    await until(lambda: not proxy.plan)  # the proxy holds the feed's request
+    async with asyncio.timeout(PATIENCE_SECONDS / 2):
+        assert await provider.read(name) is None
+    assert not waiting.done()
+
+    await provider.close()
+
+    with pytest.raises(ProviderError):  # the end of the provider is the feed's
+        await asyncio.wait_for(waiting, PATIENCE_SECONDS / 2)
+
+
+@watching
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [
+        (answer(429, Retry_After="7"), ThrottledError),
+        (answer(503), TransientError),
+        (answer(404), TransientError),
+        (answer(200, '{"newest": 1}'), TransientError),
+        (answer(200, "no JSON"), TransientError),
+        (Harm.LOSE_REPLY, TransientError),
+        (Harm.CUT_REPLY, TransientError),
+        (Harm.HOLD_REPLY, TransientError),
+    ],
+    ids=str,
+)
+async def test_a_feed_that_fails_says_how_and_is_asked_once(
+    case: Case, proxy: Proxy, connect: Connect, harm: Harm | bytes, error: type[ProviderError]
+) -> None:
+    feed = feed_of(connect(case.kind, proxy.url + case.endpoint_path, timeout_seconds=2))
+    proxy.plan.append(harm)
+
+    with pytest.raises(error) as raised:
+        await feed.changes(None)
+
+    assert raised.value.retry_after_seconds == (7 if error is ThrottledError else None)
+    assert len(proxy.requests) == 1
+
+
+def test_the_suite_has_a_feed_to_try() -> None:
+    assert WATCHING
