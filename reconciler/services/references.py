@@ -27,7 +27,7 @@ def reference_messages(rows: Iterable[StatusRow]) -> list[IntakeMessageOut]:
         known = {} if row is None else row.references
         for by, reference in references.items():
             if known.get(by) != reference.on_withdrawal:
-                messages.append(_add(target, by, reference))
+                messages.append(_add(target, by, reference, 0 if row is None else row.version))
     for target, row in by_name.items():
         for by in row.references.keys() - wanted.get(target, {}).keys():
             data = Unreferenced(by)
@@ -57,9 +57,14 @@ def _to_references(by_name: Mapping[str, StatusRow]) -> Iterator[IntakeMessageOu
             yield _message(row.key, TargetSeen(row.target, declared), str(row.version))
 
 
-def _add(target: str, by: str, reference: StatusRow) -> IntakeMessageOut:
+def _add(target: str, by: str, reference: StatusRow, version: int) -> IntakeMessageOut:
+    """Tell a target, under a new id once it is at another version.
+
+    An older message about the same reference may come late and undo what this one said; under its
+    old id, the bus would take the repetition for a duplicate for as long as its window is.
+    """
     data = Referenced(by, reference.on_withdrawal)
-    return _message(ShapeKey.parse(target), data, f"{by}/{reference.version}")
+    return _message(ShapeKey.parse(target), data, f"{by}/{reference.version}/{version}")
 
 
 def _message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.simulation.shrink import shrink, sort_of
 
 _SEEDS = int(os.environ.get("SEEDS", "1000"))
 _MOST_SEEDS_A_MUTATION = 800
+_KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
+"""The smallest plans that failed once: a seed is another plan when the draws change."""
 
 
 @pytest.mark.slow
@@ -30,6 +33,13 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert total.effects > _SEEDS
     assert total.happened["append: crash after"]
     assert total.happened["write: lose reply"]
+
+
+@pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
+def test_what_failed_once_does_not_again(path: Path) -> None:
+    result = run(decode_plan(path.read_bytes()))
+    assert not result.violations
+    assert result.events
 
 
 def _noticed(mutation: Mutation) -> tuple[int, Result] | None:

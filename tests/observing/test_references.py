@@ -1,0 +1,46 @@
+"""What shapes are told of who refers to them: again whenever they do not know it any more."""
+
+from __future__ import annotations
+
+from events.intake import OnWithdrawal, Referenced
+from events.manifest import SHAPE_REF_KIND
+from events.names import ShapeKey
+from projections.status import StatusRow
+from reconciler.ports import IntakeMessageOut
+from reconciler.services.references import reference_messages
+
+TARGET = ShapeKey("default", "Shape", "foo")
+REFERENCE = ShapeKey("default", SHAPE_REF_KIND, "shop-needs-foo")
+
+
+def _told(version: int, known: dict[str, OnWithdrawal]) -> list[IntakeMessageOut]:
+    """Look once, when the target is at a version and knows of references."""
+    target = StatusRow(
+        TARGET.namespace, TARGET.kind, TARGET.name, version=version, declared=True, references=known
+    )
+    reference = StatusRow(
+        REFERENCE.namespace,
+        REFERENCE.kind,
+        REFERENCE.name,
+        version=7,
+        declared=True,
+        target=str(TARGET),
+        on_withdrawal="Keep",
+        target_declared=True,
+    )
+    return reference_messages([target, reference])
+
+
+def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
+    [first] = _told(8, {})
+    assert first.key == TARGET
+    assert first.data == Referenced(str(REFERENCE), "Keep")
+    assert not _told(9, {str(REFERENCE): "Keep"})
+    [again] = _told(10, {str(REFERENCE): "Ignore"})
+    assert again.data == first.data
+    assert again.message_id != first.message_id, "the bus would drop it as a duplicate"
+
+
+def test_several_observers_that_see_the_same_tell_it_once() -> None:
+    [one], [other] = _told(8, {}), _told(8, {})
+    assert one.message_id == other.message_id
