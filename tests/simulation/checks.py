@@ -156,21 +156,23 @@ class Checks:
                 self.ours.discard(uid)
                 self.released.add(uid)
             case SpecDeclared() | SpecWithdrawn():
-                self._declared(key, event, event.data.generation)
+                self._declared(key, state, event, event.data.generation)
             case _:
                 pass
 
-    def _declared(self, key: ShapeKey, event: LogEvent, generation: int) -> None:
+    def _declared(self, key: ShapeKey, state: ShapeState, event: LogEvent, generation: int) -> None:
         """One message makes one generation or none, however often it is delivered or sent.
 
-        At its first place it may be decided again, after one that it has overtaken.
+        At its first place it may be decided again, after one that it has overtaken. So it may where
+        it is sent again, if that is handled before the one that was overtaken is delivered again.
         """
         first = self._generation_of.setdefault((key, event.actor, event.causeid), generation)
         if first != generation:
             self.fail(f"{event.id}: message {event.causeid} made generation {first} already")
         for inbox, answer in self._answers:
             is_its_own = inbox == f"_INBOX.{event.causeid}" and answer.reason in _MADE_NONE
-            if is_its_own and answer.position < event.causeposition:
+            is_repeated = is_its_own and answer.position < event.causeposition
+            if is_repeated and not _overtook(answer, state):
                 self.fail(f"{event.id}: message {event.causeid} was {answer.reason} before")
 
     def _claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent, uid: str) -> None:
@@ -276,6 +278,11 @@ def check_determinism(turns: Sequence[RecordedTurn]) -> str | None:
                 f"{turn.context.key}: version {turn.before.version} is not decided the same again"
             )
     return None
+
+
+def _overtook(answer: Answer, state: ShapeState) -> bool:
+    """Tell whether the newest generation came before a message, and was stored after its answer."""
+    return state.declared_position < answer.position and answer.generation < state.generation
 
 
 def _difference(left: ShapeState, right: ShapeState) -> str:
