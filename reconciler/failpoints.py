@@ -133,11 +133,14 @@ class _Armed:
 
     def act(self) -> None:
         """Do what was asked for; raises ``OSError`` if that is it."""
+        if self.pid:  # before it is told: who reads it may start that process again
+            os.kill(self.pid, _SIGNALS[self.action])
         sys.stderr.write(f"failpoint {self.point} reached: {self.action}\n")
         sys.stderr.flush()
         if self.action == "error":
             raise OSError(f"failpoint {self.point}")
-        os.kill(self.pid or os.getpid(), _SIGNALS[self.action])
+        if not self.pid:
+            os.kill(os.getpid(), _SIGNALS[self.action])
 
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

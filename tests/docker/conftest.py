@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from tests.docker.container_server import CONFIGURATION, ContainerServer, free_p
 
 if TYPE_CHECKING:
     from testcontainers.community.nats import NatsContainer
+    from testcontainers.core.image import DockerImage
 
 # Read when testcontainers is imported. Its reaper is an image that would have to be pulled.
 os.environ.setdefault("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
@@ -28,18 +30,27 @@ ENTRYPOINT ["/nats-server"]
 """
 
 
+@contextmanager
+def _image(folder: Path, instructions: str = "") -> Generator[DockerImage]:
+    """Build an image like no other: equal ones have one id, and one's end would be all others'."""
+    from testcontainers.core.image import DockerImage  # noqa: PLC0415 - after the settings
+
+    name = uuid.uuid4().hex[:12]
+    shutil.copy(find_server_binary(), folder / "nats-server")
+    (folder / "Dockerfile").write_text(f"{_DOCKERFILE}LABEL test={name}\n{instructions}")
+    with DockerImage(folder, tag=f"reconciler-test-nats:{name}") as image:
+        yield image
+
+
 @pytest.fixture(scope="module")
 def container_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerServer]:
     """One container for a module's stories: they kill it, start it, and empty it."""
     from testcontainers.community.nats import NatsContainer  # noqa: PLC0415 - after the settings
-    from testcontainers.core.image import DockerImage  # noqa: PLC0415
 
     folder = tmp_path_factory.mktemp("image")
-    shutil.copy(find_server_binary(), folder / "nats-server")
     (folder / "nats.conf").write_text(CONFIGURATION)
-    (folder / "Dockerfile").write_text(f"{_DOCKERFILE}COPY nats.conf /nats.conf\n")
     port = free_port()
-    with DockerImage(folder, tag=f"reconciler-test-nats:{uuid.uuid4().hex[:12]}") as image:
+    with _image(folder, "COPY nats.conf /nats.conf\n") as image:
         made = NatsContainer(str(image)).with_command("-c /nats.conf")
         with made.with_bind_ports(4222, port) as container:
             yield ContainerServer(container.get_wrapped_container(), port)
@@ -49,13 +60,9 @@ def container_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conta
 def nats_container(tmp_path: Path) -> Iterator[NatsContainer]:
     """JetStream in a container, ready to be connected to."""
     from testcontainers.community.nats import NatsContainer  # noqa: PLC0415 - after the settings
-    from testcontainers.core.image import DockerImage  # noqa: PLC0415
 
-    shutil.copy(find_server_binary(), tmp_path / "nats-server")
-    (tmp_path / "Dockerfile").write_text(_DOCKERFILE)
-    tag = f"reconciler-test-nats:{uuid.uuid4().hex[:12]}"
     with (
-        DockerImage(tmp_path, tag=tag) as image,
+        _image(tmp_path) as image,
         NatsContainer(str(image)).with_command("--jetstream --store_dir /data") as container,
     ):
         yield container

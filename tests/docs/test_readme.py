@@ -52,6 +52,7 @@ def call_the_api(words: list[str], api_url: str) -> int:
     return httpx.request(method, api_url + path).status_code
 
 
+@pytest.mark.timeout(300)  # as many commands as a person types, one after the other
 def test_the_tour(folder: Path, running: dict[str, Any]) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RECONCILER_NATS_URL"}
     ran: list[str] = []

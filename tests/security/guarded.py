@@ -25,7 +25,7 @@ from reconciler.wiring import connected, initialise, running
 from tests.security.keys import Pair
 
 NAMESPACES = ("acme", "other", "default")
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 @dataclass
