@@ -28,6 +28,7 @@ _POLICIES: tuple[Fields, ...] = (
     {"paused": True},
 )
 _FIRST_RETRY = 1_000
+_FIRST_OVERTAKEN = 2_000
 _GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
 _WRITE_STRIKES: tuple[p.Strike, ...] = (
     "lose request",
@@ -116,6 +117,8 @@ def plan_of(seed: int) -> p.Plan:
     if not traits.idempotency_keys:
         steps += _of_lost_marks(dice, steps)
     steps += of_holders(dice.random, dice.moment, shapes, exclusive=traits.exclusive)
+    if sum("decider" in each.roles for each in processes) > 1 and dice.one(0.12):
+        steps += _of_overtaking(dice, choose(shapes))
     steps = possible(traits, steps)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps))
@@ -192,6 +195,27 @@ def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
             made.append(replace(step, at=at, number=number))
             made.append(p.Repeat(at=round(at + dice.seconds(0.5, 10.0), 3), number=number))
     return made
+
+
+def _of_overtaking(dice: _Dice, shape: str) -> list[p.Step]:
+    """A decider stands still with a declaration while another decides a newer one.
+
+    Then the old one is sent again. It says what nothing else does, so that only its id tells.
+    """
+    at = dice.seconds(1.0, max(1.5, dice.duration - 11.0))
+    old = p.Declare(
+        at=at, number=_FIRST_OVERTAKEN, shape=shape, fields=dice.fields(), labels={"team": "late"}
+    )
+    new_at, again_at = at + dice.seconds(3.2, 5.0), at + dice.seconds(8.0, 10.5)
+    new = p.Declare(
+        at=round(new_at, 3), number=_FIRST_OVERTAKEN + 1, shape=shape, fields=dice.fields()
+    )
+    return [
+        p.OnRequest(at=at, what="append", strike="pause before", seconds=dice.seconds(5.5, 7.5)),
+        old,
+        new,
+        p.Repeat(at=round(again_at, 3), number=old.number),
+    ]
 
 
 def _of_a_human(dice: _Dice, at: float, shapes: list[str]) -> p.Step:
