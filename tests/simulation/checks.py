@@ -196,7 +196,8 @@ class Checks:
     def _succeeded(self, event: LogEvent, uid: str, *, looked: bool) -> None:
         """What an action is said to have made was made by one of ours, or carries our label."""
         assert isinstance(event.data, ActionSucceeded)
-        if uid not in self.ours and not looked and event.data.operation == "Create":
+        known = uid in self.ours or uid in self.made  # it may have been let go before it was told
+        if not known and not looked and event.data.operation == "Create":
             self.fail(f"{event.id}: {uid} was not made by us")
         self.ours.add(uid)
 
