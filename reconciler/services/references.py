@@ -8,7 +8,7 @@ then says that it dangles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from events.intake import Referenced, TargetSeen, Unreferenced
 from events.manifest import SHAPE_REF_KIND
@@ -17,12 +17,22 @@ from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 
 
-def reference_messages(rows: Iterable[StatusRow]) -> list[IntakeMessageOut]:
-    """Give what is still to be told about references, from the rows of the whole fleet."""
-    by_name = {str(row.key): row for row in rows if _is_concerned(row)}
+def reference_messages(
+    rows: Iterable[StatusRow], damaged: Container[str] = ()
+) -> list[IntakeMessageOut]:
+    """Give what is still to be told about references, from the rows of the whole fleet.
+
+    Nothing is told to or about the ``damaged``, whose rows are left out: what cannot be read may
+    still be declared, and a target that was kept for it would be let go.
+    """
+    by_name = {
+        str(row.key): row for row in rows if _is_concerned(row) and str(row.key) not in damaged
+    }
     wanted = _wanted(by_name)
-    messages = [*_to_references(by_name)]
+    messages = [*_to_references(by_name, damaged)]
     for target, references in wanted.items():
+        if target in damaged:
+            continue
         row = by_name.get(target)
         known = {} if row is None else row.references
         for by, reference in references.items():
@@ -30,6 +40,8 @@ def reference_messages(rows: Iterable[StatusRow]) -> list[IntakeMessageOut]:
                 messages.append(_add(target, by, reference, 0 if row is None else row.version))
     for target, row in by_name.items():
         for by in row.references.keys() - wanted.get(target, {}).keys():
+            if by in damaged:
+                continue
             data = Unreferenced(by)
             messages.append(_message(row.key, data, f"{by}/{row.version}"))
     return messages
@@ -47,9 +59,11 @@ def _wanted(by_name: Mapping[str, StatusRow]) -> dict[str, dict[str, StatusRow]]
     return wanted
 
 
-def _to_references(by_name: Mapping[str, StatusRow]) -> Iterator[IntakeMessageOut]:
+def _to_references(
+    by_name: Mapping[str, StatusRow], damaged: Container[str]
+) -> Iterator[IntakeMessageOut]:
     for row in by_name.values():
-        if not row.declared or not row.target:
+        if not row.declared or not row.target or row.target in damaged:
             continue
         target = by_name.get(row.target)
         declared = target is not None and target.declared

@@ -93,7 +93,7 @@ class Sweeper:
             if self._has_its_configuration_now(row)
         ]
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
-        telling = reference_messages(rows)
+        telling = reference_messages(rows, held)
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish([*waking, *telling])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from events.intake import OnWithdrawal, Referenced
 from events.manifest import SHAPE_REF_KIND
 from events.names import ShapeKey
@@ -13,7 +15,9 @@ TARGET = ShapeKey("default", "Shape", "foo")
 REFERENCE = ShapeKey("default", SHAPE_REF_KIND, "shop-needs-foo")
 
 
-def _told(version: int, known: dict[str, OnWithdrawal]) -> list[IntakeMessageOut]:
+def _told(
+    version: int, known: dict[str, OnWithdrawal], damaged: Collection[str] = ()
+) -> list[IntakeMessageOut]:
     """Look once, when the target is at a version and knows of references."""
     target = StatusRow(
         TARGET.namespace, TARGET.kind, TARGET.name, version=version, declared=True, references=known
@@ -26,9 +30,10 @@ def _told(version: int, known: dict[str, OnWithdrawal]) -> list[IntakeMessageOut
         declared=True,
         target=str(TARGET),
         on_withdrawal="Keep",
-        target_declared=True,
+        target_declared=str(TARGET) not in damaged,
     )
-    return reference_messages([target, reference])
+    rows = [row for row in (target, reference) if str(row.key) not in damaged]
+    return reference_messages(rows, damaged)
 
 
 def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
@@ -44,3 +49,12 @@ def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
 def test_several_observers_that_see_the_same_tell_it_once() -> None:
     [one], [other] = _told(8, {}), _told(8, {})
     assert one.message_id == other.message_id
+
+
+def test_a_reference_that_cannot_be_read_is_not_taken_for_withdrawn() -> None:
+    assert not _told(8, {str(REFERENCE): "Keep"}, damaged=[str(REFERENCE)])
+    assert _told(8, {str(REFERENCE): "Keep", "default/ShapeRef/gone": "Keep"})
+
+
+def test_nothing_is_told_of_a_target_that_cannot_be_read() -> None:
+    assert not _told(8, {}, damaged=[str(TARGET)])
