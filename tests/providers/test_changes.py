@@ -18,7 +18,7 @@ WATCHING = [case for case in CASES if case.kind.watches]
 PATIENCE_SECONDS = 30.0
 
 watching = pytest.mark.parametrize(
-    "case", WATCHING, ids=[case.kind.name for case in WATCHING], scope="session"
+    "case", WATCHING, ids=[case.kind.name for case in WATCHING], scope="session", indirect=True
 )
 
 
@@ -33,7 +33,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.kind.name for case in CASES], scope="session")
 def test_a_kind_declares_what_its_provider_can_do(case: Case, provider: Provider) -> None:
     assert isinstance(provider, WatchingProvider) == case.kind.watches
 
