@@ -1,12 +1,15 @@
 """Dead letters: what could not be used, why, and what was done about it.
 
 A letter is never changed. What people do about it is appended as a ``LetterHandled``, so that it
-stays visible what came in, and what became of it (ADR 0013).
+stays visible what came in, and what became of it (ADR 0013). What a namespace sends beyond its
+share gets no letter, and is counted (ADR 0017).
 """
 
 from __future__ import annotations
 
 import base64
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -22,6 +25,12 @@ PREVIEW_BYTES = 64 * 1024
 """So much is kept of a longer one; the reason and the size are always there."""
 
 MOST_REASON_CHARACTERS = 2_000
+MOST_COUNTS = 200
+"""So many namespaces and stages have a count of their own: the names are the senders' choice."""
+
+OTHERS = "*"
+"""Stands for the namespaces that were counted longest ago, when there are too many."""
+
 _INTAKE_TOKENS = 6
 _LONGEST_ID = 256
 
@@ -63,6 +72,16 @@ class LetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     position: int = 0
     corrected: bool = False
     note: str = ""
+
+
+class Discarded(msgspec.Struct, frozen=True, rename="camel"):
+    """How many messages of a namespace got no dead letter; ``stage`` as in ``DeadLetterRecord``."""
+
+    namespace: str
+    stage: str
+    count: int
+    first_at: datetime
+    last_at: datetime
 
 
 class _Sender(msgspec.Struct, frozen=True):
@@ -149,3 +168,28 @@ def sender_in(payload: bytes) -> str:
         return _sender.decode(payload).source[:_LONGEST_ID]
     except (ValueError, RecursionError):
         return ""
+
+
+def count_discarded(
+    counts: Iterable[Discarded], more: Iterable[tuple[str, str]], at: datetime
+) -> Sequence[Discarded]:
+    """Count messages by namespace and stage, on top of what was counted; newest last."""
+    counted = {(each.namespace, each.stage): each for each in counts}
+    for (namespace, stage), count in Counter(more).items():
+        _add(counted, Discarded(namespace, stage, count, at, at))
+    for each in list(counted.values()):
+        if len(counted) <= MOST_COUNTS:
+            break
+        if each.namespace != OTHERS:
+            del counted[each.namespace, each.stage]
+            _add(counted, msgspec.structs.replace(each, namespace=OTHERS))
+    return list(counted.values())
+
+
+def _add(counted: dict[tuple[str, str], Discarded], more: Discarded) -> None:
+    key = (more.namespace, more.stage)
+    before = counted.pop(key, None)
+    if before is not None:
+        first, last = min(before.first_at, more.first_at), max(before.last_at, more.last_at)
+        more = Discarded(*key, before.count + more.count, first, last)
+    counted[key] = more

@@ -168,7 +168,8 @@ class Reported(_Intake, frozen=True):
     ``object`` is the object as the API shows it after a success; after a conflict, what stands in
     the way, if it could be read. ``sought``: the worker did not call again but looked what came of
     the action; without an error, no object says that there is none. ``redelivered``: another worker
-    had this attempt before, and was not heard of again: it may have made the call.
+    had this attempt before, or may have it too by now: it may have made the call. ``replayed``: the
+    API said that this answer, a refusal too, was kept with the action's key.
     """
 
     action_id: str

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from events.envelope import InvalidMessageError, decode_log
-from events.log import LogEvent, log_class
+from events.log import LogEvent, log_class, log_place
 from events.names import InvalidNameError, ShapeKey
 
 DIGEST_HEADER = "Reconciler-Digest"
@@ -29,7 +29,7 @@ DIGEST_HEADER = "Reconciler-Digest"
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
 _LEAST_TOKENS = 5
-_DOTS = 4
+_PLACE = 4
 
 Problem = Literal[
     "Missing",
@@ -127,8 +127,9 @@ class ShapeChain:
         if event.subject != shape:
             found = f"event {event.shapeversion} of {event.subject[:_SHOWN_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, shape, found)
-        wanted = log_class(event.data)
-        if not recorded.subject.endswith(wanted) or recorded.subject.count(".") != _DOTS:
+        place, wanted = recorded.subject.split(".", _PLACE)[_PLACE:], log_class(event.data)
+        # Older releases recorded an action without its configuration.
+        if place != [log_place(event.data)] and place != [wanted]:
             found = f"event {event.shapeversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, shape, found)
 

@@ -93,12 +93,14 @@ class FieldDifference(msgspec.Struct, frozen=True, rename="camel"):
 class DriftDetected(_Event, frozen=True):
     """What exists is no longer what was applied: by somebody else, since we changed nothing.
 
-    ``missing``: the object is gone.
+    ``missing``: the object is gone. ``perhaps_by``: it may have been an action of our own all the
+    same, one that ended in doubt.
     """
 
     generation: int
     missing: bool = False
     differences: tuple[FieldDifference, ...] = ()
+    perhaps_by: str = ""
 
 
 class OwnershipClaimed(_Event, frozen=True):
@@ -240,9 +242,12 @@ class ActionSucceeded(_Event, frozen=True):
 
     ``found_by``: not the API's answer said so, but a look at what is there: it carries our label or
     the action's key, has the action's content, or is gone as it should be. ``late``: the answer
-    came when the action had been taken for failed. ``redelivered``: the call may have been made
-    twice, on an API that keeps no keys. ``reported_at``: when the bus got the worker's report, for
-    an API that shows effects only after a grace.
+    came when the action had been taken for failed or was given up; ``outdated``: and something
+    newer is known by then, so that it explains the effect and changes nothing else.
+    ``redelivered``: another worker had the attempt as well, and may still make its call; of a
+    creation only where the API keeps no keys.
+    ``reported_at``: when the bus got the worker's report, for an API that shows effects only after
+    a grace.
     """
 
     action_id: str
@@ -254,6 +259,7 @@ class ActionSucceeded(_Event, frozen=True):
     late: bool = False
     redelivered: bool = False
     reported_at: datetime | None = None
+    outdated: bool = False
 
 
 class ActionNotDone(_Event, frozen=True):
@@ -267,8 +273,8 @@ class ActionNotDone(_Event, frozen=True):
 class ActionFailed(_Event, frozen=True):
     """An attempt failed, or its result is unknown. ``object`` is what stands in the way.
 
-    ``redelivered``: the call may have been made before by a worker that was not heard of again, on
-    an API that keeps no keys; so that it failed now does not say that nothing was done.
+    ``redelivered``: a worker that was not heard of again had this attempt before, and may have made
+    the call or may still make it; so that it failed now does not say that nothing was done.
     ``reported_at``: as of ``ActionSucceeded``.
     """
 
@@ -282,11 +288,15 @@ class ActionFailed(_Event, frozen=True):
 
 
 class ActionAbandoned(_Event, frozen=True):
-    """An action that is known to have done nothing is given up: something newer is wanted."""
+    """An action is given up: as far as is known it has done nothing, and something newer is wanted.
+
+    ``in_doubt``: a call of it may still be under way, so that it may be done all the same.
+    """
 
     action_id: str
     operation: Operation
     reason: str
+    in_doubt: bool = False
 
 
 class RetryScheduled(_Event, frozen=True):
@@ -412,6 +422,13 @@ _CLASS_OF: dict[type[ShapeEvent], LogClass] = {
 def log_class(event: ShapeEvent) -> LogClass:
     """Tell which subject class an event is recorded under."""
     return _CLASS_OF.get(type(event), "fact")
+
+
+def log_place(event: ShapeEvent) -> str:
+    """Tell where below its shape an event is recorded: an action, beside its API's others."""
+    if isinstance(event, (ActionDecided, ActionRetried, ActionSought)):
+        return f"action.{event.action.provider_config}"
+    return log_class(event)
 
 
 class LogEvent(msgspec.Struct, frozen=True):

@@ -220,8 +220,14 @@ def _channels() -> list[_Channel]:
             ["LogEvent"],
         ),
         _Channel(
+            "action",
+            f"log.{_ONE_SHAPE}.action.{{providerConfig}}",
+            "Events of the log that have the workers call an API.",
+            ["LogEvent"],
+        ),
+        _Channel(
             "deadletter",
-            "deadletter.{stage}",
+            "deadletter.{stage}.{namespace}.{size}",
             "What could not be used, and why (stream DEADLETTERS, 90 days).",
             ["DeadLetterRecord"],
         ),
@@ -229,10 +235,11 @@ def _channels() -> list[_Channel]:
 
 
 _ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
-_SENT: Final = frozenset({"answer", "outcome", "log", "deadletter"})
+_SENT: Final = frozenset({"answer", "outcome", "log", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that begins with _INBOX."},
-    "class": {"enum": ["fact", "action", "outcome"], "description": "What kind of event it is."},
+    "class": {"enum": ["fact", "outcome"], "description": "What kind of event it is."},
+    "size": {"description": "Bytes that the message does not exceed, a power of two."},
     "stage": {"enum": ["intake", "declaration"], "description": "Where it was found unusable."},
 }
 

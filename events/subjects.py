@@ -6,15 +6,17 @@
                                        ``timer``; the server stores it in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by shape
 ``snapshot.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
-``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``action`` or ``outcome``
+``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact`` or ``outcome``, or
+                                       ``action.<config>`` for the workers of one configuration
 ``outcome.<ns>.<kind>.<name>``         the outcome stream for other services
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
 ``rate.<limit>``                       how far the calls of one API's rate limit are reserved
-``deadletter.<stage>``                 what could not be used, with the reason; with one more token
-                                       what is told once only; and under the name ``handled`` what
-                                       was done about it
+``deadletter.<stage>.<ns>.<bytes>``    what could not be used, with the reason, and a size that it
+                                       does not exceed; with one more token what is told once only;
+                                       ``deadletter.handled``: what was done about it
+``discarded``                          how many messages got no dead letter, by namespace and stage
 =====================================  =========================================================
 
 The number of subjects is bound to shapes, not to events: many subjects cost the server memory.
@@ -24,12 +26,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from events.names import ShapeKey
+from events.names import InvalidNameError, ShapeKey, check_token
 
 Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "result", "timer"]
 INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
 LogClass = Literal["fact", "action", "outcome"]
-LOG_CLASSES: tuple[LogClass, ...] = ("fact", "action", "outcome")
 
 REPLY_HEADER = "Reconciler-Reply-To"
 """Header with the inbox that wants the decider's answer (the reply subject proper is answered by
@@ -38,6 +39,15 @@ the server, when the message is stored)."""
 _INTAKE_TOKENS = 6
 _PUBLISHED_TOKENS = 5
 _LOG_TOKENS = 5
+
+NO_NAMESPACE = "="
+"""The namespace of what has none, such as a subject that cannot be parsed: no name has a =."""
+
+_NAMESPACE_PLACES = {
+    "in": (_INTAKE_TOKENS, 3),
+    "rec": (_PUBLISHED_TOKENS, 2),
+    "log": (_LOG_TOKENS, 1),
+}
 
 
 def intake(what: Intake, key: ShapeKey) -> str:
@@ -55,9 +65,9 @@ def snapshot(provider_config: str, kind: str, snapshot_id: str) -> str:
     return f"snapshot.{provider_config}.{kind}.{snapshot_id}"
 
 
-def log(key: ShapeKey, log_class: LogClass) -> str:
-    """Where an event of a shape is recorded."""
-    return f"log.{key.tokens}.{log_class}"
+def log(key: ShapeKey, place: str) -> str:
+    """Where an event of a shape is recorded; ``place`` is as of ``events.log.log_place``."""
+    return f"log.{key.tokens}.{place}"
 
 
 def log_filter(key: ShapeKey) -> str:
@@ -90,16 +100,27 @@ def rate(limit: str) -> str:
     return f"rate.{limit}"
 
 
-def deadletter(stage: str, told_once: str = "") -> str:
+def deadletter(stage: str, namespace: str, size: int | str, told_once: str = "") -> str:
     """Where a message goes that could not be used at a stage.
 
-    ``told_once``: a token that names what the letter is about, where the same would come for ever.
+    ``size``: bytes that its letter does not exceed, of a few sizes: the server counts messages by
+    subject, not bytes. ``told_once``: a token that names what the letter is about, where the same
+    would come for ever.
     """
-    return f"deadletter.{stage}.{told_once}" if told_once else f"deadletter.{stage}"
+    subject = f"deadletter.{stage}.{namespace}.{size}"
+    return f"{subject}.{told_once}" if told_once else subject
+
+
+def deadletter_filter(namespace: str) -> str:
+    """All dead letters of one namespace."""
+    return f"deadletter.*.{namespace}.>"
 
 
 HANDLED = "deadletter.handled"
 """What was done about dead letters."""
+
+DISCARDED = "discarded"
+"""How many messages were given up without a dead letter."""
 
 
 def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
@@ -120,6 +141,18 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
     raise ValueError(f"{what!r} in {subject!r} is not one of {', '.join(INTAKE_KINDS)}")
 
 
+def namespace_of(subject: str) -> str:
+    """Give the namespace that a message of the intake or the log is of, or ``NO_NAMESPACE``."""
+    parts = subject.split(".")
+    tokens, place = _NAMESPACE_PLACES.get(parts[0], (0, 0))
+    if len(parts) != tokens:
+        return NO_NAMESPACE
+    try:
+        return check_token(parts[place], what="namespace")
+    except InvalidNameError:
+        return NO_NAMESPACE
+
+
 def parse_intake(subject: str) -> tuple[Intake, ShapeKey]:
     """Read ``rec.<what>.<ns>.<kind>.<name>``; raises as ``parse_stored_intake``."""
     prefix, _, rest = subject.partition(".")
@@ -128,8 +161,10 @@ def parse_intake(subject: str) -> tuple[Intake, ShapeKey]:
 
 
 def parse_log(subject: str) -> ShapeKey:
-    """Read the key out of ``log.<ns>.<kind>.<name>.<class>``; raises ``ValueError``."""
+    """Read the key out of ``log.<ns>.<kind>.<name>.<class>…``; raises ``ValueError``."""
     parts = subject.split(".")
+    if parts[4:5] == ["action"]:
+        del parts[5:6]  # its configuration, which older releases left out
     if len(parts) != _LOG_TOKENS or parts[0] != "log":
         raise ValueError(f"subject {subject!r} is not of the event log")
     return ShapeKey(parts[1], parts[2], parts[3])

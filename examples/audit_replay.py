@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from projections.read_models import ReadModels
 from reconciler.sdk import connect
 
-NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
 async def owned_at(moment: datetime) -> ReadModels:
@@ -34,5 +34,8 @@ async def main(moment: datetime) -> None:
 
 
 if __name__ == "__main__":
-    given = datetime.fromisoformat(sys.argv[1]) if len(sys.argv) > 1 else datetime.now(UTC)
+    try:
+        given = datetime.fromisoformat(sys.argv[1]) if len(sys.argv) > 1 else datetime.now(UTC)
+    except ValueError as error:
+        sys.exit(f"{error}\nusage: python examples/audit_replay.py [2026-11-21T12:00:00Z]")
     asyncio.run(main(given if given.tzinfo else given.replace(tzinfo=UTC)))

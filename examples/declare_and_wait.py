@@ -2,7 +2,7 @@
 
     python examples/declare_and_wait.py [name]
 
-The bus is that of NATS_URL, nats://127.0.0.1:4222 by default.
+The bus is that of RECONCILER_NATS_URL, nats://127.0.0.1:4222 by default.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import sys
 
 from reconciler.sdk import DeclarationRefusedError, WaitTimeoutError, connect
 
-NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
 def manifest(name: str, color: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ import msgspec
 
 from reconciler.sdk import connect
 
-NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
 async def main(durable: str, how_many: int) -> None:
@@ -32,4 +32,7 @@ async def main(durable: str, how_many: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    arguments = sys.argv[1:]
+    if len(arguments) not in (1, 2) or not all(text.isdecimal() for text in arguments[1:]):
+        sys.exit("usage: python examples/follow_outcomes.py <durable name> [how many]")
+    asyncio.run(main(arguments[0], int(arguments[1]) if len(arguments) > 1 else 0))

@@ -14,7 +14,7 @@ import uuid
 import nats
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
 async def main(name: str) -> None:

@@ -17,7 +17,7 @@ import uuid
 
 import nats
 
-NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 NAMESPACE = os.environ.get("NAMESPACE", "default")
 
 
@@ -74,4 +74,8 @@ async def main(name: str) -> None:
 
 
 if __name__ == "__main__":
+    if "RECONCILER_NKEY" not in os.environ:
+        sys.exit(
+            "usage: RECONCILER_NKEY=<file with the seed> python examples/plain_service.py [name]"
+        )
     asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))

@@ -14,7 +14,7 @@ import msgspec
 
 from reconciler.sdk import ExternalObject, connect
 
-NATS_URL = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
 async def main(provider_config: str, kind: str) -> None:
@@ -29,4 +29,8 @@ async def main(provider_config: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(
+            "usage: python examples/publish_snapshot.py <ProviderConfig> <kind> < objects.json"
+        )
     asyncio.run(main(sys.argv[1], sys.argv[2]))

@@ -81,6 +81,8 @@ def fold_ownership(row: OwnershipRow, event: LogEvent) -> bool:
 
 
 def _succeeded(row: OwnershipRow, data: ActionSucceeded, event: LogEvent) -> bool:
+    if data.outdated:
+        return False
     if data.operation == "Create":
         row.pending_create = ""
         _own(row, event, None if data.object is None else data.object.uid, "Created")

@@ -11,10 +11,13 @@ byte for byte (invariant 1). A row is written again only when it changed.
 ``fleet``                              ``FleetSummary``
 ``checkpoint``                         ``Checkpoint``: up to where the log is folded in
 =====================================  ======================================================
+
+Stored rows are those of their checkpoint, exactly: no row is newer or older (ADR 0019).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -25,7 +28,7 @@ from events.names import ShapeKey
 from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 5
+SCHEMA = 6
 """Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
 
 STATUS = "status"
@@ -35,11 +38,40 @@ FLEET = "fleet"
 CHECKPOINT = "checkpoint"
 
 
-class Checkpoint(msgspec.Struct, frozen=True, rename="camel"):
-    """The last position of the log that is folded in, and the schema of the rows."""
+class Checkpoint(msgspec.Struct, frozen=True, rename="camel", order=True):
+    """The last position of the log that is folded in; of two checkpoints the greater is newer.
 
-    position: int
-    schema: int = SCHEMA
+    ``losses`` counts how often the log lost its end, since positions are used again then.
+    ``is_whole`` is false while a change is stored that takes several batches: such rows are no
+    state to go on from.
+    """
+
+    schema: int
+    losses: int = 0
+    position: int = 0
+    is_whole: bool = True
+
+
+NOTHING = Checkpoint(SCHEMA)
+"""The checkpoint of models that have folded nothing in."""
+
+
+class RowChanges(msgspec.Struct, frozen=True):
+    """What makes the rows of one checkpoint those of a later one; None: remove the row.
+
+    They may be written over the rows of any checkpoint in between, too: each row that changed since
+    then is among them. ``damage``: some of it was found late, and does not follow from positions.
+    """
+
+    after: Checkpoint
+    checkpoint: Checkpoint
+    rows: dict[str, bytes | None]
+    damage: bool = False
+
+    def then(self, later: RowChanges) -> RowChanges:
+        """Return these changes and those that follow on them as one."""
+        rows = {**self.rows, **later.rows}
+        return RowChanges(self.after, later.checkpoint, rows, self.damage or later.damage)
 
 
 class FleetCount(msgspec.Struct, frozen=True, rename="camel", order=True):
@@ -59,6 +91,46 @@ class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int = 0
 
 
+_Standing = tuple[str, bool, bool]
+"""What the fleet counts of a shape: its outcome, whether it is owned, whether an action runs."""
+
+
+def _standing(row: StatusRow) -> _Standing:
+    return row.outcome, row.owned, row.action_id != ""
+
+
+class _FleetCounts:
+    """The numbers of the fleet, counted as rows change: an event costs the same in any fleet."""
+
+    def __init__(self) -> None:
+        self.has_moved = True  # it has not been written
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._owned = 0
+        self._in_flight = 0
+
+    def move(self, row: StatusRow, before: _Standing | None, after: _Standing | None) -> None:
+        """Count a shape as it is now, and no more as it was before; None: it has no row."""
+        self.has_moved = True
+        if before is not None:
+            self._add(row, before, -1)
+        if after is not None:
+            self._add(row, after, 1)
+
+    def _add(self, row: StatusRow, standing: _Standing, one: int) -> None:
+        outcome, owned, in_flight = standing
+        bucket = (row.namespace, row.kind, outcome or "Pending")
+        self._counts[bucket] += one
+        if not self._counts[bucket]:
+            del self._counts[bucket]
+        self._owned += one * owned
+        self._in_flight += one * in_flight
+
+    def summary(self) -> FleetSummary:
+        """Return the numbers as they are shown."""
+        counts = tuple(FleetCount(*each, count) for each, count in sorted(self._counts.items()))
+        return FleetSummary(counts, self._owned, self._in_flight)
+
+
 _encoder = msgspec.json.Encoder()
 _status = msgspec.json.Decoder(StatusRow)
 _damage = msgspec.json.Decoder(LogDamage)
@@ -76,13 +148,25 @@ class ReadModels:
 
     def __init__(self) -> None:
         self.position = 0
+        self.losses = 0
         self.status: dict[str, StatusRow] = {}
         self.ownership: dict[str, OwnershipRow] = {}
         self.damage: dict[str, LogDamage] = {}
         self._dirty: dict[str, None] = {}
         self._dirty_damage: dict[str, None] = {}
         self._dirty_ownership: dict[str, None] = {}
-        self._fleet_written = b""
+        self._fleet = _FleetCounts()
+        self._taken = NOTHING
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Up to where the log is folded in."""
+        return Checkpoint(SCHEMA, self.losses, self.position)
+
+    @property
+    def changed_rows(self) -> int:
+        """How many rows changed since changes were taken, besides the fleet's."""
+        return len(self._dirty) + len(self._dirty_ownership) + len(self._dirty_damage)
 
     def apply(self, position: int, event: LogEvent) -> StatusRow:
         """Fold one event in and give the status row of its shape. Positions must grow.
@@ -90,22 +174,29 @@ class ReadModels:
         A shape whose history is damaged is left as it is.
         """
         name = event.subject
-        row = self.status.get(name)
-        if row is None:
-            row = self.status[name] = _new_row(name)
+        row = self.status.get(name) or self._add_row(name)
         self.position = position
         if name in self.damage:
             return row
-        if position > row.position:  # else: stored before a crash that kept back the checkpoint
+        if position > row.position:  # else it is folded in already
             if 0 < row.version != event.shapeversion - 1:
                 self.mark_damage(_hole(row, position, event))
                 return row
+            before = _standing(row)
             fold_status(row, position, event)
-        if row.is_gone:
-            del self.status[name]
+            after = None if row.is_gone else _standing(row)
+            if after != before:
+                self._fleet.move(row, before, after)
+            if after is None:
+                del self.status[name]
         self._dirty[name] = None
         if type(event.data) in OWNERSHIP_EVENTS:
             self._apply_to_ownership(name, position, event)
+        return row
+
+    def _add_row(self, name: str) -> StatusRow:
+        row = self.status[name] = _new_row(name)
+        self._fleet.move(row, None, _standing(row))
         return row
 
     def mark_damage(self, damage: LogDamage) -> None:
@@ -116,11 +207,18 @@ class ReadModels:
             self._dirty_damage[name] = None
         self.position = max(self.position, damage.position)
         if damage.shape:
-            row = self.status.get(name)
-            if row is None:
-                row = self.status[name] = _new_row(name)
+            row = self.status.get(name) or self._add_row(name)
+            before = _standing(row)
             row.hold_for_damage(damage)
+            self._fleet.move(row, before, _standing(row))
             self._dirty[name] = None
+
+    def show_damage_again(self) -> None:
+        """Have all damage among the next changes: who wrote instead of us may not know of it."""
+        for name in self.damage:
+            self._dirty_damage[name] = None
+            if name in self.status:
+                self._dirty[name] = None
 
     def lost(self, newest: Mapping[ShapeKey, int]) -> list[LogDamage]:
         """Find the shapes of which more is folded in than the log has by now.
@@ -141,6 +239,7 @@ class ReadModels:
             found = f"one that ends at position {last_position}"
             self.mark_damage(LogDamage("Lost", self.position, 0, expected, found))
             self.position = last_position
+            self.losses += 1
 
     def _apply_to_ownership(self, name: str, position: int, event: LogEvent) -> None:
         owned = self.ownership.get(name)
@@ -152,28 +251,36 @@ class ReadModels:
         if owned.is_empty:
             del self.ownership[name]
 
-    def take_changes(self) -> dict[str, bytes | None]:
-        """Give every row that changed since the last call, with its new bytes; None: remove it.
-
-        The checkpoint comes last. Nothing changed: nothing is given.
-        """
-        if not self._dirty and not self._dirty_damage:
-            return {}
-        changes: dict[str, bytes | None] = {}
+    def take_changes(self) -> RowChanges | None:
+        """Return what changed since the last call, or since the rows were restored, if anything."""
+        if not self.changed_rows:
+            return None
+        rows: dict[str, bytes | None] = {}
         for name in self._dirty_damage:
-            changes[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
+            rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty_ownership:
-            changes[_row_name(OWNERSHIP, name)] = self._ownership_bytes(name)
+            rows[_row_name(OWNERSHIP, name)] = self._ownership_bytes(name)
         for name in self._dirty:
-            changes[_row_name(STATUS, name)] = self._status_bytes(name)
+            rows[_row_name(STATUS, name)] = self._status_bytes(name)
+        if self._fleet.has_moved:  # also to and fro: rows in between may have been stored
+            rows[FLEET] = _encoder.encode(self.fleet())
+        changes = RowChanges(self._taken, self.checkpoint, rows, bool(self._dirty_damage))
+        self._forget_changes()
+        return changes
+
+    def take_all(self) -> RowChanges:
+        """Return every row, for a store that has none."""
+        self._forget_changes()
+        rows: dict[str, bytes | None] = dict(self.rows())
+        del rows[CHECKPOINT]
+        return RowChanges(NOTHING, self.checkpoint, rows)
+
+    def _forget_changes(self) -> None:
         self._dirty.clear()
         self._dirty_ownership.clear()
         self._dirty_damage.clear()
-        fleet = _encoder.encode(self.fleet())
-        if fleet != self._fleet_written:
-            changes[FLEET] = self._fleet_written = fleet
-        changes[CHECKPOINT] = _encoder.encode(Checkpoint(self.position))
-        return changes
+        self._fleet.has_moved = False
+        self._taken = self.checkpoint
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
         """Give every row's name and bytes as they ought to be stored, the checkpoint last."""
@@ -184,19 +291,18 @@ class ReadModels:
         for name, row in self.status.items():
             yield _row_name(STATUS, name), _encoder.encode(row)
         yield FLEET, _encoder.encode(self.fleet())
-        yield CHECKPOINT, _encoder.encode(Checkpoint(self.position))
+        yield CHECKPOINT, _encoder.encode(self.checkpoint)
 
     def fleet(self) -> FleetSummary:
         """Count the shapes by namespace, kind and outcome."""
-        counts: dict[tuple[str, str, str], int] = {}
-        owned = in_flight = 0
+        return self._fleet.summary()
+
+    def take_up(self, checkpoint: Checkpoint) -> None:
+        """Take the rows that are here for those of a checkpoint."""
+        self.position, self.losses = checkpoint.position, checkpoint.losses
         for row in self.status.values():
-            bucket = (row.namespace, row.kind, row.outcome or "Pending")
-            counts[bucket] = counts.get(bucket, 0) + 1
-            owned += row.owned
-            in_flight += bool(row.action_id)
-        shown = tuple(FleetCount(*bucket, count) for bucket, count in sorted(counts.items()))
-        return FleetSummary(shown, owned, in_flight)
+            self._fleet.move(row, None, _standing(row))
+        self._forget_changes()
 
     def _status_bytes(self, name: str) -> bytes | None:
         row = self.status.get(name)
@@ -220,7 +326,8 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
             raise OutdatedRowsError(
                 f"rows of schema {checkpoint.schema}, this release has {SCHEMA}"
             )
-        models.position = checkpoint.position
+        if not checkpoint.is_whole:
+            raise OutdatedRowsError("some rows are missing: all were about to be written")
         for name, payload in rows.items():
             model, _, key = name.partition(".")
             if model == STATUS:
@@ -231,6 +338,7 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
     except (KeyError, msgspec.DecodeError) as error:
         raise OutdatedRowsError(f"stored rows cannot be used: {error}") from None
+    models.take_up(checkpoint)
     return models
 
 
@@ -292,6 +400,11 @@ def decode_damage(payload: bytes) -> LogDamage:
 def decode_fleet(payload: bytes) -> FleetSummary:
     """Decode the stored summary of the fleet."""
     return _fleet.decode(payload)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Encode a checkpoint as it is stored."""
+    return _encoder.encode(checkpoint)
 
 
 def decode_checkpoint(payload: bytes) -> Checkpoint:

@@ -254,16 +254,21 @@ def _asked(action: Action) -> str:
 
 
 def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
-    _ended(row)
-    row.retry_at = None
+    if data.outdated:
+        return
+    asked = row.asked_digest
+    if not data.late or not row.action_id:  # told late, another action may be under way
+        _ended(row)
+        row.retry_at = None
+        row.asked_digest = ""
     if data.operation == "Delete":
-        row.owned, row.uid, row.observed_digest, row.asked_digest = False, None, "", ""
+        row.owned, row.uid, row.observed_digest = False, None, ""
         row.listing_disproved = False
         return
     row.owned = True
     if data.operation == "Create":
         row.listing_disproved = False
-    row.observed_digest, row.asked_digest = row.asked_digest, ""
+    row.observed_digest = asked
     if data.object is not None:
         row.uid = data.object.uid
         row.observed_digest = digest(data.object)

@@ -34,8 +34,8 @@ class WaitTimeoutError(ReconcilerError):
 class ProviderError(ReconcilerError):
     """A call to an external API did not succeed; the class decides what happens next.
 
-    ``object`` is what stands in the way, where it is known. ``retry_after_seconds`` is the API's
-    own wish.
+    ``obstacle`` is what stands in the way, where it is known. ``retry_after_seconds`` is the API's
+    own wish. ``replayed``: the API said that it had kept this answer with the action's key.
     """
 
     error_class: ErrorClass = "Unknown"
@@ -47,12 +47,14 @@ class ProviderError(ReconcilerError):
         status: int | None = None,
         retry_after_seconds: float | None = None,
         obstacle: ExternalObject | None = None,
+        replayed: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.retry_after_seconds = retry_after_seconds
         self.obstacle = obstacle
+        self.replayed = replayed
 
 
 class TransientError(ProviderError):

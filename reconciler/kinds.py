@@ -8,8 +8,9 @@ itself as an entry point of the group ``reconciler.kinds``; nothing else of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from importlib.metadata import entry_points
 from typing import cast
 
@@ -29,6 +30,9 @@ from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
+
+_LOOK_AGAIN = timedelta(seconds=5)
+_NOT_INSTALLED = "install its package where the roles run"
 
 
 def _as_it_is(fields: Fields) -> Fields:
@@ -128,8 +132,21 @@ SHAPE_REF = Kind(name=SHAPE_REF_KIND, api_version=PROVIDER_CONFIG_API_VERSION, s
 class KindRegistry(Mapping[str, Kind]):
     """The kinds this process knows, by name."""
 
-    def __init__(self, kinds: Iterable[Kind]) -> None:
+    def __init__(
+        self,
+        kinds: Iterable[Kind],
+        *,
+        installed: Callable[[], Collection[str]] | None = None,
+    ) -> None:
         self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, SHAPE_REF, *kinds)}
+        self.providers = {
+            provider: tuple(kind.name for kind in self.of_provider(provider))
+            for provider in sorted({kind.provider for kind in self._kinds.values()} - {""})
+        }
+        self._installed = installed
+        self._at_start = frozenset(() if installed is None else installed())
+        self._looked_at: datetime | None = None
+        self._hint = ""
 
     def __getitem__(self, name: str) -> Kind:
         kind = self._kinds.get(name)
@@ -153,11 +170,29 @@ class KindRegistry(Mapping[str, Kind]):
     def __len__(self) -> int:
         return len(self._kinds)
 
+    def missing_hint(self, now: datetime) -> str:
+        """Say what to do about a kind or a provider that is not registered here.
+
+        It tells what was installed since this process started from what is not installed at all.
+        """
+        looked_at = self._looked_at
+        # Anybody can ask, as often as they like; and a clock may go backwards.
+        if looked_at is None or abs(now - looked_at) >= _LOOK_AGAIN:
+            self._looked_at = now
+            installed = frozenset(() if self._installed is None else self._installed())
+            newer = ", ".join(sorted(installed - self._at_start))
+            self._hint = f"installed since this role started: {newer}" if newer else _NOT_INSTALLED
+        return f"{self._hint}; roles read the kinds when they start: restart them"
+
     def of_provider(self, provider: str) -> list[Kind]:
         """All kinds of one API family."""
         return [
             kind for kind in self._kinds.values() if kind.is_external and kind.provider == provider
         ]
+
+
+def _installed_names() -> frozenset[str]:
+    return frozenset(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 
 
 def installed_kinds() -> KindRegistry:
@@ -176,4 +211,4 @@ def installed_kinds() -> KindRegistry:
         raise ConfigurationError(
             f"no kind is registered under {ENTRY_POINT_GROUP!r}: install the package again"
         )
-    return KindRegistry(kinds)
+    return KindRegistry(kinds, installed=_installed_names)

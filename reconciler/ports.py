@@ -161,6 +161,11 @@ class IntakeDelivery(msgspec.Struct, frozen=True):
 class IntakeReader(Protocol):
     """Reads the intake in order per shape."""
 
+    @property
+    def share(self) -> int:
+        """How many of a partition's unacknowledged messages may be one namespace's."""
+        ...
+
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         """Wait for messages: at least one."""
         ...
@@ -223,7 +228,8 @@ class DeadLetter(NamedTuple):
 
     ``told_once``: what the letter is about, for what would come again and again (a listing's
     object, an action): the newest letter about it is not repeated while its content is the same.
-    ``content`` is a digest of that.
+    ``content`` is a digest of that. ``usable``: nothing is wrong with the message itself, so it is
+    never given up.
     """
 
     stage: str
@@ -231,6 +237,7 @@ class DeadLetter(NamedTuple):
     delivery: IntakeDelivery
     told_once: str = ""
     content: str = ""
+    usable: bool = False
 
 
 class TimerRequest(NamedTuple):
@@ -255,8 +262,15 @@ class DecisionSink(Protocol):
         """Publish rejected outcomes."""
         ...
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Store dead letters; raises if they could not be stored."""
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        """Store dead letters, or count them where their namespace has its share of the room.
+
+        Gives those for which there is no room now; raises if it is unknown what is stored.
+        """
+        ...
+
+    async def discard(self, letters: Sequence[DeadLetter]) -> None:
+        """Count messages that are given up without a letter; if it raises, perhaps they are."""
         ...
 
 
@@ -270,7 +284,14 @@ class ActionDelivery(msgspec.Struct, frozen=True):
 
 
 class ActionReader(Protocol):
-    """Hands out decided actions, each to one worker at a time."""
+    """Hands out decided actions, each to one worker at a time, and each API's by themselves."""
+
+    async def take_from(self, provider_config: str, most: int) -> None:
+        """Take actions of a configuration too: so many at once, until they are acknowledged.
+
+        For one that is read already it changes their number.
+        """
+        ...
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions: at least one."""
@@ -371,16 +392,31 @@ class RowsConflictError(Exception):
 
 
 class RowStore(Protocol):
-    """Keeps the rows of the read models."""
+    """Keeps the rows of the read models; the one named ``checkpoint`` says as of when they are.
+
+    Every save writes the checkpoint, so that its revision is that of all rows.
+    """
+
+    @property
+    def rows_at_once(self) -> int:
+        """So many rows are gathered for one save, which takes a few more."""
+        ...
 
     async def load(self) -> Mapping[str, bytes]:
-        """Read every row."""
+        """Read every row, as of one save."""
         ...
 
-    async def save(self, changes: Mapping[str, bytes | None]) -> None:
-        """Write changed rows, the checkpoint last; raises ``RowsConflictError``."""
+    async def checkpoint(self) -> tuple[bytes, int]:
+        """Read the checkpoint alone, and its revision; empty and 0 if there is none."""
         ...
 
-    async def clear(self) -> None:
-        """Remove every row."""
+    async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
+        """Write changed rows and the checkpoint over a revision, all or nothing; give the new one.
+
+        Raises ``RowsConflictError`` when another revision is stored.
+        """
+        ...
+
+    async def clear(self, before: int) -> None:
+        """Remove every row that was written before a revision."""
         ...

@@ -62,7 +62,8 @@ class Provider(Protocol):
         """Create ``action.external_name`` with the action's fields and labels, under its key.
 
         Raises ``ConflictError`` with the obstacle if an object of that name exists that this key
-        did not create; never overwrites one.
+        did not create, and without one if it is gone by then; never overwrites one. A call that
+        still runs under the key is a ``TransientError``.
         """
         ...
 

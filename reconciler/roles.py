@@ -115,7 +115,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     needs_models = "projector" in roles or "observer" in roles
     models = ReadModels()
     if needs_models:
-        models = await load_models(ports.rows, clears="projector" in roles)
+        models = await load_models(ports.rows)
     lost = await ports.lost_events(models)
     after = models.position if needs_models else await ports.log.last_position()
     configurations = Configurations()
@@ -161,6 +161,7 @@ def _keep_models(parts: Running, *, writes: bool) -> None:
     folding = parts.models
     if writes:
         folding = parts.projector = Projector(parts.models, parts.ports.rows)
+        parts.feed.keep_pace(folding.has_room)
     parts.feed.subscribe(folding.apply)
     parts.feed.subscribe_to_damage(folding.mark_damage)
 
@@ -183,6 +184,8 @@ async def running_parts(
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
             if parts.ports.watch is not None:
                 tasks.append(group.create_task(parts.ports.watch.run(), name="log watch"))
+            if parts.projector is not None:  # now: a long log is written as far as it is folded
+                tasks.append(group.create_task(parts.projector.run(), name="projector"))
             await _caught_up(parts.feed, tasks[0])
             for role in roles:
                 tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
@@ -281,7 +284,7 @@ def _projector(parts: Running) -> list[Run]:
     assert parts.projector is not None
     ports = parts.ports
     parts.scrubber = Scrubber(ports.log, parts.projector.mark_damage, clock=ports.chance.clock)
-    return [parts.projector.run(), parts.scrubber.run()]
+    return [parts.scrubber.run()]
 
 
 _MAKERS: dict[Role, Callable[[Running], list[Run]]] = {

@@ -1,7 +1,6 @@
 """What every test may use: a real server for the session, a connection and names of its own."""
 
 import asyncio
-import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -11,6 +10,9 @@ from nats.aio.client import Client
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from tests.docker.engine import engine_problem
+from tests.needs import faketime_problem, skip_unless_in_ci
+
+_NEEDED = {"docker": engine_problem, "faketime": faketime_problem}
 
 
 @pytest.fixture(scope="session")
@@ -36,12 +38,9 @@ def unique() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what is marked ``docker`` where there is no Docker Engine; in CI that is a failure."""
-    if item.get_closest_marker("docker") is None:
-        return
-    problem = engine_problem()
-    if problem is None:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(problem, pytrace=False)
-    pytest.skip(problem)
+    """Skip what needs what is not here; in CI, which installs it, that is a failure."""
+    for marker, problem_of in _NEEDED.items():
+        if item.get_closest_marker(marker) is not None:
+            problem = problem_of()
+            if problem is not None:
+                skip_unless_in_ci(problem)

@@ -47,6 +47,7 @@ from events.manifest import InvalidManifestError, take_apart
 from events.names import ShapeKey
 from infra.shapes_api.journal import JournalEntry
 from infra.shapes_api.shapes import Shape
+from tests.explanations import explained
 
 Rule = Literal[
     "undecided",  # an acknowledged declaration was neither decided nor dead-lettered
@@ -54,6 +55,7 @@ Rule = Literal[
     "intent",  # an effect without a decision before it in the log, or of another operation
     "frozen",  # attempts of one action differ, or two actions share a key
     "duplicate",  # one key had several effects, or one shape has several objects
+    "unexplained",  # an effect of an action that had none, by the log
     "unended",  # a decided action has no end, and no attempt of it is scheduled
     "outcomes",  # the outcome stream is not what the log recorded
     "stranger",  # an effect on an object that was never ours
@@ -146,6 +148,7 @@ def findings(
         *_intents(history, by_hand),
         *_frozen_actions(history),
         *_doubled_effects(history),
+        *_unexplained(history),
         *_unended(history),
         *_outcomes(history),
         *_strangers(history),
@@ -287,6 +290,19 @@ def _doubled_effects(history: History) -> Iterator[Finding]:
     for shape, count in owners.items():
         if count > 1:
             yield Finding("duplicate", shape, f"{count} objects exist for one shape")
+
+
+def _unexplained(history: History) -> Iterator[Finding]:
+    """The log has every effect as done, or says that it is not known (invariant 13)."""
+    known = explained(each.event for each in history.log)
+    for effect in history.journal:
+        decision = history.decided.get(effect.idempotency_key or "")
+        action = None if decision is None else _action(decision.event)
+        if action is not None and action.action_id not in known:
+            what = f"{effect.method} of {effect.name} (effect {effect.sequence})"
+            yield Finding(
+                "unexplained", effect.name, f"{what}: by the log {action.action_id} had none"
+            )
 
 
 _FINAL = ("Conflict", "NotFound", "Permanent")

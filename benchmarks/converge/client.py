@@ -14,12 +14,13 @@ from events.log import OutcomeName
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
     PROVIDER_CONFIG_KIND,
+    Fields,
     Manifest,
     Metadata,
     ProviderConfigSpec,
 )
 from events.names import SYSTEM_NAMESPACE, ShapeKey
-from infra.bus.streams import INTAKE, SHAPES, WORKERS
+from infra.bus.streams import INTAKE, SHAPES, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import Client, OutcomeStream
@@ -43,10 +44,10 @@ class Bus:
 
     # --- declaring
 
-    async def declare(self, names: Sequence[str]) -> None:
+    async def declare(self, names: Sequence[str], config: str = "default") -> None:
         """Declare shapes, and return when all declarations are stored."""
         await self._client.publish(
-            [_manifest(name) for name in names], timeout_seconds=PATIENCE_SECONDS
+            [_manifest(name, config) for name in names], timeout_seconds=PATIENCE_SECONDS
         )
 
     async def withdraw(self, names: Sequence[str]) -> None:
@@ -54,10 +55,10 @@ class Bus:
         shapes = [_key(name) for name in names]
         await self._client.withdraw_many(shapes, timeout_seconds=PATIENCE_SECONDS)
 
-    async def configure(self, spec: ProviderConfigSpec) -> None:
-        """Declare the one ProviderConfig, and wait until it is taken in."""
+    async def configure(self, spec: ProviderConfigSpec, name: str = "default") -> None:
+        """Declare a ProviderConfig, and wait until it is taken in."""
         fields = msgspec.to_builtins(spec, str_keys=True)
-        metadata = Metadata("default", SYSTEM_NAMESPACE)
+        metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self._expect([config.key], "Converged")
         await self._client.declare(config)
@@ -109,8 +110,8 @@ class Bus:
 
     async def _waiting(self) -> int:
         deciders = (await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {}))["consumers"]
-        workers = await api_request(self.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
-        return sum(each["num_pending"] + each["num_ack_pending"] for each in (*deciders, workers))
+        consumers = [*deciders, *await worker_consumers(self.nc)]
+        return sum(each["num_pending"] + each["num_ack_pending"] for each in consumers)
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
@@ -125,8 +126,9 @@ class Bus:
                     await task
 
 
-def _manifest(name: str) -> Manifest:
-    return Manifest("shapes/v1", "Shape", Metadata(name), {"type": "Square", "color": "Red"})
+def _manifest(name: str, config: str) -> Manifest:
+    fields: Fields = {"type": "Square", "color": "Red", "providerConfigRef": {"name": config}}
+    return Manifest("shapes/v1", "Shape", Metadata(name), fields)
 
 
 def _key(name: str) -> ShapeKey:

@@ -8,6 +8,7 @@ may speak of what the log has lost, so only declarations are taken over.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
@@ -28,7 +29,6 @@ from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
     SHAPES,
-    WORKERS,
     LogIdentity,
     Restored,
     begin_restoration,
@@ -37,6 +37,7 @@ from infra.bus.streams import (
     existing_log,
     is_being_restored,
     new_name,
+    worker_consumers,
 )
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
@@ -164,14 +165,15 @@ async def restore_log(
 
 
 async def _check_nobody_works(nc: Client) -> None:
-    for stream, consumer in [(SHAPES, WORKERS), *((INTAKE, name) for name in decider_consumers())]:
-        try:
-            info = await api_request(nc, f"CONSUMER.INFO.{stream}.{consumer}", None)
-        except NotFoundOnBusError:
-            continue
-        if info.get("num_waiting"):
+    consumers = await worker_consumers(nc)
+    for name in decider_consumers():
+        with contextlib.suppress(NotFoundOnBusError):
+            consumers.append(await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None))
+    for each in consumers:
+        if each.get("num_waiting"):
+            name, stream = each["name"], each["stream_name"]
             raise RestoreRefusedError(
-                f"somebody works on this log (consumer {consumer} of {stream} is read): "
+                f"somebody works on this log (consumer {name} of {stream} is read): "
                 "stop all deciders, workers, observers and projectors, and do it again"
             )
 

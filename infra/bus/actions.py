@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,25 +14,36 @@ from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class
 from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
+from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
-from infra.bus.streams import SHAPES, WORKERS
+from infra.bus.streams import SHAPES, WORKERS, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError
-from infra.jetstream.pull import PullReader
+from infra.jetstream.pull import PullGroup
 from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery
 
-_ACTIONS_AT_ONCE = 256
+_OF_OLDER_RELEASES_AT_ONCE = 64
 _OFFERED_AGAIN_SECONDS = 30.0
 _logger = structlog.get_logger(__name__)
 
 
 class JetStreamActionReader:
-    """Implements ``reconciler.ports.ActionReader``."""
+    """Implements ``reconciler.ports.ActionReader``: a queue for each configuration (ADR 0018)."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._reader = PullReader(nc, SHAPES, WORKERS, max_batch=_ACTIONS_AT_ONCE)
-        self._leased: dict[int, Delivered] = {}
+        self._reader = PullGroup(
+            nc, SHAPES, [WORKERS], max_batch=_OF_OLDER_RELEASES_AT_ONCE, until_done=True
+        )
+        self._leased: dict[str, Delivered] = {}
+
+    async def take_from(self, provider_config: str, most: int) -> None:
+        """Take actions of a configuration too, or another number of them at once."""
+        with telling_what_to_do():
+            name = await patiently(
+                self._nc, lambda: make_worker_consumer(self._nc, provider_config), seconds=math.inf
+            )
+        self._reader.take_from(name, most)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions."""
@@ -45,7 +57,7 @@ class JetStreamActionReader:
                 except ValueError as error:
                     await self._leave(each, str(error))
                     continue
-                self._leased[each.seq] = each
+                self._leased[each.reply] = each
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each))
             if actions:
                 return actions
@@ -71,16 +83,20 @@ class JetStreamActionReader:
             told_once=f"{unreadable.subject}@{unreadable.seq}",
         )
         try:
-            await store_letters(self._nc, [letter])
+            if await store_letters(self._nc, [letter]):
+                _logger.warning("there is no room for a dead letter", position=unreadable.seq)
         except BusError as error:  # it is delivered again, and told then
             _logger.warning("a dead letter was not stored", error=str(error))
+        self._reader.done(unreadable)
         await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Say that the results of these are stored."""
-        await ack(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
-        for each in deliveries:
-            self._leased.pop(each.position, None)
+        receipts = [cast("Delivered", each.receipt) for each in deliveries]
+        for each in receipts:
+            if self._leased.pop(each.reply, None) is not None:  # else it was said before
+                self._reader.done(each)
+        await ack(self._nc, receipts)
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Extend the leases of these."""

@@ -16,8 +16,9 @@ from nats.aio.client import Client
 from events.dead_letter import DeadLetterRecord, LetterHandled
 from events.envelope import decode_log, encode_intake, encode_snapshot_part
 from events.intake import Answer, SnapshotPart
+from events.log import LogEvent
 from events.names import ShapeKey
-from events.subjects import REPLY_HEADER, log, log_filter
+from events.subjects import REPLY_HEADER, log, log_filter, outcome
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_letters, store_handled
@@ -33,8 +34,8 @@ from infra.bus.outcome_feeds import (
 from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.patience import patiently
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import INTAKE, SHAPES
-from infra.jetstream.errors import BusDeniedError, BusUnavailableError
+from infra.bus.streams import INTAKE, OUTCOMES, SHAPES
+from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailableError
 from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
@@ -213,11 +214,35 @@ class JetStreamClientBus:
         return open_durable(self._nc, tokens, after, durable)
 
     async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
-        """Read each shape's newest outcome from the log."""
-        subjects = [log(key, "outcome") for key in keys]
+        """Read each shape's newest outcome from the log, with its place in the outcome stream."""
+        found = await self._last(SHAPES, [log(key, "outcome") for key in keys])
+        try:
+            copies = await self._last(OUTCOMES, [outcome(each.event.key) for each in found])
+        except BusDeniedError:  # a service whose permissions are of an older release
+            copies = []
+        by_key = {each.event.key: each for each in copies}
+        return [await self._placed(each.event, by_key.get(each.event.key)) for each in found]
+
+    async def _last(self, stream: str, subjects: Sequence[str]) -> list[StoredEvent]:
         read = last_of_each if self._is_bound else last_for_subjects
-        messages = await patiently(self._nc, lambda: read(self._nc, SHAPES, subjects))
-        return readable(messages, SHAPES)
+        return readable(await patiently(self._nc, lambda: read(self._nc, stream, subjects)), stream)
+
+    async def _placed(self, event: LogEvent, copy: StoredEvent | None) -> StoredEvent:
+        """Find an event in the outcome stream; ``copy`` is the newest there of its shape."""
+        if copy is None:
+            return StoredEvent(0, event)
+        if copy.event.id == event.id or copy.event.shapeversion > event.shapeversion:
+            return copy
+        if copy.event.shapeversion:
+            return StoredEvent(0, event)  # an older one: the copy is on its way
+        with contextlib.suppress(BusRefusedError):  # all consumers of a service are in use
+            async with self._followed([event.key.tokens], 0) as feed:
+                position = 0
+                while position < copy.position:  # a declaration was rejected since
+                    for position, each in await feed.next_outcomes():
+                        if each.id == event.id:
+                            return StoredEvent(position, event)
+        return StoredEvent(0, event)
 
     # --- the log
 
@@ -232,7 +257,7 @@ class JetStreamClientBus:
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
         """Read the log from behind a position, to its end or for ever."""
-        filters = [f"log.{tokens}.*"]
+        filters = [f"log.{tokens}.>"]
         async with AsyncExitStack() as stack:
             log_from = follow_stream(self._nc, SHAPES, filters=filters, start_seq=after + 1)
             follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))

@@ -14,7 +14,7 @@ from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.subjects import fired, outcome, schedule
-from infra.bus.dead_letters import may_hold_a_secret, store_letters
+from infra.bus.dead_letters import discard, may_hold_a_secret, store_letters
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
@@ -63,21 +63,29 @@ class JetStreamDecisionSink:
         """Publish rejected outcomes, which are not in the log: nothing happened to the shape."""
         _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Store dead letters, but those that were told already.
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        """Store dead letters, but those that were told already; give those that wait for room."""
+        waiting = await store_letters(self._nc, letters)
+        positions = {each.delivery.position for each in waiting}
+        await self._erase([each for each in letters if each.delivery.position not in positions])
+        return waiting
 
-        What may hold a secret is erased from the intake, too, where it would stay for a while.
-        """
-        await store_letters(self._nc, letters)
+    async def discard(self, letters: Sequence[DeadLetter]) -> None:
+        """Count messages that get no letter."""
+        await discard(self._nc, letters)
+        await self._erase(letters)
+
+    async def _erase(self, letters: Sequence[DeadLetter]) -> None:
+        """Erase what may hold a secret from the intake, where it would stay for a while."""
         for each in letters:
-            if may_hold_a_secret(each.delivery.subject):
-                await self._erase(each.delivery.position)
-
-    async def _erase(self, position: int) -> None:
-        try:
-            await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
-        except BusError as error:  # an earlier try did it; or people have to
-            _logger.warning("a refused message was not erased", position=position, error=str(error))
+            position = each.delivery.position
+            if not may_hold_a_secret(each.delivery.subject):
+                continue
+            try:
+                await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
+            except BusError as error:  # an earlier try did it; or people have to
+                why = str(error)
+                _logger.warning("a refused message was not erased", position=position, error=why)
 
 
 def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:

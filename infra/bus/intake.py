@@ -14,7 +14,12 @@ from events.names import ShapeKey
 from events.subjects import REPLY_HEADER, stored_intake_filter
 from events.subjects import intake as intake_subject
 from infra.bus.removed import telling_what_to_do
-from infra.bus.streams import DECIDER_GROUP, INTAKE, decider_consumers
+from infra.bus.streams import (
+    DECIDER_GROUP,
+    INTAKE,
+    UNACKNOWLEDGED_PER_NAMESPACE,
+    decider_consumers,
+)
 from infra.jetstream.deliveries import Delivered, ack, nak
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
@@ -65,6 +70,11 @@ class JetStreamIntakeReader:
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._group = PullGroup(nc, INTAKE, decider_consumers(), group=DECIDER_GROUP)
+
+    @property
+    def share(self) -> int:
+        """A quarter of what a consumer hands out without an acknowledgement."""
+        return UNACKNOWLEDGED_PER_NAMESPACE
 
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         """Wait for messages of any partition."""

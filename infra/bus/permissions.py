@@ -27,7 +27,6 @@ from infra.bus.streams import (
     SHAPES,
     SNAPSHOTS,
     TIMERS,
-    WORKERS,
     follower_names,
 )
 
@@ -134,6 +133,7 @@ def service_exchanges(
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
         f"{_API}.DIRECT.GET.{SHAPES}.{subjects.log(mine, 'outcome')}",
+        f"{_API}.DIRECT.GET.{OUTCOMES}.{subjects.outcome(mine)}",  # where it stands there
     ]
     for name in (namespace, *follower_names(namespace)):
         asked.append(f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>")
@@ -185,11 +185,17 @@ def _takes(stream: str, consumer: str) -> Iterator[str]:
 
 
 def _buries(*stages: str) -> Iterator[str]:
-    """Write dead letters of some stages, each once where the same would come for ever."""
+    """Write dead letters of some stages, each once where the same would come for ever.
+
+    There is a share of the room for each namespace; what is beyond it is counted.
+    """
     yield f"{_API}.DIRECT.GET.{DEADLETTERS}"
+    yield f"{_API}.STREAM.INFO.{DEADLETTERS}"
     for stage in stages:
-        yield subjects.deadletter(stage)
-        yield subjects.deadletter(stage, "*")
+        yield subjects.deadletter(stage, "*", "*")
+        yield subjects.deadletter(stage, "*", "*", "*")
+    yield f"{_API}.STREAM.MSG.GET.{RATES}"
+    yield subjects.DISCARDED
 
 
 def _of_every_role() -> Iterator[str]:
@@ -230,7 +236,9 @@ def _decider() -> Iterator[str]:
 
 def _worker() -> Iterator[str]:
     yield from _of_running_roles()
-    yield from _takes(SHAPES, WORKERS)
+    yield from _takes(SHAPES, "*")  # all its consumers are workers'
+    actions = subjects.log(_EVERY, "action")
+    yield f"{_API}.CONSUMER.CREATE.{SHAPES}.*.{actions}.*"  # a configuration's, when it is declared
     yield from _calls_apis()
     yield subjects.intake("result", _EVERY)
     yield from _buries("action")
@@ -278,9 +286,10 @@ def _installer() -> Iterator[str]:
     yield f"{_API}.INFO"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
-    for stream, name in ((INTAKE, "*"), (SHAPES, WORKERS)):
-        yield f"{_API}.CONSUMER.INFO.{stream}.{name}"
-        yield f"{_API}.CONSUMER.CREATE.{stream}.{name}.>"
+    for stream in (INTAKE, SHAPES):
+        yield f"{_API}.CONSUMER.INFO.{stream}.*"
+        yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"
+    yield f"{_API}.CONSUMER.NAMES.{SHAPES}"  # workers have made one for each configuration
 
 
 def _backup() -> Iterator[str]:

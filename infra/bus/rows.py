@@ -1,7 +1,7 @@
 """Rows of the read models in a key-value bucket, which ``nats kv`` shows too.
 
-Rows and checkpoint are written in atomic batches; each batch holds a compare-and-set on the
-checkpoint, so that of two projectors only one writes.
+Rows and their checkpoint are written in one atomic batch, which holds a compare-and-set on the
+checkpoint: whoever writes has compared his checkpoint with the one that is stored (ADR 0019).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError
 from infra.jetstream.follow import follow
 from infra.jetstream.outgoing import OutgoingMessage
-from infra.jetstream.reads import StoredMessage, last_for_subjects, stream_state
+from infra.jetstream.reads import StoredMessage, last_for_subjects, last_from_leader
 from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
-_ROWS_AT_ONCE: Final = 900
+_ROWS_AT_ONCE: Final = 900  # the server takes 1,000 messages in a batch
 _DELETED: Final = {"KV-Operation": "DEL"}
 
 
@@ -30,17 +30,16 @@ class JetStreamRows:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._checkpoint = b""
-        self._checkpoint_position = 0
+        self.rows_at_once = _ROWS_AT_ONCE
 
     async def load(self) -> Mapping[str, bytes]:
-        """Read every row."""
-        self._checkpoint, self._checkpoint_position = b"", 0
-        found = await self._newest(">")
-        if _CHECKPOINT in found:
-            self._checkpoint = found[_CHECKPOINT].payload
-            self._checkpoint_position = found[_CHECKPOINT].seq
-        return _contents(found)
+        """Read every row, as of one save."""
+        return _contents(await self._newest(">"))
+
+    async def checkpoint(self) -> tuple[bytes, int]:
+        """Read the checkpoint alone, and its revision; empty and 0 if there is none."""
+        found = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + _CHECKPOINT)
+        return (b"", 0) if found is None else (found.payload, found.seq)
 
     async def matching(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern with the wildcards of subjects."""
@@ -60,7 +59,9 @@ class JetStreamRows:
                     for message in messages:
                         found[message.subject[len(ROWS_PREFIX) :]] = message
                 position = follower.position
-            end = (await stream_state(self._nc, ROWS)).last_seq
+            # The stream's state shows half a batch; a message that the leader reads never does.
+            last = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + ">")
+            end = 0 if last is None else last.seq
         return found
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
@@ -72,8 +73,8 @@ class JetStreamRows:
             if message.payload
         }
 
-    async def save(self, changes: Mapping[str, bytes | None]) -> None:
-        """Write changed rows; the new checkpoint comes with the last batch."""
+    async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
+        """Write changed rows and the checkpoint over a revision, and give the new one."""
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None
         rows = [
@@ -81,27 +82,17 @@ class JetStreamRows:
             for name, payload in changes.items()
             if name != _CHECKPOINT
         ]
-        for start in range(0, max(len(rows), 1), _ROWS_AT_ONCE):
-            is_last = start + _ROWS_AT_ONCE >= len(rows)
-            await self._save_batch(
-                rows[start : start + _ROWS_AT_ONCE], checkpoint if is_last else self._checkpoint
-            )
-
-    async def _save_batch(self, rows: Sequence[OutgoingMessage], checkpoint: bytes) -> None:
         subject = ROWS_PREFIX + _CHECKPOINT
-        lock = OutgoingMessage(
-            subject, checkpoint, expected_filter=subject, expected_last=self._checkpoint_position
-        )
+        lock = OutgoingMessage(subject, checkpoint, expected_filter=subject, expected_last=revision)
         try:
-            sequences = await append(self._nc, [lock, *rows])
+            sequences = await append(self._nc, [*rows, lock])
         except AppendConflictError as conflict:
             raise RowsConflictError(str(conflict)) from conflict
-        self._checkpoint, self._checkpoint_position = checkpoint, sequences[0]
+        return sequences[-1]
 
-    async def clear(self) -> None:
-        """Remove every row."""
-        await api_request(self._nc, f"STREAM.PURGE.{ROWS}", {})
-        self._checkpoint, self._checkpoint_position = b"", 0
+    async def clear(self, before: int) -> None:
+        """Remove every row that was written before a revision."""
+        await api_request(self._nc, f"STREAM.PURGE.{ROWS}", {"seq": before})
 
 
 def _contents(found: Mapping[str, StoredMessage]) -> dict[str, bytes]:

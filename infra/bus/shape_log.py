@@ -21,9 +21,9 @@ from events.integrity import (
     ShapeChain,
     next_digest,
 )
-from events.log import LogEvent, log_class
+from events.log import LogEvent, log_place
 from events.names import ShapeKey
-from events.subjects import LOG_CLASSES, log, log_filter, state_snapshot
+from events.subjects import log, log_filter, state_snapshot
 from infra.bus.digest_cache import DigestCache
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
@@ -282,20 +282,20 @@ class JetStreamShapeLog:
         return LoadedShape(chain.position, None, events)
 
     async def _complete(self, key: ShapeKey, heads: Sequence[StoredMessage]) -> LoadedShape | None:
-        """Read what is missing before the newest event of each class; None if that fails.
+        """Read what is missing before the newest event of each subject; None if that fails.
 
-        Each class by its own subject, and no more than is missing: with a wildcard, or up to a
-        message that is known, the server looks through the log message by message. Of a log of
-        32,000 events it took 1.6 s for 500 shapes, this way 0.2 s.
+        Subject by subject, and no more than is missing: with a wildcard, or up to a message that is
+        known, the server looks through the log message by message. Of a log of 32,000 events it
+        took 1.6 s for 500 shapes, this way 0.2 s.
         """
         known = _by_version(heads)
         newest = max(known, default=0)
-        for each in LOG_CLASSES:
+        for head in heads:
             missing = [version for version in range(1, newest + 1) if version not in known]
             if not missing:
                 break
             async with self._reads:
-                messages = await read_subject(self._nc, SHAPES, log(key, each), limit=len(missing))
+                messages = await read_subject(self._nc, SHAPES, head.subject, limit=len(missing))
             known |= _by_version(messages)
         return self._whole(key, known.values()) if newest and len(known) == newest else None
 
@@ -426,15 +426,14 @@ async def open_log(nc: Client) -> JetStreamShapeLog:
 
 def _outgoing(each: ShapeAppend, digest: str) -> tuple[list[OutgoingMessage], str]:
     """Write a shape's messages upon its digest; give its digest after them."""
-    prefix = f"log.{each.key.tokens}."
-    expected: str | None = prefix + ">"
+    expected: str | None = log_filter(each.key)
     messages: list[OutgoingMessage] = []
     for event in each.events:
         payload = encode_log(event)
         digest = next_digest(digest, payload)
         messages.append(
             OutgoingMessage(
-                prefix + log_class(event.data),
+                log(each.key, log_place(event.data)),
                 payload,
                 {DIGEST_HEADER: digest},
                 expected_filter=expected,

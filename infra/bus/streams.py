@@ -10,7 +10,8 @@ OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES,
 SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
 OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
-RATES           ``rate.>``                          how far each rate limit's calls are reserved
+RATES           ``rate.>``, ``discarded``           how far each rate limit's calls are reserved;
+                                                    how many messages got no dead letter
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -25,15 +26,20 @@ from typing import Any, Final
 import msgspec
 from nats.aio.client import Client
 
+from events import subjects
+from events.names import ShapeKey
+from events.subjects import DISCARDED
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import (
+    consumer_names,
     delete_consumer,
     delete_stream,
     differences,
     ensure_consumer,
     ensure_stream,
+    with_raised_limit,
 )
 from reconciler.failpoints import Failpoint, reach
 
@@ -52,11 +58,26 @@ PARTITIONS: Final = 8
 FOLLOWERS: Final = 8
 """How many streams of outcomes a service may follow at once, all its processes together."""
 
+MAX_UNACKNOWLEDGED: Final = 2_000
+"""So many messages of a partition are handed out and not acknowledged; then none comes any more."""
+
+UNACKNOWLEDGED_PER_NAMESPACE: Final = MAX_UNACKNOWLEDGED // 4
+DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
+"""So much of the stream's bytes, however many it may have: people raise that limit (ADR 0017)."""
+
 DECIDER_GROUP: Final = "deciders"
 WORKERS: Final = "workers"
+"""The consumer of what older releases decided, under subjects that name no configuration. Every
+worker asks there, and so shows that it runs: of the others it wants only what it can do soon."""
+
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORING_METADATA: Final = "reconciler-log-restoring"
+FORMAT_METADATA: Final = "reconciler-log-format"
+
+LOG_FORMAT: Final = 1
+"""What this release writes: events, streams, rows. Raised with each change that the release before
+cannot read, or would undo (ADR 0020); that one then refuses to start."""
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
@@ -64,6 +85,8 @@ _DAY: Final = 24 * _HOUR
 _DUPLICATE_WINDOW: Final = 120 * _SECOND
 _LEASE: Final = 10 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
+_UNLIMITED: Final = -1
+"""How often a message may be handed out: beyond a limit the server drops it without a word."""
 
 _RESTORABLE: Final = "async"
 """Persistence of what is derived or a hint: after a power cut it is read again from its source, so
@@ -106,6 +129,32 @@ def decider_consumers() -> list[str]:
     return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
 
 
+def worker_consumer(provider_config: str) -> str:
+    """Name the consumer of the actions of one configuration; no durable name has an = otherwise."""
+    return f"{WORKERS}={provider_config}"
+
+
+async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
+    """Give what the server says of each consumer of actions: there is none without a log."""
+    try:
+        names = await consumer_names(nc, SHAPES)
+    except NotFoundOnBusError:
+        return []
+    mine = sorted(name for name in names if name.partition("=")[0] == WORKERS)
+    return [await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{name}", None) for name in mine]
+
+
+async def make_worker_consumer(nc: Client, provider_config: str) -> str:
+    """Make the consumer of a configuration's actions if there is none, and give its name.
+
+    One that is there stays as it is: ``ensure_topology`` upgrades it.
+    """
+    name = worker_consumer(provider_config)
+    if not await _found(nc, f"CONSUMER.INFO.{SHAPES}.{name}"):
+        await ensure_consumer(nc, SHAPES, _worker_consumer(name))
+    return name
+
+
 async def ensure_topology(
     nc: Client, *, replicas: int = 1, restored: Restored | None = None
 ) -> Topology:
@@ -123,7 +172,7 @@ async def ensure_topology(
         fitting = await _fitting(nc, config)
         changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
-    for stream, consumer in _consumers():
+    for stream, consumer in await _consumers(nc):
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
         reach(Failpoint.INIT_STEP)
@@ -142,8 +191,8 @@ async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int 
             await delete_stream(nc, stream)
     metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     await ensure_stream(nc, {**_shapes(), "metadata": metadata, "num_replicas": replicas})
-    if await _found(nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}"):
-        await delete_consumer(nc, SHAPES, WORKERS)
+    for consumer in await worker_consumers(nc):
+        await delete_consumer(nc, SHAPES, consumer["name"])
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
@@ -155,8 +204,9 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     for config in await _streams(nc, *await _existing_log(nc)):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
-        wrong[config["name"]] = differences(await _fitting(nc, config), found)
-    for stream, config in _consumers():
+        wanted = with_raised_limit(await _fitting(nc, config), found)
+        wrong[config["name"]] = differences(wanted, found)
+    for stream, config in await _consumers(nc):
         name = f"{stream}/{config['durable_name']}"
         found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         wrong[name] = differences(config, found)
@@ -190,7 +240,7 @@ async def _found(nc: Client, question: str) -> Config:
 
 async def find_log(nc: Client) -> LogIdentity:
     """Tell which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
-    metadata = _finished((await stream_state(nc, SHAPES)).config.get("metadata", {}))
+    metadata = _usable((await stream_state(nc, SHAPES)).config.get("metadata", {}))
     found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
@@ -225,7 +275,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
         state = await stream_state(nc, SHAPES)
     except NotFoundOnBusError:
         return LogIdentity(new_name()), 0
-    metadata = _finished(state.config.get("metadata", {}))
+    metadata = _usable(state.config.get("metadata", {}))
     identity = LogIdentity(
         str(metadata.get(LOG_ID_METADATA) or new_name()), str(metadata.get(EPOCH_METADATA, ""))
     )
@@ -233,15 +283,21 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
 
 
 def _metadata(identity: LogIdentity) -> dict[str, str]:
-    name = {LOG_ID_METADATA: identity.log_id}
+    name = {LOG_ID_METADATA: identity.log_id, FORMAT_METADATA: str(LOG_FORMAT)}
     if not identity.epoch:
         return name
     # Named though it is over: what an update does not name stays as it is.
     return {**name, EPOCH_METADATA: identity.epoch, RESTORING_METADATA: "no"}
 
 
-def _finished(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Raise ``IncompatibleStreamError`` for the metadata of a log that is only half restored."""
+def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Raise ``IncompatibleStreamError`` for a log that is too new, or only half restored."""
+    found = metadata.get(FORMAT_METADATA, "1")  # logs that do not name it are of the first
+    if not found.isdecimal() or int(found) > LOG_FORMAT:
+        raise IncompatibleStreamError(
+            f"this log was written by a newer release (format {found}, this one reads "
+            f"{LOG_FORMAT}): upgrade"
+        )
     if is_being_restored(metadata):
         raise IncompatibleStreamError(
             f"stream {SHAPES} is being restored, or its restoration was interrupted: "
@@ -339,6 +395,7 @@ def _outcomes() -> Config:
         OUTCOMES,
         ["outcome.>"],
         max_age=30 * _DAY,
+        duplicate_window=_DUPLICATE_WINDOW,  # a stream with sources has none unless it says so
         persist_mode=_RESTORABLE,
         sources=[
             {
@@ -385,7 +442,7 @@ def _dead_letters() -> Config:
 
 
 def _rates() -> Config:
-    return _file_stream(RATES, ["rate.>"], max_msgs_per_subject=1)
+    return _file_stream(RATES, ["rate.>", DISCARDED], max_msgs_per_subject=1)
 
 
 def _rows() -> Config:
@@ -411,21 +468,29 @@ def _file_stream(name: str, subjects: list[str], **more: object) -> Config:
     }
 
 
-def _consumers() -> list[tuple[str, Config]]:
+async def _consumers(nc: Client) -> list[tuple[str, Config]]:
+    """Give what every log has, and those of the configurations that workers have made."""
     filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
     deciders = [
         (INTAKE, _decider_consumer(name, subject_filter))
         for name, subject_filter in zip(decider_consumers(), filters, strict=True)
     ]
-    workers: Config = {
-        "durable_name": WORKERS,
-        "filter_subject": "log.*.*.*.action",
+    names = {WORKERS, *(each["name"] for each in await worker_consumers(nc))}
+    return [*deciders, *((SHAPES, _worker_consumer(name)) for name in sorted(names))]
+
+
+def _worker_consumer(name: str) -> Config:
+    place = subjects.log(ShapeKey("*", "*", "*"), "action")
+    _, _, provider_config = name.partition("=")
+    return {
+        "durable_name": name,
+        "filter_subject": f"{place}.{provider_config}" if provider_config else place,
         "deliver_policy": "all",
         "ack_policy": "explicit",
         "ack_wait": _LEASE,
+        "max_deliver": _UNLIMITED,
         "max_ack_pending": 4_096,
     }
-    return [*deciders, (SHAPES, workers)]
 
 
 def _decider_consumer(name: str, subject_filter: str) -> Config:
@@ -435,7 +500,8 @@ def _decider_consumer(name: str, subject_filter: str) -> Config:
         "deliver_policy": "all",
         "ack_policy": "explicit",
         "ack_wait": _LEASE,
-        "max_ack_pending": 2_000,
+        "max_deliver": _UNLIMITED,
+        "max_ack_pending": MAX_UNACKNOWLEDGED,
         "priority_policy": "pinned_client",
         "priority_groups": [DECIDER_GROUP],
         "priority_timeout": _PIN_TIMEOUT,

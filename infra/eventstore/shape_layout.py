@@ -8,7 +8,7 @@ from eventsourcing.persistence import DataError, ProgrammingError, StoredEvent
 
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
-from events.log import LogEvent, log_class
+from events.log import LogEvent, log_place
 from events.names import InvalidNameError, ShapeKey
 from infra.eventstore.layout import Entry, Position
 from infra.jetstream.reads import StoredMessage
@@ -69,7 +69,7 @@ class ShapeLayout:
         key = _key(event.originator_id)
         content = _log_event(event)
         return Entry(
-            subjects.log(key, log_class(content.data)),
+            subjects.log(key, log_place(content.data)),
             event.state,
             None,
             sequence=subjects.log_filter(key),

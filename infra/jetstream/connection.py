@@ -5,6 +5,8 @@ import contextlib
 import logging
 import re
 import ssl
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +15,12 @@ from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 
 from infra.jetstream.access import ANYBODY, Access
-from infra.jetstream.errors import BusAccessError, BusUnavailableError, IncompatibleServerError
+from infra.jetstream.errors import (
+    BusAccessError,
+    BusError,
+    BusUnavailableError,
+    IncompatibleServerError,
+)
 from infra.jetstream.identity import Identity
 from infra.jetstream.transport_security import TransportSecurity
 from infra.jetstream.wire import (
@@ -35,12 +42,17 @@ API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
 _REFUSED_WAIT_SECONDS: Final = 1.0
+_CANCEL_SECONDS: Final = 0.5
+_MAX_REFUSALS: Final = 3  # in a row; a server that reloads refuses who is just saying who he is
 _NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
 _PING_SECONDS: Final = 5  # two unanswered: the connection is dead
 _QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
 _SECOND_OPINION_SECONDS: Final = 1.0
+_HEARING_SECONDS: Final = 5.0
+_LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; doubles each time
+_MAX_LOOK_PAUSE_SECONDS: Final = 300.0
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +77,7 @@ class _Events:
         self._shown = ""
         self.last = ""
         self.connected = False
+        self._refusals = 0
         self.refused = asyncio.Event()
         self.client: FastClient | None = None
 
@@ -72,8 +85,11 @@ class _Events:
         if self.refused.is_set():
             return  # what follows is only the end of that connection
         self.last = self._words(error)
-        is_refused = is_refusal(str(error))
-        if not self.connected and (is_refused or isinstance(error, _NOT_BY_WAITING)):
+        is_refused = _is_about_our_key(str(error))
+        self._refusals += is_refused
+        if not self.connected and (
+            self._refusals >= _MAX_REFUSALS or isinstance(error, _NOT_BY_WAITING)
+        ):
             self.refused.set()
         level = logging.DEBUG if self.last == self._shown else logging.WARNING
         self._shown = self.last  # a server that is away repeats itself four times a second
@@ -83,7 +99,7 @@ class _Events:
 
     def _words(self, error: Exception) -> str:
         text = without_secrets(str(error) or type(error).__name__)
-        if is_refusal(text):
+        if _is_about_our_key(text):
             return (
                 f"the server refuses user {self._identity} ({text}): give other credentials; a "
                 "file that is replaced is read again at the next try"
@@ -106,6 +122,73 @@ class _Events:
     async def reconnected(self) -> None:
         self._shown = ""
         _log.info("bus connection %s: reconnected", self._name)
+
+
+class _Hearing:
+    """Makes a connection anew that lives, but hears nothing: its server forgot what we listen to.
+
+    Only if another connection, asked the same, is answered: reconnections do not help a server that
+    is slow, they are one more thing that it has to do.
+    """
+
+    def __init__(
+        self, client: FastClient, name: str, another: Callable[[], Awaitable[Client]]
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._another = another
+        self._look: asyncio.Future[None] | None = None
+        self._pause = _LOOK_PAUSE_SECONDS
+        self._not_before = 0.0
+
+    def doubt(self) -> None:
+        """Look into it, unless that is being done or was done just now."""
+        if (self._look is None or self._look.done()) and time.monotonic() >= self._not_before:
+            self._look = asyncio.ensure_future(self._look_into_it())
+
+    async def _look_into_it(self) -> None:
+        if await _hears(self._client):
+            self._pause = _LOOK_PAUSE_SECONDS
+        elif self._client.is_connected:  # else it is being repaired
+            await self._compare()
+            self._pause = min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
+        self._not_before = time.monotonic() + self._pause
+
+    async def _compare(self) -> None:
+        try:
+            another = await self._another()
+        except BusError as error:
+            _log.warning("bus connection %s: no answers, and no other: %s", self._name, error)
+            return
+        try:
+            is_answered = await _hears(another)
+        finally:
+            await close(another)
+        if not is_answered:
+            _log.warning(
+                "bus connection %s: no answers, nor on another connection: the server is very "
+                "busy, or must be started again",
+                self._name,
+            )
+        elif self._client.is_connected:
+            _log.warning(
+                "bus connection %s: no answers, but another connection has them: connecting anew",
+                self._name,
+            )
+            await self._client.force_reconnect()
+
+
+def _is_about_our_key(text: str) -> bool:
+    """Whether a refusal is for who we are, and not for how long we took to say it."""
+    return is_refusal(text) and "timeout" not in text.lower()
+
+
+async def _hears(client: Client) -> bool:
+    """Whether any answer comes to a question that everybody may ask."""
+    asked = time.monotonic()
+    with contextlib.suppress(nats.errors.Error, OSError):  # no answer, or one that is an error
+        await client.request("$JS.API.INFO", timeout=_HEARING_SECONDS)
+    return isinstance(client, FastClient) and client.answered >= asked
 
 
 async def connect(
@@ -135,6 +218,12 @@ async def connect(
     if security.demanded:
         security.context()  # what cannot be used is told now
     events = _Events(name, identity)
+
+    def another() -> Awaitable[Client]:
+        return connect(
+            url, name=f"{name}, to compare", patience_seconds=_HEARING_SECONDS, access=access
+        )
+
     client = events.client = FastClient(identity, security)
     connecting = asyncio.ensure_future(
         client.connect(
@@ -159,6 +248,7 @@ async def connect(
         if connecting.done():
             connecting.result()
             events.connected = True
+            client.when_silent = _Hearing(client, name, another).doubt
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
         raise BusUnavailableError(
@@ -167,8 +257,9 @@ async def connect(
     finally:
         refused.cancel()
         if not connecting.done():
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
+            while not connecting.done():  # nats-py swallows a cancellation now and then
+                connecting.cancel()
+                await asyncio.wait((connecting,), timeout=_CANCEL_SECONDS)
             with contextlib.suppress(Exception):  # half a connection: whatever it lacks
                 await client.close()
     if events.refused.is_set():

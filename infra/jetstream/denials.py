@@ -12,17 +12,22 @@ from typing import Final
 
 from infra.jetstream.errors import BusDeniedError
 
-# In small letters: nats-py lowers what the server says.
-_VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]*)"')
+_VIOLATION: Final = re.compile(
+    r'permissions violation for (publish|subscription)[^"]*"([^"]*)"', re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """One thing that the server denied; the subject is in small letters."""
+    """One thing that the server denied."""
 
     verb: str
     subject: str
     text: str
+
+    def is_of(self, subject: str) -> bool:
+        """Tell whether this subject was denied, also where nothing but small letters came."""
+        return self.subject in (subject, subject.lower())
 
     def error(self, user: str) -> BusDeniedError:
         """Say it with the user's name."""
@@ -35,10 +40,10 @@ class Denial:
 
 def parse_denial(text: str) -> Denial | None:
     """Read what the server said; None if it is about something else."""
-    found = _VIOLATION.search(text.lower())
+    found = _VIOLATION.search(text)
     if found is None:
         return None
-    verb = "publish to" if found.group(1) == "publish" else "subscribe to"
+    verb = "publish to" if found.group(1).lower() == "publish" else "subscribe to"
     return Denial(verb, found.group(2), text.strip("' "))
 
 
@@ -51,12 +56,12 @@ class Denials:
 
     def __init__(self, inbox_prefix: str) -> None:
         self.of_inbox: Denial | None = None
-        self._inbox = f"{inbox_prefix.lower()}."
+        self._inbox = f"{inbox_prefix}.".lower()
         self._listeners: set[Listener] = set()
 
     def tell(self, denial: Denial) -> bool:
         """Tell all listeners; gives whether one of them waited for it."""
-        if denial.verb == "subscribe to" and denial.subject.startswith(self._inbox):
+        if denial.verb == "subscribe to" and denial.subject.lower().startswith(self._inbox):
             self.of_inbox = denial
         taken = [listener(denial) for listener in list(self._listeners)]  # every one is told
         return any(taken)

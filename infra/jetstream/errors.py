@@ -15,7 +15,7 @@ class BusDeniedError(BusError):
     """The server denies us a subject: nothing was stored, read or changed.
 
     Attributes:
-        subject: what we may not publish or subscribe to, in small letters as the client tells it.
+        subject: what we may not publish or subscribe to.
     """
 
     def __init__(self, message: str, *, subject: str = "") -> None:

@@ -173,7 +173,7 @@ class _Pipeline:
             index
             for index in range(self._sent)
             if self._answers[index] is None
-            and (is_deaf or self._messages[index].subject.lower() == denial.subject)
+            and (is_deaf or denial.is_of(self._messages[index].subject))
         ]
         for index in mine:
             self._answers[index] = self._nc.denied(denial)

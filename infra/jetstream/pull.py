@@ -39,6 +39,8 @@ EXPIRES_SECONDS: Final = 20.0
 _SECOND: Final = 1_000_000_000
 _HEARTBEATS_PER_REQUEST: Final = 4
 _LOOK_SECONDS: Final = 0.25
+_LOOK_PATIENCE_SECONDS: Final = 2.0
+_UNHEARD_SECONDS: Final = 1.0  # nobody deletes a consumer and starts a reader that makes it sooner
 _RETRY_SECONDS: Final = 0.1  # between two requests to a consumer that can't answer now
 _PIN_ID: Final = "Nats-Pin-Id"
 _HEARTBEAT: Final = "100"
@@ -52,6 +54,8 @@ class PullGroup:
 
     At most `max_batch` messages a consumer wait here or are on their way; the consumers'
     `max_ack_pending` bounds what is handed out and not acknowledged. Use it in one task.
+
+    With `until_done`, what was returned counts as well, until it is said to be `done`.
     """
 
     def __init__(
@@ -63,9 +67,11 @@ class PullGroup:
         group: str | None = None,
         max_batch: int = 500,
         expires_seconds: float = EXPIRES_SECONDS,
+        until_done: bool = False,
     ) -> None:
         self._nc = nc
         self._stream = stream
+        self._until_done = until_done
         self._group = group
         self._max_batch = max_batch
         self._expires_seconds = expires_seconds
@@ -94,6 +100,7 @@ class PullGroup:
         while True:
             if self._failure is not None:
                 raise self._failure
+            self._arrived.clear()
             batch = self._take()
             try:
                 await self._ask()
@@ -103,6 +110,21 @@ class PullGroup:
             if batch:
                 return batch
             await self._wait()
+
+    def take_from(self, consumer: str, most: int) -> None:
+        """Read another consumer too, or hold another number of one's messages from now on."""
+        source = self._sources.get(consumer)
+        if source is None:
+            source = self._sources[consumer] = _Source(len(self._by_index), consumer, most)
+            self._by_index.append(source)
+        else:
+            source.resize(most)
+        self._arrived.set()
+
+    def done(self, delivered: Delivered) -> None:
+        """Make room for another message of this one's consumer."""
+        self._sources[delivered.consumer].credit += 1
+        self._arrived.set()
 
     async def close(self) -> None:
         """Take no more, give back what was not handed out, and let another reader take over."""
@@ -125,8 +147,9 @@ class PullGroup:
 
     async def _open(self) -> None:
         expires = self._expires_seconds
-        for name in self._sources:
-            info = await self._info(name)
+        for source in self._by_index:
+            info = await self._info(source.name)
+            source.created, source.heard = str(info["created"]), time.monotonic()
             pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
             if pinned_for:  # only a request keeps the pin: ask twice in that time
                 expires = min(expires, pinned_for / 2)
@@ -149,19 +172,18 @@ class PullGroup:
     def _take(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]
         del self._queue[: self._max_batch]
-        for one in batch:
-            self._sources[one.consumer].credit += 1
+        if not self._until_done:
+            for one in batch:
+                self._sources[one.consumer].credit += 1
         return batch
 
     def _put_back(self, batch: list[Delivered]) -> None:
         self._queue[:0] = batch
-        for one in batch:
-            self._sources[one.consumer].credit -= 1
+        if not self._until_done:
+            for one in batch:
+                self._sources[one.consumer].credit -= 1
 
     async def _wait(self) -> None:
-        self._arrived.clear()
-        if self._queue:
-            return
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self._arrived.wait()
@@ -176,19 +198,38 @@ class PullGroup:
             self._reconnects = self._nc.stats["reconnects"]
             for source in self._by_index:  # the server forgot the requests of the old connection
                 source.forget_requests()
+                source.has_doubt = True
         now = time.monotonic()
         for source in self._by_index:
             source.forget_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
-            if source.wants(now) and self._nc.is_connected:
-                if source.unanswered:
-                    await self._check_existence(source)
+            if not source.wants(now) or not self._nc.is_connected:
+                continue
+            if not source.is_doubtful(now) or await self._is_known(source):
                 await self._request(source, now)
 
-    async def _check_existence(self, source: "_Source") -> None:
-        """Find out whether nobody answers because the consumer is gone."""
-        source.unanswered = False
-        with contextlib.suppress(BusUnavailableError):
-            await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{source.name}", None)
+    async def _is_known(self, source: "_Source") -> bool:
+        """Find out whether the consumer is still there, and the one that was read so far.
+
+        An open request tells of its end; without one, somebody may have made another one meanwhile,
+        which hands out once more what was done long ago.
+        """
+        try:
+            info = await api_request(
+                self._nc,
+                f"CONSUMER.INFO.{self._stream}.{source.name}",
+                None,
+                _LOOK_PATIENCE_SECONDS,
+            )
+        except BusUnavailableError:
+            source.not_before = time.monotonic() + _RETRY_SECONDS
+            return False
+        created = str(info["created"])
+        if source.created not in ("", created):
+            raise NotFoundOnBusError(
+                f"consumer {source.name} of stream {self._stream} was deleted, and made anew"
+            )
+        source.created, source.has_doubt = created, False
+        return True
 
     async def _request(self, source: "_Source", now: float) -> None:
         number, wanted = source.open_request(now)
@@ -210,8 +251,8 @@ class PullGroup:
 
     def _denied(self, denial: Denial) -> bool:
         """Take note that a consumer may not be asked: nothing would ever come."""
-        asked = {self._next_subject(source).lower() for source in self._by_index}
-        if denial.subject not in asked or not isinstance(self._nc, FastClient):
+        asked = map(self._next_subject, self._by_index)
+        if not any(map(denial.is_of, asked)) or not isinstance(self._nc, FastClient):
             return False
         self._failure = self._nc.denied(denial)
         self._arrived.set()
@@ -265,7 +306,7 @@ class PullGroup:
         if status == _PIN_LOST:
             source.pin_id = ""
         source.close_request(int(number))
-        source.unanswered = status == _NO_RESPONDERS
+        source.has_doubt |= status == _NO_RESPONDERS
         if status not in ("404", "408", _PIN_LOST):
             source.not_before = time.monotonic() + _RETRY_SECONDS
 
@@ -306,23 +347,33 @@ class _Source:
     Requests are answered in order, so a message belongs to the oldest one.
     """
 
-    def __init__(self, index: int, name: str, max_batch: int) -> None:
+    def __init__(self, index: int, name: str, most: int) -> None:
         self.index = index
         self.name = name
-        self.credit = max_batch  # of the room here, what neither waits nor was asked for
+        self.credit = most  # of the room here, what neither waits nor was asked for
         self.pin_id = ""
         self.not_before = 0.0
-        self.unanswered = False  # the server said that nobody takes requests
+        self.created = ""
+        self.has_doubt = False  # nobody took a request, or the connection was lost
         self.heard = 0.0
-        self._ask_from = max(1, max_batch // 2)
+        self._most = most
         self._open: dict[int, int] = {}  # request number to messages still to come
         self._number = 0
+
+    def resize(self, most: int) -> None:
+        """Have room for so many messages from now on; what is too many is there already."""
+        self.credit += most - self._most
+        self._most = most
 
     def wants(self, now: float) -> bool:
         """Whether a request is due: none is open, or half of the room is free again."""
         return now >= self.not_before and (
-            self.credit >= self._ask_from or (not self._open and self.credit > 0)
+            self.credit >= max(1, self._most // 2) or (not self._open and self.credit > 0)
         )
+
+    def is_doubtful(self, now: float) -> bool:
+        """Whether the consumer may be gone, or another one, and no open request has told of it."""
+        return self.has_doubt or (not self._open and now > self.heard + _UNHEARD_SECONDS)
 
     def open_request(self, now: float) -> tuple[int, int]:
         """Return the number of a new request for all of the credit, and its size."""

@@ -51,6 +51,7 @@ async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updat
             found = await _found(nc, f"STREAM.INFO.{name}") or {}
         else:
             return "created"
+    config = with_raised_limit(config, found)
     wrong = differences(config, found)
     if not wrong:
         return "unchanged"
@@ -109,6 +110,29 @@ async def delete_consumer(nc: Client, stream: str, name: str) -> bool:
         BusUnavailableError: no answer.
     """
     return await _deleted(nc, f"CONSUMER.DELETE.{stream}.{name}")
+
+
+async def consumer_names(nc: Client, stream: str) -> list[str]:
+    """Name all consumers of a stream.
+
+    Raises:
+        NotFoundOnBusError: the stream doesn't exist.
+        BusUnavailableError: no answer.
+    """
+    names: list[str] = []
+    while True:
+        page = await api_request(nc, f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
+        names += page.get("consumers") or ()
+        if not page.get("consumers") or len(names) >= int(page["total"]):
+            return names
+
+
+def with_raised_limit(wanted: Config, found: Config) -> Config:
+    """Keep the room that people have given a stream: more bytes than wanted are as good."""
+    limit, given = wanted.get("max_bytes"), found.get("max_bytes")
+    if not isinstance(limit, int) or not isinstance(given, int) or 0 <= given < limit:
+        return wanted
+    return {**wanted, "max_bytes": given}
 
 
 def differences(wanted: Config, found: Config, path: str = "") -> dict[str, tuple[Any, Any]]:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import re
 import ssl
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -20,9 +21,11 @@ from typing import Final, cast
 
 import msgspec
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+from nats.protocol.parser import ERR_RE
 
 from infra.jetstream.denials import Denial, Denials, Listener, parse_denial
 from infra.jetstream.errors import (
@@ -48,6 +51,7 @@ MAX_HEADERS_BYTES: Final = 65_535  # JetStream's limit (10097); the connection i
 # for good: leave room for the reply subject and the sizes.
 MAX_SUBJECT_BYTES: Final = 3_000
 
+_CLOSE_SECONDS: Final = 1.0
 PENDING_BYTES: Final = 64 * 1024 * 1024  # what may wait for the socket, or for a reconnection
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
@@ -137,11 +141,17 @@ async def request(
         MessageTooLargeError: longer than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
+    asked = time.monotonic()
     async with ended_by_denial(nc, (subject,)):
         with bus_errors(f"request to {subject}"):
-            return await nc.request(
-                subject, payload, timeout=timeout, headers=dict(headers) if headers else None
-            )
+            try:
+                return await nc.request(
+                    subject, payload, timeout=timeout, headers=dict(headers) if headers else None
+                )
+            except nats.errors.TimeoutError:
+                if isinstance(nc, FastClient):
+                    nc.note_silence(asked)
+                raise
 
 
 @contextlib.asynccontextmanager
@@ -154,12 +164,11 @@ async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerat
     found: list[Denial] = []
     if isinstance(nc, FastClient) and nc.denials.of_inbox is not None:
         raise nc.denied(nc.denials.of_inbox)
-    wanted = {subject.lower() for subject in subjects}
     try:
         async with asyncio.timeout(None) as limit:
 
             def listen(denial: Denial) -> bool:
-                if denial.subject not in wanted and not _is_of_inbox(nc, denial):
+                if not any(map(denial.is_of, subjects)) and not _is_of_inbox(nc, denial):
                     return False
                 if not found:
                     limit.reschedule(0)
@@ -258,6 +267,16 @@ class AccessFailedError(nats.errors.Error):
     """A `BusAccessError` as nats-py knows it: one more reason why a server cannot be used now."""
 
 
+class EndingTransport(TcpTransport):
+    """The transport without a wait that has no end: nats-py awaits this before it reconnects."""
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed, or some time: after a TLS handshake that failed it never is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await super().wait_closed()
+
+
 class FastClient(Client):
     """The client with a quicker header parser, and with answers that end with their connection.
 
@@ -277,6 +296,8 @@ class FastClient(Client):
         read_any_subject()
         super().__init__()
         self.when_lost: set[Callable[[], None]] = set()
+        self.when_silent: Callable[[], None] | None = None
+        self.answered = 0.0  # when the last answer to any request came
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
@@ -284,6 +305,12 @@ class FastClient(Client):
     def denied(self, denial: Denial) -> BusDeniedError:
         """Give the error that a denial means, with our user's name."""
         return denial.error(str(self.identity or "(unknown)"))
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        await super()._connect_to_server(s)
+        if type(self._transport) is TcpTransport:  # nats-py takes no transport of ours
+            connected, self._transport = self._transport, EndingTransport()
+            vars(self._transport).update(vars(connected))
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
@@ -313,7 +340,7 @@ class FastClient(Client):
             )
 
     async def _process_err(self, err_msg: str) -> None:
-        denial = parse_denial(err_msg)
+        denial = parse_denial(self._as_said(err_msg))
         if denial is not None and self.denials.tell(denial):
             return
         if is_refusal(err_msg):
@@ -321,6 +348,13 @@ class FastClient(Client):
             await self._process_op_err(nats.errors.AuthorizationError())
             return
         await super()._process_err(err_msg)
+
+    def _as_said(self, lowered: str) -> str:
+        """Return the server's own words; those that nats-py hands on name another subject."""
+        # It lowers them, and its parser still has them as they came.
+        found = ERR_RE.match(self._ps.buf)
+        said = "" if found is None else (found.group(1) or b"").decode(errors="replace")
+        return said if said.lower() == lowered else lowered
 
     @property
     def server_has_jetstream(self) -> bool:
@@ -331,6 +365,15 @@ class FastClient(Client):
     def server_is_clustered(self) -> bool:
         """Whether the server says that it is part of a cluster."""
         return bool(self._server_info.get("cluster"))
+
+    def note_silence(self, asked: float) -> None:
+        """Take note that what was asked then has no answer: it matters if nothing else had one."""
+        if self.when_silent is not None and self.is_connected and self.answered < asked:
+            self.when_silent()
+
+    async def _request_sub_callback(self, msg: Msg) -> None:
+        self.answered = time.monotonic()
+        await super()._request_sub_callback(msg)
 
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.

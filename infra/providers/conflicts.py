@@ -22,4 +22,6 @@ async def with_obstacle(provider: Provider, action: Action, absent: ProviderErro
     obstacle = await provider.read(action.external_name)
     if obstacle is None:
         return absent
-    return ConflictError(absent.message, status=absent.status, obstacle=obstacle)
+    return ConflictError(
+        absent.message, status=absent.status, obstacle=obstacle, replayed=absent.replayed
+    )

@@ -200,9 +200,10 @@ class ShapesProvider:
             if _is_still_running(response):
                 wait = retry_after_seconds(response)
                 return TransientError(text, status=status, retry_after_seconds=wait)
-            # A refusal that was kept with the key would be repeated for ever, now without a cause.
-            absent = ConflictError if _is_replay(response) else TransientError
-            return await with_obstacle(self, action, absent(text, status=status))
+            # A conflict though its cause is gone: the API may keep this answer with the key, for
+            # ever. The aggregate ends the action, unless an earlier attempt may have been done.
+            conflict = ConflictError(text, status=status, replayed=_is_replay(response))
+            return await with_obstacle(self, action, conflict)
         if status == HTTPStatus.PRECONDITION_FAILED:
             return await with_obstacle(self, action, NotFoundError(text, status=status))
         if status == HTTPStatus.NOT_FOUND and action.operation == "Update":

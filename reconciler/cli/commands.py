@@ -20,7 +20,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("approve", USE, "Decide about shapes that are held."),
     ("finalizer", USE, "Hold a shape until a service has finished with it."),
     ("release", USE, "Take off by force what keeps withdrawn shapes."),
-    ("watch", USE, "Show outcomes as they come."),
+    ("watch", USE, "Show outcomes and drift as they come."),
     ("history", LOOK, "Tell what happened to one shape, and why."),
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
     ("deadletters", LOOK, "Look at what could not be used, and try it again."),

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 from rich.text import Text
 
+from events.external import ExternalObject
+from events.intake import ActionError
 from events.integrity import LogDamage
 from events.log import (
     Action,
     ActionDecided,
+    ActionFailed,
     ActionRetried,
+    ActionSucceeded,
     Condition,
     ExternalObserved,
+    OutcomeRecorded,
+    ShapeEvent,
     SpecDeclared,
 )
 from events.names import ShapeKey
@@ -27,9 +34,22 @@ from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, coloured, console, print_structured, print_table
 from reconciler.cli.reading import damage_of, find_shape, log_of, models_of
 from reconciler.cli.summaries import Line, tell_all
+from reconciler.client.waiting import SETTLED
 from reconciler.ports import StoredEvent
+from reconciler.shape.evolve import HistoryGapError, evolve
+from reconciler.shape.state import NEW
 
 _T = TypeVar("_T")
+
+
+class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
+    """What is known of the external object, from whom, and as of when; None: it is not there."""
+
+    object: ExternalObject | None
+    source: str
+    actor: str
+    time: datetime
+    position: int
 
 
 class Description(msgspec.Struct, rename="camel"):
@@ -39,9 +59,10 @@ class Description(msgspec.Struct, rename="camel"):
     spec: SpecDeclared | None
     status: StatusRow | None
     ownership: OwnershipRow | None
-    observed: ExternalObserved | None
+    observed: KnownObject | None
     action: Action | None
     events: list[Line]
+    settled_generation: int = 0
 
 
 def describe(
@@ -109,10 +130,65 @@ def description_of(
         spec=_last(stored, SpecDeclared),
         status=status,
         ownership=models.ownership.get(str(key)),
-        observed=_last(stored, ExternalObserved),
+        observed=known_object(stored),
         action=None if status is None else _action(stored, status.action_id),
         events=tell_all(stored)[-events:] if events > 0 else [],
+        settled_generation=0 if status is None else _settled(stored, status),
     )
+
+
+def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
+    """Return what the log knows of the object: an observer's word, or what came of our own calls.
+
+    None if nothing was ever known of it, or it was in another place.
+    """
+    state, known = NEW, None
+    for position, event in stored:
+        try:
+            after = evolve(state, event)
+        except HistoryGapError:
+            break  # of a damaged history only what is sound counts
+        source = _source(event.data)
+        if source:
+            known = KnownObject(after.observed, source, event.actor, event.time, position)
+        elif after.observed is not state.observed:
+            known = None
+        state = after
+    return known
+
+
+def _source(data: ShapeEvent) -> str:
+    """Say how an event knows of the object; nothing if it does not."""
+    match data:
+        case ExternalObserved(evidence="CompleteListing"):
+            return "a complete listing"
+        case ExternalObserved():
+            return "a read by an observer"
+        case ActionSucceeded(operation="Delete"):
+            return "our own Delete"
+        case ActionSucceeded(object=None):
+            return f"our own {data.operation}, as it was asked for: the API shows nothing after it"
+        case ActionSucceeded():
+            return f"our own {data.operation}: what the API answered"
+        case (
+            ActionFailed(error=ActionError(error_class="NotFound"))
+            | ActionFailed(error=ActionError(error_class="Conflict"), object=ExternalObject())
+        ):
+            return f"our own {data.operation}, which was refused: what stands there"
+        case _:
+            return ""
+
+
+def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:
+    """Return the newest generation that is settled: one that is in trouble again is not."""
+    if row.outcome in SETTLED:
+        return row.observed_generation
+    settled = [
+        each.event.data.generation
+        for each in stored
+        if isinstance(each.event.data, OutcomeRecorded) and each.event.data.outcome in SETTLED
+    ]
+    return max((each for each in settled if each < row.observed_generation), default=0)
 
 
 def _last(stored: Sequence[StoredEvent], event_class: type[_T]) -> _T | None:
@@ -137,7 +213,7 @@ def _print(description: Description) -> None:
     if status is None:
         out.print("  nothing is left of it but its history")
     else:
-        _section("Status", _status_pairs(status))
+        _section("Status", _status_pairs(status, description.settled_generation))
         _print_conditions(status.conditions)
     if description.spec is not None:
         is_withdrawn = status is None or not status.declared
@@ -145,7 +221,7 @@ def _print(description: Description) -> None:
     if description.ownership is not None:
         _block("Ownership", msgspec.to_builtins(description.ownership))
     if description.observed is not None:
-        _block("Last reported by an observer", msgspec.to_builtins(description.observed))
+        _block("Object, as last known", msgspec.to_builtins(description.observed))
     if description.action is not None:
         _block("Action in flight", msgspec.to_builtins(description.action))
     if description.events:
@@ -159,12 +235,12 @@ def _plain_spec(spec: SpecDeclared) -> dict[str, Any]:
     return plain
 
 
-def _status_pairs(row: StatusRow) -> list[tuple[str, str | Text]]:
+def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
     reason = f"{row.reason}: {row.message}" if row.message else row.reason
     pairs: list[tuple[str, str | Text]] = [
         ("outcome", coloured(row.outcome or "Pending")),
         ("why", reason),
-        ("generation", f"{row.generation} declared, {row.observed_generation} settled"),
+        ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
         ("owned", "yes" if row.owned else "no"),
         ("provider config", row.provider_config),
         ("external name", row.external_name),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 from rich.text import Text
 
+from events.log import OutcomeName
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.errors import CommandError
+from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import coloured, print_structured, print_table
@@ -56,8 +57,23 @@ def get(
     output
         A table, the same with more columns, JSON, YAML, or only namespace/kind/name.
     """
+    if outcome is not None:
+        outcome = _known_outcome(outcome)
     place = None if all_namespaces else (namespace or _namespace_of(kind))
     return run_async(_get(connection, kind, name, place, outcome, output))
+
+
+_PENDING = "Pending"
+
+
+def _known_outcome(text: str) -> str:
+    """Return the outcome that is meant; raises ``UsageError``, which names them all."""
+    # No shape is Rejected: that is the outcome of a declaration.
+    known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), _PENDING]
+    for each in known:
+        if each.lower() == text.lower():
+            return each
+    raise UsageError(f"--outcome {text}: there is no such outcome; they are {', '.join(known)}")
 
 
 def _namespace_of(kind: str | None) -> str:
@@ -84,7 +100,7 @@ async def _get(
             if (kind is None or same_kind(kind, row.kind))
             and (name is None or row.name == name)
             and (namespace is None or row.namespace == namespace)
-            and (outcome is None or outcome.lower() == (row.outcome or "Pending").lower())
+            and (outcome is None or outcome == (row.outcome or _PENDING))
         ),
         key=lambda row: row.key,
     )

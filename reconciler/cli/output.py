@@ -27,7 +27,17 @@ _GOOD = {
     "Present",
 }
 _BAD = {"Refused", "Failed", "Conflict", "Rejected", "fail"}
-_WAITING = {"Degraded", "Disputed", "Drifted", "Held", "Paused", "Unowned", "Pending", "warn"}
+_WAITING = {
+    "Degraded",
+    "Disputed",
+    "Drifted",
+    "Held",
+    "Paused",
+    "Unowned",
+    "Pending",
+    "Drift",
+    "warn",
+}
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

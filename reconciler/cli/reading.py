@@ -16,6 +16,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from projections.read_models import OutdatedRowsError, ReadModels, restore
 from reconciler.cli.errors import CommandError
+from reconciler.kinds import installed_kinds
 from reconciler.ports import DamageListener, StoredEvent
 from reconciler.services.lost_events import mark_lost
 
@@ -111,7 +112,7 @@ async def _matching(nc: Client, text: str, namespace: str | None) -> list[ShapeK
     # Checked before they become part of a subject.
     ShapeKey.checked(given_namespace or "any", kind or "any", name)
     await log_of(nc)
-    question = {"subjects_filter": f"log.{given_namespace or '*'}.*.{name}.*"}
+    question = {"subjects_filter": f"log.{given_namespace or '*'}.*.{name}.>"}
     info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
     keys = {ShapeKey(*subject.split(".")[1:4]) for subject in subjects}
@@ -121,6 +122,26 @@ async def _matching(nc: Client, text: str, namespace: str | None) -> list[ShapeK
             key for key in known if key.name == name and given_namespace in (None, key.namespace)
         }
     return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
+
+
+async def log_speaks_of(nc: Client, tokens: str) -> bool:
+    """Tell whether the log has any event of shapes that match ``namespace.kind.name``."""
+    question = {"subjects_filter": f"log.{tokens}.>"}
+    info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
+    return bool(info["state"].get("subjects"))
+
+
+async def known_kind(nc: Client, text: str) -> str:
+    """Return the kind that somebody means: one that is installed here, or that the log speaks of.
+
+    Raises ``UnknownKindError``, which names the known ones.
+    """
+    kinds = installed_kinds()
+    found = next((kind for kind in kinds if same_kind(text, kind)), None)
+    if found is None:
+        declared = {row.kind for row in (await current_models(nc)).status.values()}
+        found = next((kind for kind in declared if same_kind(text, kind)), None)
+    return kinds[text].name if found is None else found
 
 
 def same_kind(text: str, kind: str) -> bool:

@@ -166,12 +166,16 @@ def _doubted(data: AbsenceDoubted) -> str:
 
 
 def _drifted(data: DriftDetected) -> str:
+    ours = (
+        f"; perhaps by our own {data.perhaps_by}, which ended in doubt" if data.perhaps_by else ""
+    )
     if data.missing:
-        return "the object is gone"
-    return ", ".join(
+        return f"the object is gone{ours}"
+    found = ", ".join(
         f"{each.path}: {_or_missing(each.observed)} (declared {_or_missing(each.desired)})"
         for each in data.differences
     )
+    return found + ours
 
 
 def _or_missing(value: object) -> str:
@@ -213,6 +217,7 @@ def _succeeded(data: ActionSucceeded) -> str:
     if data.found_by is not None:
         known = f", found by its {data.found_by.lower()}"
     late = ", told late" if data.late else ""
+    late += ", when something newer was known" if data.outdated else ""
     return f"{data.operation}, attempt {data.attempt}{known}{late}{_perhaps_twice(data)}"
 
 
@@ -231,7 +236,7 @@ def _finalizer_removed(data: FinalizerRemoved) -> str:
 
 def _release_forced(data: ReleaseForced) -> str:
     taken = ", ".join((*data.finalizers, *data.references)) or "nothing kept it"
-    orphan = "; its object stays" if data.orphan else ""
+    orphan = "; its object, if there is one, stays" if data.orphan else ""
     return f"{taken}{orphan}{_why(data.reason)}"
 
 
@@ -265,7 +270,8 @@ def _failed(data: ActionFailed) -> str:
 
 
 def _abandoned(data: ActionAbandoned) -> str:
-    return f"{data.operation}: {data.reason}"
+    doubt = "; a call of it may still arrive" if data.in_doubt else ""
+    return f"{data.operation}: {data.reason}{doubt}"
 
 
 def _scheduled(data: RetryScheduled) -> str:

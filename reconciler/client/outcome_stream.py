@@ -20,9 +20,9 @@ from reconciler.ports import StoredEvent
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     """How a generation of a shape stands.
 
-    ``position`` is its place in the outcome stream, to go on from with ``after`` (0 where it was
-    read from the log instead). ``version`` counts the shape's events, 0 for a rejected declaration,
-    of which the log has none. ``actor`` is the source of the message that led to it.
+    ``position`` is its place in the outcome stream, to go on from with ``after`` (0 where that has
+    it no more: it keeps 30 days). ``version`` counts the shape's events, 0 for a rejected
+    declaration, of which the log has none. ``actor`` is the source of the message that led to it.
     """
 
     position: int

@@ -82,7 +82,10 @@ class ClientBus(Protocol):
         ...
 
     async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
-        """Read each shape's newest outcome from the log, where it has one."""
+        """Read each shape's newest outcome, where it has one, with its place in the outcome stream.
+
+        The position is 0 for what that has no more, or has not got yet from the log.
+        """
         ...
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:

@@ -6,14 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from events.log import OutcomeName
 from events.names import ShapeKey
 from reconciler.client.outcome_stream import Outcome, as_outcome
 from reconciler.client.port import ClientBus, OutcomeFeed
 from reconciler.errors import WaitTimeoutError
-from reconciler.ports import StoredEvent
 
 SETTLED: Final[frozenset[OutcomeName]] = frozenset(
     {
@@ -31,6 +28,7 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
 """Outcomes after which nothing more happens by itself: all but ``Degraded``, which is tried again,
 ``Unowned`` and ``Rejected``, which are about no generation."""
 
+_COPY_SECONDS: Final = 1.0  # the server copies an outcome of the log within milliseconds
 _LOOK_AGAIN_SECONDS: Final = 5.0  # a replica of the log may have lagged behind the subscription
 _EXACT_FILTERS: Final = 32
 _SHOWN: Final = 3
@@ -112,22 +110,21 @@ async def wait(bus: ClientBus, waiting: Waiting, timeout_seconds: float) -> None
 
 
 async def _look_and_follow(bus: ClientBus, waiting: Waiting, feed: OutcomeFeed) -> None:
+    until_next_look = _COPY_SECONDS
     while True:
         for stored in await bus.last_outcomes(waiting.missing):
-            waiting.see(_from_log(stored))
+            # What is on its way to the outcome stream comes from there, with its position.
+            if stored.position or until_next_look != _COPY_SECONDS:
+                waiting.see(as_outcome(stored))
         try:
-            async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+            async with asyncio.timeout(until_next_look):
                 while not waiting.is_over:
                     for stored in await feed.next_outcomes():
                         waiting.see(as_outcome(stored))
         except TimeoutError:
+            until_next_look = _LOOK_AGAIN_SECONDS
             continue
         return
-
-
-def _from_log(stored: StoredEvent) -> Outcome | None:
-    outcome = as_outcome(stored)
-    return None if outcome is None else msgspec.structs.replace(outcome, position=0)
 
 
 def _filters(keys: Sequence[ShapeKey]) -> list[str]:

@@ -61,7 +61,17 @@ class GateReport:
 
 
 class TurnedAwayError(TransientError):
-    """The gate is closed: no call was made, and nothing new is known of the API."""
+    """The gate is closed: no call was made, and nothing new is known of the API.
+
+    ``throttled``: the API, or a limit of ours, wants fewer calls; else it fails, or is not known.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_seconds: float | None = None, throttled: bool = False
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        if throttled:
+            self.error_class = "Throttled"
 
 
 class ApiGate:
@@ -219,17 +229,19 @@ class ApiGate:
 
     def _closed(self, config: str, wait: float) -> TurnedAwayError:
         wait = max(wait, PROBE_PATIENCE_SECONDS)
-        return TurnedAwayError(self._why(config), retry_after_seconds=wait)
-
-    def _why(self, config: str) -> str:
         for member in self._broken():
-            return f"breaker of API {member.name!r} open until {_moment(member.shown_until)}"
+            why = f"breaker of API {member.name!r} open until {_moment(member.shown_until)}"
+            return TurnedAwayError(why, retry_after_seconds=wait)
         now = self._clock()
         for member in self.members.values():
             if member.throttled_until > now:
-                until = _moment(member.shown_until)
-                return f"API {member.name!r} wants no call before {until}"
-        return f"API {config!r} is left alone for a moment"
+                why = f"API {member.name!r} wants no call before {_moment(member.shown_until)}"
+                return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
+        if self._own_throttle_until > now:  # the log has not said it yet, nor until when
+            why = f"API {config!r} wants no call for {self._own_throttle_until - now:.0f} s"
+            return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
+        why = f"API {config!r} is left alone for a moment"
+        return TurnedAwayError(why, retry_after_seconds=wait)
 
     def _beyond_rate(self, limiter: RateLimiter) -> TurnedAwayError | None:
         """Turn away what cannot be called soon, each for as long as its turn would take."""
@@ -242,6 +254,7 @@ class ApiGate:
         return TurnedAwayError(
             f"waits its turn: {limiter.per_second:g} requests a second are allowed",
             retry_after_seconds=turn - now,
+            throttled=True,
         )
 
     # --- what this process sees

@@ -32,6 +32,11 @@ class Configurations:
         self._damaged: set[str] = set()
         self._listeners: list[Listener] = []
 
+    @property
+    def names(self) -> set[str]:
+        """Every configuration that was ever declared."""
+        return self._versions.keys() | self._damaged
+
     async def load(self, log: ShapeLog) -> None:
         """Read what is declared by now."""
         known: dict[ShapeKey, int] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -38,6 +38,7 @@ from reconciler.ports import (
 )
 from reconciler.services.configurations import Configurations
 from reconciler.services.first_positions import placed
+from reconciler.services.postponed import Postponed
 from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 from reconciler.shape.inputs import Command, Context
@@ -54,6 +55,8 @@ _TRIES = 20
 _HELD_SECONDS = 2.0
 """What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
 
+_MOST_DOUBLINGS = 4
+
 _FRESH_SECONDS = 2.0
 """Less than the bus waits before another decider is given the partition."""
 
@@ -69,6 +72,15 @@ class _Work:
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
+
+    @property
+    def declarations(self) -> list[IntakeDelivery]:
+        """The messages that declare or withdraw."""
+        return [
+            delivery
+            for delivery, command in zip(self.deliveries, self.commands, strict=False)
+            if isinstance(command.data, (Declared, Withdrawn))
+        ]
 
     @property
     def size(self) -> int:
@@ -125,6 +137,7 @@ class Decider:
         self._jitter = jitter
         self._one_by_one: set[ShapeKey] = set()
         self._undecided: dict[ShapeKey, str] = {}
+        self._postponed = Postponed(reader.share)
 
     async def run(self) -> None:
         """Decide for ever."""
@@ -143,17 +156,19 @@ class Decider:
     async def handle(self, batch: Sequence[IntakeDelivery]) -> None:
         """Decide one batch to its end."""
         reach(Failpoint.DECIDER_TOOK)
+        self._postponed.returned(batch)
         work, letters = self._sort(batch)
         if letters:
             await self._refuse(letters)
+        began = asyncio.get_running_loop().time()
         await self._add_what_overtook(work)
         # Configurations first: the shapes of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
-            await self._settle(first)
+            await self._settle(first, began)
         rest = {key: each for key, each in work.items() if key not in first}
         if rest:
-            await self._settle(rest)
+            await self._settle(rest, began)
 
     # --- sorting a batch
 
@@ -188,18 +203,31 @@ class Decider:
         withdrawal of what was not declared yet, left no trace and must have the last word.
         """
         now = self._now()
-        late = [(mine, each) for mine in work.values() for each in _late_declaration(mine, now)]
-        if not late:
-            return
-        newer = await self._reader.newer_declarations([each for _mine, each in late])
-        for (mine, _each), found in zip(late, newer, strict=True):
-            for message in found:
+        late = {
+            key: mine.declarations[-1]
+            for key, mine in work.items()
+            if any(each.delivered > 1 or not _is_fresh(each, now) for each in mine.declarations)
+        }
+        for key, newer in (await self._newer_declarations(late)).items():
+            work[key].commands += newer
+
+    async def _newer_declarations(
+        self, declarations: Mapping[ShapeKey, IntakeDelivery]
+    ) -> dict[ShapeKey, list[Command]]:
+        """Read what was declared after these."""
+        newer: dict[ShapeKey, list[Command]] = {}
+        if not declarations:
+            return newer
+        found = await self._reader.newer_declarations(list(declarations.values()))
+        for key, messages in zip(declarations, found, strict=True):
+            for message in messages:
                 with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
-                    mine.commands.append(understand(message)[1])
+                    newer.setdefault(key, []).append(understand(message)[1])
+        return newer
 
     # --- deciding and committing
 
-    async def _settle(self, work: Mapping[ShapeKey, _Work]) -> None:
+    async def _settle(self, work: Mapping[ShapeKey, _Work], began: float) -> None:
         remaining = dict(work)
         guessed = self._guess_new(work)
         while remaining:
@@ -210,9 +238,24 @@ class Decider:
             reach(Failpoint.DECIDER_DECIDED)
             for group in _groups(decided):
                 done += await self._commit(group, remaining)
+            if asyncio.get_running_loop().time() >= began + _FRESH_SECONDS:
+                await self._settle_what_overtook(done)
             await self._finish(done)
             remaining = _left_over(remaining, done)
         self._one_by_one.clear()
+
+    async def _settle_what_overtook(self, done: Sequence[_Decided]) -> None:
+        """After a commit that took long, decide what another decider may have decided meanwhile.
+
+        It is done before the acknowledgement: after a crash, these messages come late again.
+        """
+        declared = {each.key: each.work.declarations[-1:] for each in done}
+        newer = await self._newer_declarations(
+            {key: newest for key, declarations in declared.items() for newest in declarations}
+        )
+        if newer:
+            overtook = {key: _Work(commands=found) for key, found in newer.items()}
+            await self._settle(overtook, asyncio.get_running_loop().time())
 
     async def _commit(
         self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
@@ -239,7 +282,7 @@ class Decider:
         first, remaining[key] = remaining[key].split()
         if not remaining[key].deliveries:
             del remaining[key]
-        await self._park(first.deliveries, reason)
+        await self._refuse([undecidable(each, reason) for each in first.deliveries])
 
     def _guess_new(self, work: Mapping[ShapeKey, _Work]) -> list[_Decided]:
         """Decide a few unknown shapes that are declared as if they were new, without reading first.
@@ -330,6 +373,8 @@ class Decider:
             epoch=self._log.epoch,
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
+            providers=self._kinds.providers,
+            missing_hint=self._kinds.missing_hint,
         )
 
     async def _hold_back(
@@ -339,6 +384,8 @@ class Decider:
 
         What was tried often enough is parked as a dead letter, where people see it.
         """
+        again: list[IntakeDelivery] = []
+        tired: list[DeadLetter] = []
         for key in remaining.keys() - {each.key for each in decided}:
             broken = self._repository.broken.get(key)
             held, behind = remaining.pop(key), _Work()
@@ -346,32 +393,76 @@ class Decider:
                 held, behind = held.split()  # it fails for the first: the others are tried
             if behind.deliveries:
                 remaining[key] = behind
-            reason = str(broken or self._undecided.pop(key, "deciding it failed"))
-            tired = [each for each in held.deliveries if each.delivered >= _MOST_DELIVERIES]
-            if tired:
-                await self._park(tired, self._why_held(key) if broken else reason)
+            failed = self._undecided.pop(key, "deciding it failed")
+            why = self._why_held(key) if broken else failed
             for each in held.deliveries:
                 if each.delivered < _MOST_DELIVERIES:
-                    wait = _HELD_SECONDS * 2 ** (each.delivered - 1)
-                    await self._reader.retry_later([each], wait)
-
-    async def _park(self, deliveries: Sequence[IntakeDelivery], reason: str) -> None:
-        await self._refuse([undecidable(each, reason) for each in deliveries])
+                    again.append(each)
+                else:  # nothing is wrong with a message whose shape's history is damaged
+                    tired.append(undecidable(each, why, usable=broken is not None))
+        # It may be usable: where its namespace has no slot left it gets its tries without a wait.
+        for each in await self._postpone(again):
+            await self._reader.retry_later([each], 0.0)
+        if tired:
+            await self._refuse(tired)
 
     async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
-        """Tell of messages that cannot be used; those wait for which there is no room."""
+        """Tell of messages that cannot be used, and be done with them; some wait for room."""
+        waiting = await self._bury(letters)
+        done = [each for each in letters if each.delivery.position not in waiting]
         try:
-            await tell_refused(self._sink, letters, self._now())
-        except Exception as error:  # noqa: BLE001 - such as the stream being full
-            await self._hold_letters(letters, error)
+            await tell_refused(self._sink, done, self._now())
+        except Exception as error:  # noqa: BLE001 - such as the bus being away
+            _logger.warning("a refusal is told later", why=str(error), count=len(done))
+            # Without a slot it is not told: its letter or its count is there.
+            finished = await self._postpone([each.delivery for each in done])
         else:
+            finished = [each.delivery for each in done]
             reach(Failpoint.DECIDER_BURIED)
-            await self._reader.ack([letter.delivery for letter in letters])
+        await self._reader.ack(finished)
 
-    async def _hold_letters(self, letters: Sequence[DeadLetter], why: Exception) -> None:
-        """Have messages delivered again whose letters cannot be stored; no other waits for them."""
-        _logger.error("dead letters are held back", why=str(why), count=len(letters))
-        await self._reader.retry_later([letter.delivery for letter in letters], _HELD_SECONDS)
+    async def _bury(self, letters: Sequence[DeadLetter]) -> set[int]:
+        """Store letters, and give the positions of the messages that have to wait for room.
+
+        A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
+        and then given up: a crash in between counts it twice, never not (ADR 0017).
+        """
+        why = "there is no room for them"
+        try:
+            waiting = await self._sink.bury(letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away
+            waiting, why = letters, str(error)
+        if not waiting:
+            return set()
+        usable = {each.delivery.position for each in waiting if each.usable}
+        left = await self._postpone([each.delivery for each in waiting], always=usable)
+        beyond = {each.position for each in left}
+        try:
+            await self._sink.discard([each for each in waiting if each.delivery.position in beyond])
+        except Exception as error:  # noqa: BLE001 - nothing is given up that is not counted
+            why = str(error)
+            await self._postpone(left, always=beyond)
+            beyond = set[int]()
+        held = {each.delivery.position for each in waiting} - beyond
+        _logger.error("dead letters are held back", why=why, count=len(held), given_up=len(beyond))
+        return held
+
+    async def _postpone(
+        self, deliveries: Sequence[IntakeDelivery], *, always: Container[int] = ()
+    ) -> list[IntakeDelivery]:
+        """Have messages delivered again later; give those that get no slot.
+
+        ``always``: the positions of those that get one in any case.
+        """
+        now, left = self._now(), list[IntakeDelivery]()
+        self._postponed.expire(now)
+        for each in deliveries:
+            wait = _HELD_SECONDS * 2 ** min(each.delivered - 1, _MOST_DOUBLINGS)
+            if self._postponed.take(each, now, wait, always=each.position in always):
+                await self._reader.retry_later([each], wait)
+            else:
+                left.append(each)
+        return left
 
     def _why_held(self, key: ShapeKey) -> str:
         damage = self._repository.broken.get(key)
@@ -384,17 +475,6 @@ class Decider:
 
     # --- telling and acknowledging
 
-    async def _bury(self, news: _News) -> None:
-        """Store the letters of refused declarations; those without room are not finished."""
-        if not news.letters:
-            return
-        try:
-            await self._sink.bury(news.letters)
-        except Exception as error:  # noqa: BLE001 - such as the stream being full
-            await self._hold_letters(news.letters, error)
-            held = {letter.delivery.position for letter in news.letters}
-            news.finished = [each for each in news.finished if each.position not in held]
-
     async def _finish(self, done: Sequence[_Decided]) -> None:
         """Tell what came of it, then acknowledge: a crash in between tells twice, never not."""
         news = _News()
@@ -404,7 +484,9 @@ class Decider:
                 for event in each.turn.events:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        await self._bury(news)
+        if news.letters:
+            waiting = await self._bury(news.letters)
+            news.finished = [each for each in news.finished if each.position not in waiting]
         await news.send(self._sink)
         reach(Failpoint.DECIDER_TOLD)
         await self._reader.ack(news.finished)
@@ -465,22 +547,12 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
     return groups
 
 
-def _late_declaration(mine: _Work, now: datetime) -> list[IntakeDelivery]:
-    """Give the last declaration or withdrawal of a shape if it may have been overtaken.
-
-    Another decider gets the partition when this one has not asked for a while, so that what is
-    handled at once cannot have been. A clock that disagrees with the bus's proves nothing.
-    """
-    declared = [
-        delivery
-        for delivery, command in zip(mine.deliveries, mine.commands, strict=False)
-        if isinstance(command.data, (Declared, Withdrawn))
-    ]
-    late = [each for each in declared if each.delivered > 1 or not _is_fresh(each, now)]
-    return declared[-1:] if late else []
-
-
 def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
+    """Tell whether nothing can have overtaken a message that is handled at once.
+
+    Another decider gets the partition when this one has not asked for a while. A clock that
+    disagrees with the bus's proves nothing.
+    """
     if delivery.stored_at is None:
         return True
     return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS

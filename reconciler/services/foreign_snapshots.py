@@ -144,6 +144,7 @@ class ForeignSnapshots:
             receipt=None,
         )
         try:
-            await self._sink.bury([DeadLetter("snapshot", reason, letter)])
+            if await self._sink.bury([DeadLetter("snapshot", reason, letter)]):
+                _logger.warning("there is no room for a dead letter", subject=subject)
         except Exception as error:  # noqa: BLE001 - its observer sends the next one
             _logger.warning("a dead letter was not stored", subject=subject, error=str(error))

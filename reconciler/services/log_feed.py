@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -16,6 +16,9 @@ _logger = structlog.get_logger(__name__)
 Subscriber = Callable[[int, LogEvent], object]
 """Called with each event's position and the event, in order; must not block."""
 
+Pace = Callable[[], Awaitable[None]]
+"""Awaited before more is read, so that what a subscriber gathers does not outgrow the memory."""
+
 
 class LogFeed:
     """Follows the log and shows every event to each subscriber."""
@@ -25,6 +28,7 @@ class LogFeed:
         self._after = after
         self._subscribers: list[Subscriber] = []
         self._damage_listeners: list[DamageListener] = []
+        self._paces: list[Pace] = []
         self.caught_up = asyncio.Event()
         self.position = after
         self._moved = asyncio.Event()
@@ -36,6 +40,10 @@ class LogFeed:
     def subscribe_to_damage(self, listener: DamageListener) -> None:
         """Tell of every place where the log is not what was written; subscribe before ``run``."""
         self._damage_listeners.append(listener)
+
+    def keep_pace(self, pace: Pace) -> None:
+        """Read on only when a subscriber has room for more; call before ``run``."""
+        self._paces.append(pace)
 
     def _damaged(self, damage: LogDamage) -> None:
         _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
@@ -53,6 +61,8 @@ class LogFeed:
                         subscriber(position, event)
                 self.position = max(self.position, feed.position)
                 self._moved.set()
+                for pace in self._paces:
+                    await pace()
 
     async def catch_up(self, seconds: float) -> None:
         """Wait until all that the log has now was shown to everybody; raises ``TimeoutError``."""

@@ -58,6 +58,7 @@ async def tell_too_long(sink: DecisionSink | None, letters: Sequence[DeadLetter]
     if sink is None:
         return
     try:
-        await sink.bury(letters)
+        if waiting := await sink.bury(letters):
+            _logger.warning("there is no room for dead letters", count=len(waiting))
     except Exception as error:  # noqa: BLE001 - such as the bus being away
         _logger.warning("dead letters were not stored", error=str(error), count=len(letters))

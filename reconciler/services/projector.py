@@ -1,18 +1,33 @@
-"""The projector: keeps the read models' rows up to date in their store."""
+"""The projector: keeps the read models' rows up to date in their store.
+
+What it folds becomes portions: each is one atomic batch of rows, with the checkpoint that they are
+true for. A stop between any two leaves rows from which the next start goes on (ADR 0019).
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
+from msgspec import DecodeError
+from msgspec.structs import replace
 
 from events.integrity import LogDamage
 from events.log import LogEvent
 from projections.read_models import (
     CHECKPOINT,
+    NOTHING,
+    SCHEMA,
+    Checkpoint,
     OutdatedRowsError,
     ReadModels,
+    RowChanges,
     decode_checkpoint,
+    encode_checkpoint,
     restore,
 )
 from reconciler.failpoints import Failpoint, reach
@@ -21,94 +36,233 @@ from reconciler.ports import RowsConflictError, RowStore
 GATHER_SECONDS = 0.1
 """Changes are gathered this long, so that a busy shape is written once and not five times."""
 
+STANDBY_SECONDS = 0.5
+"""How often a projector looks for what another one writes; after two looks at nothing it writes."""
+
+_ROWS_OVER = 4
+"""The event that fills a portion may change two rows more, and the fleet's is beside them."""
+
+MAX_WAITING = 16
+"""More portions than this in memory: no more of the log is read, as long as some are written."""
+
+_LOOKS_AT_NOTHING = 2
 _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
 
-async def load_models(store: RowStore, *, clears: bool = True) -> ReadModels:
-    """Take the read models up where they were left; empty if the rows cannot be used.
-
-    ``clears``: rows that cannot be used are removed, which is the projector's business alone.
-    """
+async def load_models(store: RowStore) -> ReadModels:
+    """Take the read models up where they were left; empty if the rows cannot be used."""
     rows = await store.load()
-    if CHECKPOINT not in rows:
-        if rows and clears:
-            await store.clear()
+    if not rows:
         return ReadModels()
     try:
         return restore(rows)
     except OutdatedRowsError as error:
         _logger.warning("read models are rebuilt from the log", reason=str(error))
-        if clears:
-            await store.clear()
         return ReadModels()
 
 
+class _Stored(NamedTuple):
+    """What is in the store: rows of a checkpoint, or None where they are none to go on from."""
+
+    checkpoint: Checkpoint | None
+    revision: int
+
+
 class Projector:
-    """Writes what changed in the read models, as the log goes on."""
+    """Writes what changed in the read models, as the log goes on; of several, one writes."""
 
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models
         self._store = store
+        self._portion_rows = store.rows_at_once
+        self._waiting = deque(_portions_of_losses(models, store.rows_at_once))
         self._changed = asyncio.Event()
-        self._unwritten: dict[str, bytes | None] = {}
+        self._filled = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._has_moved = False
+        self._is_stuck = False  # the last round wrote nothing of what waits
+        self._stored: _Stored | None = None  # None: to be read
+        self._stands_by = False
+        self._looks_at_nothing = 0
+        if self._waiting:
+            self._changed.set()
 
     def apply(self, position: int, event: LogEvent) -> None:
         """Fold an event in; it is written soon."""
         self._models.apply(position, event)
-        self._changed.set()
+        self._note_change()
 
     def mark_damage(self, damage: LogDamage) -> None:
         """Show that the log is damaged; it is written soon."""
         self._models.mark_damage(damage)
-        self._changed.set()
+        self._note_change()
+
+    async def has_room(self) -> None:
+        """Wait until some of what was folded is written; not while nothing can be."""
+        while len(self._waiting) > MAX_WAITING and not self._is_stuck:
+            self._progress.clear()
+            await self._progress.wait()
 
     async def run(self) -> None:
         """Write for ever; rows that could not be written are written with the next ones."""
         try:
             while True:
                 await self._changed.wait()
-                await asyncio.sleep(GATHER_SECONDS)
+                await self._gather()
                 self._changed.clear()
                 await self._write_or_wait()
         finally:
             await self._write_at_the_end()
 
     async def flush(self) -> None:
-        """Write what changed until now."""
-        self._unwritten |= self._models.take_changes()
-        if not self._unwritten:
-            return
-        reach(Failpoint.PROJECTOR_FOLDED)
-        # The checkpoint must come last: what is behind it is folded in again after a crash.
-        checkpoint = self._unwritten.pop(CHECKPOINT)
-        try:
-            await self._store.save({**self._unwritten, CHECKPOINT: checkpoint})
-        except RowsConflictError:
-            if not await self._is_ahead():
-                self._unwritten.clear()  # another projector wrote the same, and more
-                return
-            self._unwritten[CHECKPOINT] = checkpoint
-            self._changed.set()
-        except BaseException:
-            self._unwritten[CHECKPOINT] = checkpoint
-            raise
-        else:
-            self._unwritten.clear()
-            reach(Failpoint.PROJECTOR_SAVED)
+        """Write what changed until now, or find that another projector does."""
+        self._end_portion()
+        await self._write_waiting()
 
-    async def _is_ahead(self) -> bool:
-        """After another projector has written: whether there is still something to write."""
-        rows = await self._store.load()
-        stored = decode_checkpoint(rows[CHECKPOINT]).position if CHECKPOINT in rows else 0
-        return self._models.position > stored
+    # --- folding
+
+    def _note_change(self) -> None:
+        if self._models.changed_rows >= self._portion_rows:
+            self._end_portion()
+            self._filled.set()
+        self._changed.set()
+
+    def _end_portion(self) -> None:
+        changes = self._models.take_changes()
+        if changes is None:
+            return
+        if self._is_stuck and len(self._waiting) > MAX_WAITING:
+            changes = self._waiting.pop().then(changes)  # larger than a batch; memory comes first
+        self._waiting.append(changes)
+
+    # --- writing
+
+    async def _write_waiting(self) -> None:
+        try:
+            if self._stands_by and await self._another_writes():
+                return
+            while self._waiting:
+                stored = self._stored or await self._look()
+                if self._drop_if_stored(stored.checkpoint):
+                    continue
+                if stored.checkpoint is None or stored.checkpoint < self._waiting[0].after:
+                    await self._start_over(stored.revision)
+                await self._save(self._waiting[0])
+        except RowsConflictError:
+            await self._stand_by()
+
+    async def _save(self, portion: RowChanges) -> None:
+        """Write a portion: in one batch, but for one that could not be written for a long time."""
+        rows = list(portion.rows.items())
+        at_once = self._portion_rows + _ROWS_OVER
+        partly = replace(portion.after, is_whole=False)
+        for start in range(0, max(1, len(rows)), at_once):
+            is_last = start + at_once >= len(rows)
+            checkpoint = portion.checkpoint if is_last else partly
+            await self._save_batch(rows[start : start + at_once], checkpoint)
+        self._forget_first()
+
+    async def _save_batch(
+        self, rows: Sequence[tuple[str, bytes | None]], checkpoint: Checkpoint
+    ) -> None:
+        assert self._stored is not None
+        reach(Failpoint.PROJECTOR_FOLDED)
+        revision, self._stored = self._stored.revision, None  # not known, until the answer comes
+        encoded = encode_checkpoint(checkpoint)
+        revision = await self._store.save({**dict(rows), CHECKPOINT: encoded}, revision)
+        self._stored = _Stored(checkpoint if checkpoint.is_whole else None, revision)
+        reach(Failpoint.PROJECTOR_SAVED)
+
+    async def _start_over(self, revision: int) -> None:
+        """Empty the store, and write all rows: what is there is of no use, or older than ours."""
+        self._stored = _Stored(None, revision)
+        # First nobody else can write: rows of his that are older than the purge would go with it.
+        await self._save_batch([], replace(NOTHING, is_whole=False))
+        await self._store.clear(self._stored.revision)
+        self._stored = _Stored(NOTHING, self._stored.revision)
+        if self._waiting[0].after > NOTHING:
+            self._waiting.clear()
+            self._waiting.append(self._models.take_all())
+
+    # --- beside another projector
+
+    async def _look(self) -> _Stored:
+        """Read the checkpoint, one message. A later release's counts: it is greater than ours."""
+        payload, revision = await self._store.checkpoint()
+        found: Checkpoint | None = None
+        with suppress(DecodeError):
+            found = decode_checkpoint(payload)
+        if found is not None and (found.schema, found.is_whole) < (SCHEMA, True):
+            found = None
+        self._stored = _Stored(found, revision)
+        return self._stored
+
+    def _drop_if_stored(self, stored: Checkpoint | None) -> bool:
+        """Drop the first portion if its rows, or newer ones, are stored; tell whether they are."""
+        first = self._waiting[0]
+        if stored is None or stored < first.checkpoint:
+            return False
+        if first.damage:  # who wrote the rows may not have found it
+            if stored == first.checkpoint:
+                return False
+            self._models.show_damage_again()
+        self._forget_first()
+        return True
+
+    def _forget_first(self) -> None:
+        self._waiting.popleft()
+        self._has_moved = True
+        self._progress.set()
+
+    async def _stand_by(self) -> None:
+        """Another projector has written: leave it to him as long as he goes on."""
+        if not self._stands_by:
+            _logger.info("another projector writes: this one stands by")
+        self._stands_by, self._stored = True, None
+        await self._another_writes()
+
+    async def _another_writes(self) -> bool:
+        """Look what he has written; false when it is our turn, because something is left to him."""
+        before, stored = self._stored, await self._look()
+        while self._waiting and self._drop_if_stored(stored.checkpoint):
+            pass
+        if before is None or before.revision != stored.revision or not self._waiting:
+            self._looks_at_nothing = 0
+        else:
+            self._looks_at_nothing += 1
+        self._stands_by = self._looks_at_nothing < _LOOKS_AT_NOTHING
+        if not self._stands_by:
+            _logger.info("no other projector writes: this one does")
+        elif self._waiting:
+            self._changed.set()
+        return self._stands_by
+
+    # --- rounds
+
+    async def _gather(self) -> None:
+        if self._stands_by:
+            await asyncio.sleep(STANDBY_SECONDS)
+        elif not self._waiting:
+            self._filled.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_SECONDS):
+                    await self._filled.wait()
+        if not self._waiting:  # else the portion that is not full gathers on
+            self._end_portion()
 
     async def _write_or_wait(self) -> None:
+        self._has_moved, failed = False, False
         try:
-            await self.flush()
+            await self._write_waiting()
         except Exception as error:  # noqa: BLE001 - the rows are a cache: try again
             _logger.warning("read models are written again", error=str(error))
+            failed = True
+        self._is_stuck = bool(self._waiting) and not self._has_moved
+        self._progress.set()
+        if failed or self._models.changed_rows:
             self._changed.set()
+        if failed:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _write_at_the_end(self) -> None:
@@ -117,3 +271,19 @@ class Projector:
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - they are rebuilt from the log at the next start
             _logger.info("read models were not written at the end", error=repr(error))
+
+
+def _portions_of_losses(models: ReadModels, portion_rows: int) -> Iterator[RowChanges]:
+    """Divide what was found before anything was folded: shapes of which the log has lost events.
+
+    Any part of them may be stored under the old checkpoint, since the next start finds the rest.
+    """
+    changes = models.take_changes()
+    if changes is None:
+        return
+    rows = list(changes.rows.items())
+    for start in range(0, len(rows), portion_rows):
+        is_last = start + portion_rows >= len(rows)
+        checkpoint = changes.checkpoint if is_last else changes.after
+        part = dict(rows[start : start + portion_rows])
+        yield RowChanges(changes.after, checkpoint, part, damage=True)

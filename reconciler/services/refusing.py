@@ -43,13 +43,15 @@ def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
     return DeadLetter("intake", reason, delivery, about, reason if about else "")
 
 
-def undecidable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
-    """Make the letter for a message that could not be decided.
+def undecidable(delivery: IntakeDelivery, reason: str, *, usable: bool = False) -> DeadLetter:
+    """Make the letter for a message that could not be decided; ``usable``: another time it could.
 
-    Of what comes again by itself, as a listing's observations do, one letter a shape is enough.
+    Of what comes again by itself, as a listing's observations do, one letter a shape is enough, and
+    it is not lost if there is none.
     """
     about = _comes_again(delivery)
-    return DeadLetter("decision", reason, delivery, about, reason if about else "")
+    content = reason if about else ""
+    return DeadLetter("decision", reason, delivery, about, content, usable and not about)
 
 
 def _comes_again(delivery: IntakeDelivery) -> str:
@@ -62,8 +64,7 @@ def _comes_again(delivery: IntakeDelivery) -> str:
 
 
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
-    """Store the letters; then answer who asked, and tell it on the outcome stream."""
-    await sink.bury(letters)
+    """Answer who asked, and tell it on the outcome stream."""
     rejections = [each for letter in letters for each in _rejection(letter, now)]
     if rejections:
         await sink.reject(rejections)

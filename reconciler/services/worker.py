@@ -8,8 +8,9 @@ a crash anywhere leads to a redelivery and the same key.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import structlog
 
@@ -27,7 +28,12 @@ from events.log import (
     ActionSucceeded,
     ShapeEvent,
 )
-from reconciler.errors import ConfigurationError, ProviderError, UnknownResultError
+from reconciler.errors import (
+    ConfigurationError,
+    ProviderError,
+    ThrottledError,
+    UnknownResultError,
+)
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     ActionDelivery,
@@ -43,6 +49,7 @@ from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import is_too_long
 from reconciler.services.providers import ProviderPool
+from reconciler.shape.api_health import MOST_THROTTLED_SECONDS
 from reconciler.shape.ladder import is_safe_to_repeat
 
 LEASE_SECONDS = 10.0
@@ -50,6 +57,10 @@ LEASE_SECONDS = 10.0
 
 MOST_ERROR_CHARACTERS = 4_000
 """A longer explanation of a failure is cut: the result of the action must get through."""
+
+_TAKEN_PER_CALL = 2
+"""So many actions are taken for each call that an API may have at once: the next one waits here for
+the end of a call, and all others where another worker can take them."""
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
@@ -83,6 +94,9 @@ class Worker:
         self._now = now
         self._clock = clock or asyncio.get_running_loop().time
         self._gates = gates
+        self._to_take_from = configurations.names
+        self._taking_changed = asyncio.Event()
+        configurations.listen(self._configuration_changed)
         self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
@@ -97,10 +111,30 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_results())
             tasks.create_task(self._show_signs_of_life())
+            tasks.create_task(self._take_from_every_api())
             while True:
                 for delivery in await self._reader.next_batch():
                     self._leased[delivery.position] = delivery
                     tasks.create_task(self._work(delivery))
+
+    # --- taking
+
+    def _configuration_changed(self, name: str) -> None:
+        self._to_take_from.add(name)
+        self._taking_changed.set()
+
+    async def _take_from_every_api(self) -> None:
+        """Take what each API can be called for soon; also of withdrawn ones, whose actions wait."""
+        while True:
+            self._taking_changed.clear()
+            names, self._to_take_from = sorted(self._to_take_from), set[str]()
+            for name in names:
+                await self._reader.take_from(name, _TAKEN_PER_CALL * self._calls_at_once(name))
+            await self._taking_changed.wait()
+
+    def _calls_at_once(self, config_name: str) -> int:
+        config = self._configurations.by_name.get(config_name)
+        return _DEFAULT_CONCURRENCY if config is None else config.limits.concurrency
 
     # --- one action
 
@@ -115,7 +149,7 @@ class Worker:
         gate.inside += 1
         started = self._now()
         try:
-            effect, error = None, self._turned_away(gate, delivery, action)
+            effect, error = None, _turned_away(gate, action)
             if error is None:
                 async with self._slot(action.provider_config):
                     old = self._may_be_old(delivery)
@@ -135,11 +169,11 @@ class Worker:
             started_at=started,
             finished_at=self._now(),
             worker=self._name,
-            error=None if error is None else _as_action_error(error),
+            error=None if error is None else _as_action_error(error, self._now()),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
-            replayed=effect is not None and effect.replayed,
+            replayed=_is_kept_answer(error if effect is None else effect),
             sought=sought,
-            redelivered=delivery.delivered > 1,
+            redelivered=self._may_be_another_workers(delivery),
         )
         self._results.append(
             (
@@ -148,15 +182,6 @@ class Worker:
             )
         )
         self._result_came.set()
-
-    def _turned_away(
-        self, gate: ApiGate, delivery: ActionDelivery, action: Action
-    ) -> ProviderError | None:
-        """Tell at once if the action would wait here for long: it must not hold up other APIs."""
-        if gate.is_open:
-            return None
-        error = gate.turn_away(action.provider_config)
-        return None if error is None else _not_made(error, delivery)
 
     async def _call_through(
         self, gate: ApiGate, delivery: ActionDelivery, action: Action, *, look: bool
@@ -169,8 +194,6 @@ class Worker:
             with gate.calls(config, is_probe=is_probe):
                 provider = self._providers.get(config, delivery.event.key.kind)
                 return None, await _execute(provider, action, look=look)
-        except TurnedAwayError as error:
-            return _not_made(error, delivery), None
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except asyncio.CancelledError:
@@ -186,7 +209,7 @@ class Worker:
         """Tell whether a call would do harm if a worker that is gone has made it already."""
         capabilities = self._providers.capabilities(delivery.event.key.kind)
         safe = capabilities is None or is_safe_to_repeat(action, capabilities)
-        return delivery.delivered > 1 and not safe
+        return not safe and self._may_be_another_workers(delivery)
 
     def _may_be_old(self, delivery: ActionDelivery) -> bool:
         """Tell whether the action may have been answered: by another worker, or long ago.
@@ -195,12 +218,12 @@ class Worker:
         reach the bus. Or it is older than this worker: a consumer that was made anew hands out the
         whole history once more.
         """
+        return self._may_be_another_workers(delivery) or delivery.position <= self._old_until
+
+    def _may_be_another_workers(self, delivery: ActionDelivery) -> bool:
+        """Tell whether another worker had this attempt before, or may have it by now."""
         self._notice_lapsed_leases()
-        return (
-            delivery.delivered > 1
-            or delivery.position <= self._old_until
-            or delivery.position in self._lapsed
-        )
+        return delivery.delivered > 1 or delivery.position in self._lapsed
 
     async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
         """Tell whether this attempt was answered already, or its action given up.
@@ -221,8 +244,7 @@ class Worker:
         )
 
     def _slot(self, config_name: str) -> asyncio.Semaphore:
-        config = self._configurations.by_name.get(config_name)
-        most = _DEFAULT_CONCURRENCY if config is None else config.limits.concurrency
+        most = self._calls_at_once(config_name)
         slot = self._slots.get(config_name)
         if slot is None or slot[0] != most:
             slot = self._slots[config_name] = (most, asyncio.Semaphore(most))
@@ -281,6 +303,11 @@ class Worker:
             self._lapsed |= self._leased.keys()
 
 
+def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
+    """Tell at once if the action would wait here for long: it must not hold up other APIs."""
+    return None if gate.is_open else gate.turn_away(action.provider_config)
+
+
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
     """Tell whether an event ends an attempt at an action, or the action itself."""
     match event:
@@ -325,16 +352,6 @@ async def _execute(provider: Provider, action: Action, *, look: bool) -> Effect:
             return await provider.delete(action)
 
 
-def _not_made(error: TurnedAwayError, delivery: ActionDelivery) -> ProviderError:
-    """Tell of an attempt that was not made; of an earlier delivery of it nothing is known."""
-    if delivery.delivered == 1:
-        return error
-    return UnknownResultError(
-        f"a worker that had it is gone; {error.message}",
-        retry_after_seconds=error.retry_after_seconds,
-    )
-
-
 def _result_id(reported: Reported) -> str:
     """Name a result, so that the bus stores a repeated one once.
 
@@ -342,15 +359,19 @@ def _result_id(reported: Reported) -> str:
     of the second ("still running") must not stand for the success of the first.
     """
     ending = "Done" if reported.error is None else reported.error.error_class
-    return f"{reported.action_id}:{reported.attempt}:{ending}"
+    return f"{reported.action_id}:{reported.attempt}:{reported.worker}:{ending}"
 
 
-def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
+def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -> ActionError:
     if isinstance(error, ConfigurationError):
         return ActionError("Transient", _tellable(str(error)))
+    wait = error.retry_after_seconds
+    until = ""
+    if isinstance(error, ThrottledError) and wait and wait <= MOST_THROTTLED_SECONDS:
+        until = f" (no call before {now + timedelta(seconds=math.ceil(wait)):%Y-%m-%dT%H:%M:%SZ})"
     return ActionError(
         error.error_class,
-        _tellable(error.message),
+        _tellable(error.message) + until,
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, TurnedAwayError),
@@ -360,6 +381,10 @@ def _as_action_error(error: ProviderError | ConfigurationError) -> ActionError:
 def _tellable(text: str) -> str:
     """Cut a message, and replace what is no Unicode: half a surrogate pair has no bytes."""
     return text[:MOST_ERROR_CHARACTERS].encode(errors="replace").decode()
+
+
+def _is_kept_answer(answer: Effect | ProviderError | ConfigurationError | None) -> bool:
+    return isinstance(answer, Effect | ProviderError) and answer.replayed
 
 
 def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:

@@ -10,7 +10,12 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import Declaration, InvalidManifestError, take_apart
+from events.manifest import (
+    PROVIDER_CONFIG_KIND,
+    Declaration,
+    InvalidManifestError,
+    take_apart,
+)
 from events.names import InvalidNameError
 from reconciler.shape.answering import known_already, refused
 from reconciler.shape.folds.declarations import spec_of
@@ -28,9 +33,10 @@ def declare(state: ShapeState, command: Command, context: Context, record: Recor
     if refusal is not None:
         return refusal
     if context.kind is None:
-        return refused(
-            state, command, "UnknownKind", f"kind {context.key.kind!r} is not registered here"
+        missing = (
+            f"kind {context.key.kind!r} is not registered here: {context.missing_hint(context.now)}"
         )
+        return refused(state, command, "UnknownKind", missing)
     try:
         event = _spec_event(data, context, state.generation + 1)
     except (InvalidManifestError, InvalidNameError) as error:
@@ -139,6 +145,7 @@ def _spec_event(data: Declared, context: Context, generation: int) -> SpecDeclar
                 f"not in {context.key.namespace!r}"
             )
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
+        _check_provider(taken, context)
     return SpecDeclared(
         generation=generation,
         api_version=manifest.api_version,
@@ -162,6 +169,24 @@ def _check_prefix(taken: Declaration, context: Context) -> None:
             f"name {taken.external_name!r}: in {taken.provider_config!r} names say whose an object "
             f"is, so it must begin with {prefix!r}"
         )
+
+
+def _check_provider(taken: Declaration, context: Context) -> None:
+    """Refuse a configuration that nobody here could use: it would wait, and look well, for ever."""
+    provider, known = taken.fields.get("provider"), context.providers
+    if context.key.kind != PROVIDER_CONFIG_KIND or known is None or not isinstance(provider, str):
+        return
+    if provider not in known:
+        raise InvalidManifestError(
+            f"spec.provider: no kind of provider {provider!r} is registered here, only of "
+            f"{', '.join(known)}: {context.missing_hint(context.now)}"
+        )
+    for kind in taken.fields.get("kinds") or ():
+        if kind not in known[provider]:
+            raise InvalidManifestError(
+                f"spec.kinds: {kind!r} is no kind of provider {provider!r}, "
+                f"whose kinds are {', '.join(known[provider])}"
+            )
 
 
 _NO_POLICY = SpecDeclared(0, "", "", "", {}).policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -42,7 +42,9 @@ class Context:
     ``jitter`` is in [0, 1). ``kind`` is None when no such kind is registered here; ``config`` is
     None when the ``ProviderConfig`` that the shape names is not declared. ``configs`` gives any of
     them by name: a declaration may change which one a shape uses. ``epoch`` names the log's last
-    restoration, empty if there was none.
+    restoration, empty if there was none. ``providers`` are those of the registered kinds, each
+    with its kinds, None where that is not known. ``missing_hint`` says what to do about a missing
+    kind or provider: it is asked for the words of a refusal only, which is no event.
     """
 
     key: ShapeKey
@@ -52,6 +54,8 @@ class Context:
     kind: Kind | None
     configs: dict[str, ProviderConfigSpec]
     epoch: str = ""
+    providers: Mapping[str, tuple[str, ...]] | None = None
+    missing_hint: Callable[[datetime], str] = lambda _now: "install it where the roles run"
 
     @property
     def owner(self) -> str:

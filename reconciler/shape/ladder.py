@@ -37,9 +37,11 @@ def capabilities_of(context: Context) -> Capabilities:
     return context.kind.capabilities
 
 
-def next_rung(flight: InFlight, context: Context) -> Rung:
+def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> Rung:
     """Choose between calling again and looking, after an attempt that did not succeed."""
     assert flight.failed is not None
+    if not is_wanted:
+        return "Look"  # nobody wants it done any more, so that only a look may tell
     if flight.failed == NOT_DONE:
         return "Repeat"
     if not is_safe_to_repeat(flight.action, capabilities_of(context)):
@@ -57,9 +59,9 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
     return capabilities.idempotency_keys or capabilities.deterministic_names
 
 
-def least_wait_seconds(flight: InFlight, context: Context) -> float:
+def least_wait_seconds(flight: InFlight, rung: Rung, context: Context) -> float:
     """Give how long a look must wait, so that it sees what the attempt did."""
-    if next_rung(flight, context) == "Repeat":
+    if rung == "Repeat":
         return 0.0
     return grace_seconds(context, flight.action.provider_config)
 
@@ -120,16 +122,20 @@ def _has_content(action: Action, found: ExternalObject, context: Context) -> boo
 def found_in_the_way(
     flight: InFlight, obstacle: ExternalObject | None, context: Context, *, uncertain: bool
 ) -> Finding:
-    """Tell whether what stands in a creation's way is what its own earlier attempt made.
+    """Tell whether what stands in the way of a write is what its own earlier attempt did.
 
     ``uncertain``: there may have been one. An API that keeps keys would have given the first answer
     again: there an object counts only by our label, and only if some creation of ours ended in the
     unknown.
     """
-    if obstacle is None or flight.action.operation != "Create":
-        return "Another"
-    finding = _find_created(flight.action, obstacle, context)
     keyless = not capabilities_of(context).idempotency_keys
+    if obstacle is None or flight.action.operation == "Delete":
+        return "Another"
+    if flight.action.operation == "Update":
+        return (
+            _find_updated(flight.action, obstacle, context) if keyless and uncertain else "Another"
+        )
+    finding = _find_created(flight.action, obstacle, context)
     if finding == "Label" and not (keyless or uncertain):
         return "Another"
     if finding == "Unclear" and not (keyless and uncertain):

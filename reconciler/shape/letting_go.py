@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from events.external import ExternalObject
-from events.log import OwnershipClaimed, OwnershipReleased
+from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
 from events.manifest import DeletionGuard, Policy, ProviderConfigSpec
 from reconciler.shape.actions import new_action
 from reconciler.shape.inputs import Context
@@ -11,7 +11,11 @@ from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.ownership import ClaimReason, Verdict, evidence, keepers, verdict
 from reconciler.shape.standing import Standing, Step
 from reconciler.shape.state import ShapeState
-from reconciler.shape.waiting import hold_deletion, wait_after_conflicts
+from reconciler.shape.waiting import (
+    CONFLICTS_BEFORE_WAITING,
+    hold_deletion,
+    wait_after_conflicts,
+)
 
 DELETION_GUARD = "DeletionGuard"
 """Reason of the outcome of what the guard holds, and what an approval names."""
@@ -32,7 +36,9 @@ def let_go(state: ShapeState, context: Context, config: ProviderConfigSpec) -> S
         return waiting
     if stays_in_the_api(state):
         owned = state.owned
-        return OwnershipReleased(owned.external_name, owned.uid, "Orphaned", owned.provider_config)
+        return _unlabel(state, context, config) or OwnershipReleased(
+            owned.external_name, owned.uid, "Orphaned", owned.provider_config
+        )
     return remove(state, context, config)
 
 
@@ -42,6 +48,42 @@ def stays_in_the_api(state: ShapeState) -> bool:
     stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
     asked = state.orphan_forced or keepers(state.references, "Release")
     return bool(state.generation and stays) or bool(asked)
+
+
+def _unlabel(
+    state: ShapeState, context: Context, config: ProviderConfigSpec
+) -> ActionDecided | None:
+    """Take our label off an object that stays: it would go on saying that the object is ours.
+
+    None where there is nothing to take off, where nothing may be written, and where the API has
+    refused: a label must not hold the release for ever.
+    """
+    found, policy = state.observed, Policy() if state.spec is None else state.spec.policy
+    if found is None or found.labels.get(OWNER_LABEL) != context.owner or context.kind is None:
+        return None
+    if state.orphan_forced or policy.mode == "ObserveOnly" or policy.paused:
+        return None
+    if state.conflicts > CONFLICTS_BEFORE_WAITING or _is_refused(state):
+        return None
+    if verdict(evidence(state, found, context, config), config.ownership).owner == "disputed":
+        return None
+    labels = {name: value for name, value in found.labels.items() if name != OWNER_LABEL}
+    # Everything else stays as it is, drift too: what nobody declares is not corrected.
+    fields = context.kind.normalize(found.fields)
+    return new_action(state, context, "Update", fields, labels, found)
+
+
+def _is_refused(state: ShapeState) -> bool:
+    return state.failure is not None and state.failure.error_class == "Permanent"
+
+
+def _orphaned(found: ExternalObject, state: ShapeState, context: Context) -> Standing:
+    message = "the object stays in the API, and is not ours"
+    if found.labels.get(OWNER_LABEL) == context.owner:
+        message += "; it still carries our owner label"
+        if state.failure is not None and _is_refused(state):
+            message += f", which the API does not let us take off: {state.failure.message}"
+    return Standing("Released", "Orphaned", message)
 
 
 def _waiting_for_finalizers(state: ShapeState) -> Standing | None:
@@ -56,7 +98,7 @@ def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -
     if found is None:
         return Standing("Deleted", "Gone")
     if state.orphaned:
-        return Standing("Released", "Orphaned", "the object stays in the API, and is not ours")
+        return _orphaned(found, state, context)
     judged = verdict(evidence(state, found, context, config), config.ownership)
     if judged.claim in ("Returned", "Found"):
         return claimed(state, found, judged.claim)
@@ -110,7 +152,7 @@ def remove(state: ShapeState, context: Context, config: ProviderConfigSpec) -> S
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
-    if state.failure is not None and state.failure.error_class == "Permanent":
+    if state.failure is not None and _is_refused(state):
         return hold_deletion(state, context, config.retry, state.failure.message)
     return wait_after_conflicts(state, context, config) or new_action(
         state, context, "Delete", {}, {}, state.observed

@@ -6,10 +6,16 @@ from datetime import datetime, timedelta
 
 from events.external import same_content
 from events.intake import Observed
-from events.log import AbsenceDoubted, DriftDetected, ExternalObserved, OwnershipReleased
+from events.log import (
+    AbsenceDoubted,
+    DriftDetected,
+    ExternalObserved,
+    Operation,
+    OwnershipReleased,
+)
 from reconciler.shape.desired import grace_seconds, is_applied, open_differences
 from reconciler.shape.inputs import Command, Context, Record
-from reconciler.shape.state import ShapeState
+from reconciler.shape.state import Owned, ShapeState
 
 _RIGHT_CLOCK = timedelta(seconds=60)
 """What an observer's clock may lag behind the bus's, and is still believed."""
@@ -137,11 +143,27 @@ def record_loss_and_drift(state: ShapeState, context: Context, record: Record) -
         return
     if state.observed is None:
         if state.declared:
-            state = record(DriftDetected(state.generation, missing=True))
+            deleted = _in_doubt(state, owned, "Delete")
+            state = record(DriftDetected(state.generation, missing=True, perhaps_by=deleted))
         record(OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config))
     elif owned.uid is not None and state.observed.uid not in (None, owned.uid):
         record(OwnershipReleased(owned.external_name, owned.uid, "Replaced", owned.provider_config))
     elif state.declared and is_applied(state, context):
         found = open_differences(state, context)
         if found:
-            record(DriftDetected(state.generation, differences=found))
+            written = _in_doubt(state, owned, "Update")
+            record(DriftDetected(state.generation, differences=found, perhaps_by=written))
+
+
+def _in_doubt(state: ShapeState, owned: Owned, operation: Operation) -> str:
+    """Name an action of ours that may have done what is seen now; each is suspected once.
+
+    By its name: where a write is not bound to an object, it may have met the next one.
+    """
+    place = (operation, owned.provider_config, owned.external_name)
+    for ended in reversed(state.ended):
+        action = ended.action
+        may_be_it = (ended.in_doubt or ended.told_late) and not ended.suspected
+        if may_be_it and (action.operation, action.provider_config, action.external_name) == place:
+            return action.action_id
+    return ""

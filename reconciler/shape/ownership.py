@@ -69,7 +69,7 @@ def evidence(
         name=None if config.owner_prefix is None else found.name.startswith(config.owner_prefix),
         exclusive=config.scope.mode == "Exclusive" and config.scope.has(found.name, found.labels),
         returned=found.uid is not None and found.uid == state.lost_uid,
-        uncertain=state.uncertain_create,
+        uncertain=state.uncertain_create and not state.orphaned,  # it was let go on purpose
         referenced=bool(state.references),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from events.intake import LossCount
 from events.log import OwnershipClaimed
-from events.manifest import SHAPE_REF_KIND, target_of
+from events.manifest import PROVIDER_CONFIG_KIND, SHAPE_REF_KIND, target_of
 from reconciler.shape.api_health import standing_of_api
 from reconciler.shape.desired import config_name, config_of
 from reconciler.shape.inputs import Context
@@ -28,8 +28,8 @@ def next_step(state: ShapeState, context: Context) -> Step:
     config = config_of(state, context)
     if state.in_flight is not None:
         return pursue(state, state.in_flight, context, config)
-    if state.spec is None and state.observed is None and state.owned is None:
-        return _nothing_left(state)
+    if not state.declared and state.observed is None and state.owned is None:
+        return _nothing_left(state)  # whether its API is known does not matter any more
     if context.kind is None:
         return Standing("Held", "UnknownKind", f"kind {context.key.kind!r} is not registered here")
     if config is None:
@@ -52,6 +52,8 @@ def next_step(state: ShapeState, context: Context) -> Step:
 
 def _nothing_left(state: ShapeState) -> Standing:
     """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
+    if state.spec is not None:
+        return Standing("Deleted", "Gone")
     if state.outcome is None:
         return Standing("Deleted", "Gone") if state.effect_at is not None else NOTHING_TO_SAY
     if state.outcome.outcome == "Deleted":
@@ -85,8 +87,24 @@ def _internal(state: ShapeState, context: Context) -> Step:
     if state.declared and context.key.kind == SHAPE_REF_KIND:
         return _reference(state)
     if state.declared:
-        return standing_of_api(state.api) or Standing("Converged", "Declared")
+        return (
+            _unknown_provider(state, context)
+            or standing_of_api(state.api)
+            or Standing("Converged", "Declared")
+        )
     return Standing("Deleted", "Withdrawn") if state.generation else NOTHING_TO_SAY
+
+
+def _unknown_provider(state: ShapeState, context: Context) -> Standing | None:
+    """Tell of a configuration whose provider was known when it was declared, and is no more."""
+    if context.key.kind != PROVIDER_CONFIG_KIND or context.providers is None or state.spec is None:
+        return None
+    provider = state.spec.fields.get("provider")
+    if provider in context.providers:
+        return None
+    return Standing(
+        "Held", "UnknownProvider", f"no kind of provider {provider!r} is installed here"
+    )
 
 
 def _reference(state: ShapeState) -> Step:

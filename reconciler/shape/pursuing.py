@@ -14,29 +14,41 @@ UNKNOWN_RESULT = "UnknownResult"
 """Reason of the outcome of an action that waits for a person, and what an approval names."""
 
 
+_ROUNDED_SECONDS = 0.001
+"""Waits are recorded in milliseconds."""
+
+
 def pursue(
     state: ShapeState, flight: InFlight, context: Context, config: ProviderConfigSpec | None
 ) -> Step:
     """Bring the action in flight to its end: the same key and parameters until it is known."""
     if flight.abandoned:
+        reason = "a person decided to give it up"
+        action = flight.action
         return ActionAbandoned(
-            flight.action.action_id, flight.action.operation, "a person decided to give it up"
+            action.action_id, action.operation, reason, in_doubt=_may_be_under_way(flight)
         )
     if flight.held:
         return Standing("Held", UNKNOWN_RESULT, flight.held, flight.action.action_id)
     if flight.failed is None:
         return _degraded_while_trying(state, flight)
-    if _is_outdated(state, flight):
+    is_wanted = not _is_outdated(state, flight)
+    if not is_wanted and not flight.unknown:
         return ActionAbandoned(
             flight.action.action_id,
             flight.action.operation,
             f"generation {state.generation} replaces generation {flight.action.generation}",
+            in_doubt=flight.in_doubt,
         )
     if is_paused(state):
         return PAUSED
-    if flight.retry_at is None:
+    rung = next_rung(flight, context, is_wanted=is_wanted)
+    least = least_wait_seconds(flight, rung, context)
+    # What was timed as a call may be too early for a look, which has to see what the call did.
+    is_too_early = flight.retry_seconds < least - _ROUNDED_SECONDS
+    if flight.retry_at is None or is_too_early:
         retry = Retry() if config is None else config.retry
-        least = max(flight.failed.retry_after_seconds or 0.0, least_wait_seconds(flight, context))
+        least = max(flight.failed.retry_after_seconds or 0.0, least)
         wait = delay(retry, state.failures, context.jitter, least)
         return RetryScheduled(
             context.now + wait,
@@ -45,7 +57,7 @@ def pursue(
             flight.action.action_id,
         )
     if is_over(flight.retry_at, flight.retry_seconds, context.now):
-        again = ActionRetried if next_rung(flight, context) == "Repeat" else ActionSought
+        again = ActionRetried if rung == "Repeat" else ActionSought
         return again(flight.action, flight.attempt + 1)
     return _degraded_while_trying(state, flight)
 
@@ -56,19 +68,13 @@ def is_paused(state: ShapeState) -> bool:
 
 
 def _is_outdated(state: ShapeState, flight: InFlight) -> bool:
-    """Tell whether the action has most likely done nothing, and something newer is wanted.
+    """Tell whether something newer is wanted. A creation would leak: it is pursued to its end."""
+    is_older = flight.action.generation != state.generation
+    return is_older and flight.action.operation != "Create"
 
-    It may have been done all the same, if a worker died after the call and the redelivered attempt
-    was refused. For an update or a deletion the next look tells; a creation would leak, so it is
-    pursued to its end.
-    """
-    assert flight.failed is not None
-    nothing_done = flight.failed.error_class in ("Transient", "Throttled") and flight.attempt == 1
-    return (
-        nothing_done
-        and flight.action.operation != "Create"
-        and flight.action.generation != state.generation
-    )
+
+def _may_be_under_way(flight: InFlight) -> bool:
+    return flight.in_doubt or flight.failed is None
 
 
 def _degraded_while_trying(state: ShapeState, flight: InFlight) -> Standing:

@@ -30,7 +30,7 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
     data: Reported = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     flight = state.in_flight
     if flight is None or flight.action.action_id != data.action_id:
-        _fold_late_success(state, command, context, record)
+        _record_late_success(state, command, context, record)
         return
     operation = flight.action.operation
     if data.error is None and not data.sought:
@@ -64,27 +64,60 @@ def _dated(event: ShapeEvent, action: Action, command: Command, context: Context
     return replace(event, reported_at=command.stored_at)
 
 
-def _fold_late_success(
+def _record_late_success(
     state: ShapeState, command: Command, context: Context, record: Record
 ) -> None:
-    """A creation that was taken for failed was done all the same: the object is ours."""
+    """Record that an action which was taken for failed, or given up, was done all the same.
+
+    Every effect that the API saw is explained, if it changes nothing else any more (invariant 13).
+    """
     data: Reported = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
-    ended = state.ended_create
-    if ended is None or ended.action.action_id != data.action_id:
-        return
     if data.error is not None or data.sought:
         return
-    if state.in_flight is None and state.owned is None:
-        done = ActionSucceeded(
-            data.action_id, "Create", data.attempt, data.object, data.replayed, late=True
-        )
-        record(_dated(done, ended.action, command, context))
+    for ended in state.ended:
+        is_news = not ended.told_late and ended.known_by != command.message_id
+        if ended.action.action_id == data.action_id and is_news:
+            done = ActionSucceeded(
+                data.action_id,
+                ended.action.operation,
+                data.attempt,
+                data.object,
+                data.replayed,
+                late=True,
+                outdated=bool(ended.known_by) or not _still_counts(state, ended.action, data),
+            )
+            record(_dated(done, ended.action, command, context))
+
+
+def _still_counts(state: ShapeState, action: Action, data: Reported) -> bool:
+    """Tell whether a success that is told late says how the object stands now.
+
+    What was made or written may have changed since, if another action has begun. What was deleted
+    stays so: a uid is given once.
+    """
+    owned = state.owned
+    is_its_object = owned is not None and (owned.provider_config, owned.external_name) == (
+        action.provider_config,
+        action.external_name,
+    )
+    uid = action.uid if data.object is None else data.object.uid
+    same_uid = owned is not None and uid is not None and owned.uid == uid
+    match action.operation:
+        case "Create":
+            return state.in_flight is None and owned is None
+        case "Update":
+            return state.in_flight is None and is_its_object and same_uid
+        case "Delete":
+            return is_its_object and same_uid
 
 
 def _may_be_made_twice(action: Action, data: Reported, context: Context) -> bool:
-    """Tell whether a worker that is gone may have made the same creation, on its own account."""
-    keyless = not capabilities_of(context).idempotency_keys
-    return data.redelivered and keyless and action.operation == "Create"
+    """Tell whether another worker's call may still do something; a creation's key forbids it."""
+    return data.redelivered and (action.operation != "Create" or _keyless(context))
+
+
+def _keyless(context: Context) -> bool:
+    return not capabilities_of(context).idempotency_keys
 
 
 def _after_look(
@@ -120,7 +153,7 @@ def _after_failure(
     state: ShapeState, flight: InFlight, data: Reported, error: ActionError, context: Context
 ) -> ShapeEvent:
     """Settle a failed attempt: what stands in the way of a creation may be its own work."""
-    redelivered = not data.sought and _may_be_made_twice(flight.action, data, context)
+    redelivered = not data.sought and _is_unheard_of(flight.action, data, error, context)
     failed = ActionFailed(
         data.action_id,
         flight.action.operation,
@@ -131,13 +164,26 @@ def _after_failure(
     )
     if error.error_class != "Conflict":
         return failed
+    if data.object is None and not data.replayed and (flight.unknown or data.redelivered):
+        # It may have been our own object, or our own call may still run: a repeat or a look tells.
+        return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.uncertain or state.uncertain_create or redelivered
     finding: Finding = found_in_the_way(flight, data.object, context, uncertain=uncertain)
     if finding == "Unclear":
         return _held_unless_claimed(state, flight, failed, context)
-    if finding in ("Label", "Key"):
+    if finding in ("Label", "Key", "Content"):
         return _found(flight, data, finding)
     return failed
+
+
+def _is_unheard_of(action: Action, data: Reported, error: ActionError, context: Context) -> bool:
+    """Tell whether nothing is known of the call of a worker that had the attempt before.
+
+    What a creation is answered for good under its key settles that call as well.
+    """
+    for_good = error.error_class in ("Conflict", "NotFound", "Permanent")
+    settled = for_good and action.operation == "Create" and not _keyless(context)
+    return data.redelivered and not settled
 
 
 def _found(flight: InFlight, data: Reported, found_by: FoundBy) -> ActionSucceeded:

@@ -12,12 +12,15 @@ from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 7
+STATE_SCHEMA = 8
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64
 """How many ids of declarations a shape remembers, to recognise one that is delivered again late;
 and how many contents, to tell what may be one."""
+
+REMEMBERED_ACTIONS = 4
+"""So many ended actions a shape remembers of which a call may still arrive, or be told of."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -65,8 +68,10 @@ class InFlight(msgspec.Struct, frozen=True):
     ``failed`` is the error of the last attempt, while no newer attempt has begun; ``retry_at`` is
     when the next attempt is due, ``retry_seconds`` how long that wait is. ``base`` is what becomes
     the base of the three-way comparison at success. ``unknown`` counts attempts since the last
-    certain knowledge whose result is unknown, ``uncertain`` says that there ever was one.
-    ``seeking``: what is under way is a look, not a call. ``held`` is why a person has to decide.
+    certain knowledge whose result is unknown, ``in_doubt`` says that there ever was one: its call
+    may still arrive. ``uncertain``: some attempt failed in a way that may have left an object
+    behind. ``seeking``: what is under way is a look, not a call. ``held`` is why a person has to
+    decide.
     """
 
     action: Action
@@ -75,11 +80,28 @@ class InFlight(msgspec.Struct, frozen=True):
     retry_at: datetime | None = None
     base: Applied | None = None
     unknown: int = 0
+    in_doubt: bool = False
     uncertain: bool = False
     seeking: bool = False
     held: str = ""
     abandoned: bool = False
     retry_seconds: float = 0.0
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """An action that has ended, of which a call may still arrive or be told of.
+
+    ``in_doubt``: a worker that had it was not heard of. ``known_by`` is the message that said that
+    it was done, if one did. ``told_late``: another one has said so since. ``suspected``: a drift
+    has named it.
+    """
+
+    action: Action
+    base: Applied | None
+    in_doubt: bool
+    known_by: str = ""
+    told_late: bool = False
+    suspected: bool = False
 
 
 class Finalizer(msgspec.Struct, frozen=True):
@@ -119,7 +141,8 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``orphaned``: the object that is there was ours, and was let go on purpose.
     ``lost_uid``: the object that was ours when it was said to be gone or replaced.
     ``listing_disproved``: it was there all the same, so that only a read proves its absence.
-    ``ended_create`` is the last creation that was taken for failed: its success may be told late.
+    ``ended`` are the last actions that ended without success, or in doubt: told late, they were
+    done all the same.
     ``uncertain_create``: some creation may have been done that we do not know of. ``doubted`` is
     the listing that the guard did not believe. ``approved`` is the hold that a person has lifted.
     ``target_declared`` is what a ``ShapeRef`` knows of its target.
@@ -156,7 +179,7 @@ class ShapeState(msgspec.Struct, frozen=True):
     hold_seconds: float = 0.0
     outcome: OutcomeRecorded | None = None
     because: str = ""
-    ended_create: InFlight | None = None
+    ended: tuple[Ended, ...] = ()
     uncertain_create: bool = False
     doubted: LossCount | None = None
     approved: str = ""

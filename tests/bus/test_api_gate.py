@@ -238,6 +238,22 @@ async def test_a_throttle_is_honoured_by_all_and_told_once(process: Process) -> 
     turned_away = process.gates.of("second").turn_away("second")
     assert turned_away is not None
     assert 30 < (turned_away.retry_after_seconds or 0) <= 60
+    assert turned_away.error_class == "Throttled"
+    assert turned_away.message.startswith("API 'second' wants no call for ")
+    process.log("first", ApiThrottled(_now() + timedelta(seconds=90), 90.0, "slower"))
+    turned_away = process.gates.of("second").turn_away("second")
+    assert turned_away is not None
+    assert turned_away.error_class == "Throttled"
+    assert turned_away.message.startswith("API 'first' wants no call before 20")
+
+
+async def test_who_is_turned_away_by_an_open_breaker_is_not_called_throttled(
+    process: Process,
+) -> None:
+    process.opened(seconds=60.0)
+    turned_away = process.gates.of("first").turn_away("first")
+    assert turned_away is not None
+    assert turned_away.error_class == "Transient"
 
 
 async def test_503_with_retry_after_is_a_throttle_too(process: Process) -> None:

@@ -1,24 +1,31 @@
 """A decider on the real log: what it guesses without reading is never written when it is wrong."""
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
+from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.external import ExternalObject
-from events.intake import Answer, Declared, IntakeData, Reported, TimerFired, Withdrawn
+from events.intake import ActionError, Answer, Declared, IntakeData, Reported, TimerFired, Withdrawn
 from events.log import Action, ActionDecided, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata, ProviderConfigSpec
 from events.names import ShapeKey
 from events.subjects import Intake
+from events.subjects import log as log_subject
 from infra.bus.shape_log import JetStreamShapeLog
+from infra.jetstream.publish import publish
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
+from reconciler.shape import turn
 from tests.bus.histories import new_key
+
+SHARE = 2
 
 
 class Bus:
@@ -29,6 +36,10 @@ class Bus:
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
         self.looks = 0
+
+    @property
+    def share(self) -> int:
+        return SHARE
 
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         return []
@@ -57,11 +68,17 @@ class Bus:
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> None: ...
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        return ()
+
+    async def discard(self, letters: Sequence[DeadLetter]) -> None: ...
 
 
 def decider(
-    log: JetStreamShapeLog, bus: Bus, configurations: Configurations | None = None
+    log: JetStreamShapeLog,
+    bus: Bus,
+    configurations: Configurations | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Decider:
     return Decider(
         reader=bus,
@@ -69,6 +86,7 @@ def decider(
         sink=bus,
         kinds=installed_kinds(),
         configurations=Configurations() if configurations is None else configurations,
+        now=now,
     )
 
 
@@ -190,6 +208,205 @@ async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
     assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
 
 
+class Order(Bus):
+    """A bus that writes down what it is told, in order, and fails once at one of it."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.fails_at = fails_at
+
+    def tell(self, what: str) -> None:
+        if what == self.fails_at:
+            self.fails_at = ""
+            raise OSError(f"{what}: no answer")
+        self.told.append(what)
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        if deliveries:
+            self.tell("ack")
+        await super().ack(deliveries)
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        assert deliveries
+        assert seconds > 0
+        self.tell("later")
+
+    async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
+        assert timers
+        self.tell("timers")
+
+    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+        self.tell("answers")
+        await super().answer(answers)
+
+    async def reject(self, rejections: Sequence[Rejection]) -> None:
+        assert rejections
+        self.tell("rejections")
+
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        assert letters
+        self.tell("letters")
+        return ()
+
+
+async def everything(log: JetStreamShapeLog) -> tuple[Configurations, list[IntakeDelivery]]:
+    """Three shapes' messages that have all to be told: a timer, an answer, a refusal's letter."""
+    configurations = Configurations()
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    tried, fine, refused = new_key(), new_key(), new_key()
+    await decider(log, Bus(), configurations).handle([declaration(tried, 1, "Red")])
+    [create] = await actions_of(log, tried)
+    now = datetime.now(UTC)
+    result = Reported(create.action_id, 1, now, now, "w", error=ActionError("Transient", "no"))
+    return configurations, [
+        delivery("result", tried, 2, result),
+        declaration(fine, 3, "Red"),
+        declaration(refused, 4, "Pink"),
+    ]
+
+
+async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamShapeLog) -> None:
+    configurations, messages = await everything(log)
+    bus = Order()
+    await decider(log, bus, configurations).handle(messages)
+    assert sorted(bus.told[:-1]) == ["answers", "letters", "rejections", "timers"]
+    assert (bus.told[-1], bus.acknowledged) == ("ack", len(messages))
+
+
+async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowledged(
+    log: JetStreamShapeLog,
+) -> None:
+    bus = Order()
+    await decider(log, bus).handle([replace(declaration(new_key(), 1, "Red"), payload=b"not JSON")])
+    assert (bus.told[0], bus.told[-1]) == ("letters", "ack")
+    assert bus.acknowledged == 1
+
+
+@pytest.mark.parametrize("fails_at", ["timers", "rejections", "answers"])
+async def test_what_could_not_be_told_comes_again(log: JetStreamShapeLog, fails_at: str) -> None:
+    configurations, messages = await everything(log)
+    bus = Order(fails_at)
+    with pytest.raises(OSError, match="no answer"):
+        await decider(log, bus, configurations).handle(messages)
+    assert bus.acknowledged == 0
+    again = [replace(each, delivered=2) for each in messages]
+    await decider(log, bus, configurations).handle(again)  # another process gets them
+    assert bus.acknowledged == len(messages)
+    assert {answer.reason for answer in bus.answers} >= {"Duplicate", "Invalid"}
+
+
+async def test_a_message_whose_letter_could_not_be_stored_comes_again(
+    log: JetStreamShapeLog,
+) -> None:
+    configurations, messages = await everything(log)
+    bus = Order("letters")
+    await decider(log, bus, configurations).handle(messages)
+    assert bus.told.index("later") < bus.told.index("ack")
+    assert bus.acknowledged == len(messages) - 1
+
+
 async def actions_of(log: JetStreamShapeLog, key: ShapeKey) -> list[Action]:
     decided = [stored.event.data for stored in await log.history(key)]
     return [each.action for each in decided if isinstance(each, ActionDecided)]
+
+
+class FullBus(Bus):
+    """No dead letter finds room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: dict[int, float] = {}
+        self.acked: list[int] = []
+        self.discarded: list[DeadLetter] = []
+
+    async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        self.acked += [each.position for each in deliveries]
+
+    async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
+        self.waits |= {each.position: seconds for each in deliveries}
+
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        return letters
+
+    async def discard(self, letters: Sequence[DeadLetter]) -> None:
+        self.discarded += letters
+
+
+def rubbish(position: int, namespace: str = "acme", *, delivered: int = 1) -> IntakeDelivery:
+    subject = f"in.0.desired.{namespace}.Shape.x"
+    return IntakeDelivery(position, subject, b"", f"m{position}", None, delivered, None)
+
+
+async def test_a_namespace_waits_in_its_share_of_the_slots_and_the_rest_is_counted(
+    log: JetStreamShapeLog,
+) -> None:
+    bus = FullBus()
+    ours = decider(log, bus)
+    await ours.handle([rubbish(at) for at in range(1, 6)])
+    assert sorted(bus.waits) == [1, 2]
+    assert [each.delivery.position for each in bus.discarded] == bus.acked == [3, 4, 5]
+    await ours.handle([rubbish(6), rubbish(7, "other"), rubbish(8, "third"), rubbish(9, "other")])
+    assert sorted(bus.waits) == [1, 2, 7, 8], "all of them together have two shares"
+    await ours.handle([rubbish(1, delivered=2), rubbish(10)])
+    assert sorted(bus.waits) == [1, 2, 7, 8], "what comes back takes no second slot"
+    assert bus.acked == [3, 4, 5, 6, 9, 10]
+
+
+async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes_back(
+    log: JetStreamShapeLog,
+) -> None:
+    bus = FullBus()
+    await decider(log, bus).handle([rubbish(1), rubbish(2)])
+    following = decider(log, bus)
+    await following.handle([rubbish(3), rubbish(4)])
+    assert sorted(bus.waits) == [1, 2, 3, 4], "for the time of one wait"
+    await following.handle([rubbish(1, delivered=2), rubbish(2, delivered=2)])
+    assert bus.acked == [1, 2]
+
+
+async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamShapeLog) -> None:
+    bus, clock = FullBus(), [datetime.now(UTC)]
+    ours = decider(log, bus, now=lambda: clock[0])
+    await ours.handle([rubbish(1), rubbish(2), rubbish(3)])
+    clock[0] += timedelta(minutes=5)
+    await ours.handle([rubbish(4)])
+    assert (sorted(bus.waits), bus.acked) == ([1, 2, 4], [3])
+
+
+async def test_nothing_is_given_up_that_is_not_counted(log: JetStreamShapeLog) -> None:
+    class Uncounted(FullBus):
+        async def discard(self, letters: Sequence[DeadLetter]) -> None:
+            raise TimeoutError("perhaps")
+
+    bus = Uncounted()
+    await decider(log, bus).handle([rubbish(at) for at in range(1, 6)])
+    assert (sorted(bus.waits), bus.acked) == ([1, 2, 3, 4, 5], [])
+
+
+async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_others(
+    log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_inputs: Any) -> Any:
+        raise ZeroDivisionError("not today")
+
+    keys, bus = [new_key() for _ in range(5)], FullBus()
+    ours = decider(log, bus)
+    with monkeypatch.context() as patch:
+        patch.setattr(turn, "record_facts", fails)
+        await ours.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
+    waits = sorted(bus.waits.values())
+    assert (waits[:3], waits[3] > 0, len(waits)) == ([0.0] * 3, True, 5)
+    assert (bus.acked, bus.discarded) == ([], [])
+
+
+async def test_a_message_of_a_damaged_shape_is_never_given_up(
+    log: JetStreamShapeLog, bus: Client
+) -> None:
+    key, full = new_key(), FullBus()
+    await decider(log, Bus()).handle([declaration(key, 1, "Red")])
+    await publish(bus, log_subject(key, "fact"), b"of a newer release")
+    tired = [replace(declaration(key, at, "Blue"), delivered=5) for at in range(2, 8)]
+    await decider(log, full).handle(tired)
+    assert (sorted(full.waits), full.acked, full.discarded) == ([2, 3, 4, 5, 6, 7], [], [])
+    assert min(full.waits.values()) > 0

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 import pytest
 from nats.aio.client import Client
 
-from events.intake import TimerFired, Withdrawn
+from events.intake import Declared, TimerFired, Withdrawn
+from events.manifest import Manifest, Metadata
 from events.subjects import REPLY_HEADER
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
 from infra.bus.streams import INTAKE, PARTITIONS
 from infra.jetstream.connection import api_request
+from infra.jetstream.errors import MessageTooLargeError, StreamFullError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
@@ -71,6 +73,49 @@ async def test_only_an_inbox_is_answered(bus: Client, reader: JetStreamIntakeRea
     assert {delivery.reply_to for delivery in taken} == {"_INBOX.abc", None}
     assert sum(delivery.reply_to is None for delivery in taken) == 2
     await reader.ack(taken)
+
+
+async def test_what_comes_for_the_ninth_time_still_comes(
+    bus: Client, reader: JetStreamIntakeReader
+) -> None:
+    await JetStreamIntakeWriter(bus, "test").publish([_message()])
+    for time in range(1, 12):
+        [taken] = await _take(reader, 1)
+        assert taken.delivered == time
+        await reader.retry_later([taken], 0.0)
+    await reader.ack(await _take(reader, 1))
+
+
+# A message of a shape in each place among few, which are published, and among many, in batches.
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("place", [0, 1, -1])
+async def test_if_one_of_several_is_refused_the_whole_has_failed(
+    bus: Client, count: int, place: int
+) -> None:
+    messages = [_message() for _ in range(count)]
+    long = Manifest("test/v1", "Shape", Metadata("x"), {"text": "x" * bus.max_payload})
+    messages[place] = messages[place]._replace(data=Declared(long))
+    before = (await stream_state(bus, INTAKE)).messages
+    with pytest.raises(MessageTooLargeError):
+        await JetStreamIntakeWriter(bus, "test").publish(messages)
+    assert (await stream_state(bus, INTAKE)).messages == before + count - 1
+
+
+@pytest.mark.parametrize("count", [3, 40])
+async def test_if_there_is_room_for_some_of_several_the_whole_has_failed(
+    bus: Client, count: int
+) -> None:
+    writer, messages = JetStreamIntakeWriter(bus, "test"), [_message() for _ in range(count)]
+    state = await stream_state(bus, INTAKE)
+    full = {**state.config, "max_msgs": state.messages + count - 1}
+    await api_request(bus, f"STREAM.UPDATE.{INTAKE}", full)
+    try:
+        with pytest.raises(StreamFullError):
+            await writer.publish(messages)
+    finally:
+        await api_request(bus, f"STREAM.UPDATE.{INTAKE}", state.config)
+    await writer.publish(messages)
+    assert (await stream_state(bus, INTAKE)).messages == state.messages + count, "each once"
 
 
 async def test_what_was_declared_of_some_shapes_can_be_looked_up(

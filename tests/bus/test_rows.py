@@ -1,35 +1,85 @@
-"""Rows of the read models: many at once, and one writer."""
+"""Rows of the read models: many at once, read as of one save, and one writer."""
+
+import asyncio
+from collections.abc import Mapping
 
 import pytest
 from nats.aio.client import Client
 
 from infra.bus.rows import JetStreamRows
+from infra.bus.streams import ROWS
+from infra.jetstream.connection import api_request
 from reconciler.ports import RowsConflictError
 
+MANY = 900
 
-async def test_rows_come_back_as_they_were_written(bus: Client) -> None:
-    store = JetStreamRows(bus)
-    await store.clear()
-    await store.load()
+
+@pytest.fixture
+async def store(bus: Client) -> JetStreamRows:
+    await api_request(bus, f"STREAM.PURGE.{ROWS}", {})
+    return JetStreamRows(bus)
+
+
+def rows_of(content: bytes) -> dict[str, bytes | None]:
+    return {f"status.a.b.s{number}": content for number in range(MANY)}
+
+
+async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStreamRows) -> None:
     rows: dict[str, bytes | None] = {
-        f"status.a.b.s{number}": b"%d" % number for number in range(2_100)
+        f"status.a.b.s{number}": b"%d" % number for number in range(2 * MANY)
     }
-    await store.save({**rows, "checkpoint": b"1"})
-    await store.save({"status.a.b.s7": None, "status.a.b.s8": b"new", "checkpoint": b"2"})
+    names, revision = list(rows), 0
+    for start in (0, MANY):
+        some = {name: rows[name] for name in names[start : start + MANY]}
+        revision = await store.save({**some, "checkpoint": b"1"}, revision)
+    changes = {"status.a.b.s7": None, "status.a.b.s8": b"new", "checkpoint": b"2"}
+    revision = await store.save(changes, revision)
     loaded = dict(await JetStreamRows(bus).load())
     expected = {**rows, "status.a.b.s8": b"new", "checkpoint": b"2"}
     del expected["status.a.b.s7"]
     assert loaded == expected
+    assert await store.checkpoint() == (b"2", revision)
     assert await store.get(["status.a.b.s7", "status.a.b.s9"]) == {"status.a.b.s9": b"9"}
 
 
-async def test_of_two_projectors_the_second_is_told(bus: Client) -> None:
-    first, second = JetStreamRows(bus), JetStreamRows(bus)
-    await first.clear()
-    await first.load()
-    await second.load()
-    await first.save({"status.a.b.c": b"first", "checkpoint": b"1"})
+async def test_who_has_not_seen_the_newest_checkpoint_writes_nothing(
+    bus: Client, store: JetStreamRows
+) -> None:
+    other = JetStreamRows(bus)
+    await store.save({"status.a.b.c": b"first", "checkpoint": b"1"}, 0)
     with pytest.raises(RowsConflictError):
-        await second.save({"status.a.b.c": b"second", "checkpoint": b"1"})
-    assert (await second.load())["status.a.b.c"] == b"first"
-    await second.save({"status.a.b.c": b"second", "checkpoint": b"2"})
+        await other.save({"status.a.b.c": b"second", "checkpoint": b"1"}, 0)
+    assert (await other.load())["status.a.b.c"] == b"first"
+    with pytest.raises(RowsConflictError):  # what was read beside does not allow it
+        await other.save({"status.a.b.c": b"second", "checkpoint": b"2"}, 0)
+    _, revision = await other.checkpoint()
+    await other.save({"status.a.b.c": b"second", "checkpoint": b"2"}, revision)
+
+
+async def test_what_was_written_before_a_revision_is_removed_and_nothing_else(
+    bus: Client, store: JetStreamRows
+) -> None:
+    revision = await store.save({"status.a.b.c": b"old", "checkpoint": b"1"}, 0)
+    claimed = await store.save({"checkpoint": b"claimed"}, revision)
+    await store.save({"status.a.b.d": b"new", "checkpoint": b"2"}, claimed)
+    await store.clear(claimed)
+    assert await store.load() == {"status.a.b.d": b"new", "checkpoint": b"2"}
+
+
+async def test_rows_are_read_as_of_one_save(bus: Client, store: JetStreamRows) -> None:
+    """The server shows half a batch in the numbers of its stream while it stores one."""
+    revision = await store.save({**rows_of(b"0"), "checkpoint": b"0"}, 0)
+
+    async def write_again_and_again(revision: int) -> None:
+        for number in range(1, 10_000):
+            content = b"%d" % number
+            changes = {**rows_of(content), "checkpoint": content}
+            revision = await store.save(changes, revision)
+
+    writing = asyncio.ensure_future(write_again_and_again(revision))
+    reader = JetStreamRows(bus)
+    seen: list[Mapping[str, bytes]] = [await reader.load() for _ in range(20)]
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert [len(set(rows.values())) for rows in seen] == [1] * len(seen)
+    assert all(len(rows) == MANY + 1 for rows in seen)

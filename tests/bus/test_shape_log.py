@@ -1,16 +1,21 @@
 """The event log on JetStream: what is loaded, and who may write."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from nats.aio.client import Client
 
-from events.subjects import log_filter
+from events.log import LogEvent, OutcomeRecorded
+from events.names import ShapeKey
+from events.subjects import log_filter, state_snapshot
 from infra.bus import shape_log
 from infra.bus.shape_log import JetStreamShapeLog
-from infra.bus.streams import SHAPES
-from infra.jetstream.reads import StoredMessage, read_subject
-from reconciler.ports import AppendLostError, ShapeAppend
+from infra.bus.streams import SHAPES, SNAPSHOTS
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import BusUnavailableError, StreamFullError
+from infra.jetstream.reads import StoredMessage, last_for_subjects, read_subject, stream_state
+from reconciler.ports import AppendLostError, AppendRefusedError, ShapeAppend
 from reconciler.services.repository import (
     EVENTS_BETWEEN_SNAPSHOTS,
     Commit,
@@ -95,6 +100,31 @@ async def test_a_snapshot_that_knows_more_than_the_log_is_not_used(
     assert kept.state == fold(history)
 
 
+async def test_shapes_of_one_name_in_two_namespaces_have_each_a_snapshot(
+    log: JetStreamShapeLog,
+) -> None:
+    ours = new_key()
+    twins = [
+        ours,
+        ShapeKey("other", ours.kind, ours.name),
+        ShapeKey("default", "Record", ours.name),
+    ]
+    lengths = dict(zip(twins, (10, 20, 30), strict=True))
+    snapshots: dict[ShapeKey, tuple[int, bytes]] = {}
+    for key, length in lengths.items():
+        history = events(key, 1, length)
+        [position] = await log.append([ShapeAppend(key, history, 0)])
+        snapshots[key] = position, encode_snapshot(fold(history))
+    await log.save_snapshots(snapshots)
+    later = {key: events(key, length + 1, length + 1) for key, length in lengths.items()}
+    await log.append([ShapeAppend(key, more, snapshots[key][0]) for key, more in later.items()])
+    loaded = await log.load(twins)
+    for key in twins:
+        assert (loaded[key].snapshot, list(loaded[key].events)) == (snapshots[key][1], later[key])
+    kept = await ShapeRepository(log).get(twins)
+    assert {key: kept[key].state.version - 1 for key in twins} == lengths
+
+
 async def test_a_hole_in_one_history_holds_that_shape_only(log: JetStreamShapeLog) -> None:
     broken, sound = new_key(), new_key()
     await log.append([ShapeAppend(broken, [event(broken, 1), event(broken, 3)], 0)])
@@ -147,3 +177,65 @@ async def test_following_sees_every_event_once_and_says_when_it_caught_up(
         assert feed.position == await log.last_position()
     assert seen == list(range(1, 301))
     assert len(await read_subject(bus, SHAPES, log_filter(key))) == 300
+
+
+async def _commit(repository: ShapeRepository, key: ShapeKey, history: Sequence[LogEvent]) -> bool:
+    base = (await repository.get([key]))[key]
+    return not await repository.commit([Commit(key, base, fold(history, base.state), history)])
+
+
+async def _has_a_snapshot(bus: Client, key: ShapeKey) -> bool:
+    return bool(await last_for_subjects(bus, SNAPSHOTS, [state_snapshot(key)]))
+
+
+@pytest.mark.parametrize("trouble", ["another was faster", "too large", "full", "no answer"])
+async def test_of_what_was_never_stored_nothing_is_kept_and_no_snapshot_made(
+    bus: Client, log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    key, repository = new_key(), ShapeRepository(log)
+    history = list(events(key, 1, EVENTS_BETWEEN_SNAPSHOTS))
+    assert (await repository.get([key]))[key].state == NEW
+    state = await stream_state(bus, SHAPES)
+    if trouble == "another was faster":
+        await log.append([ShapeAppend(key, events(key, 1, 2), 0)])
+        assert not await _commit(repository, key, history)
+    elif trouble == "too large":
+        message = "x" * bus.max_payload
+        history[-1] = event(key, len(history), OutcomeRecorded("Failed", 1, "x", message))
+        with pytest.raises(AppendRefusedError):
+            await _commit(repository, key, history)
+    elif trouble == "full":
+        full = {**state.config, "max_bytes": state.bytes + 1}
+        await api_request(bus, f"STREAM.UPDATE.{SHAPES}", full)
+        with pytest.raises(StreamFullError):
+            await _commit(repository, key, history)
+        await api_request(bus, f"STREAM.UPDATE.{SHAPES}", state.config)
+    else:
+        monkeypatch.setattr(shape_log, "append", _unanswered)
+        with pytest.raises(BusUnavailableError):
+            await _commit(repository, key, history)
+    stored = len(await log.history(key))
+    assert (await repository.get([key]))[key].state.version == stored < len(history)
+    assert not await _has_a_snapshot(bus, key)
+
+
+async def _unanswered(*_: object, **__: object) -> list[int]:
+    raise BusUnavailableError("no answer in time")
+
+
+async def test_a_state_is_kept_and_its_snapshot_made_after_its_events_are_stored(
+    bus: Client, log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, repository, really = new_key(), ShapeRepository(log), log.append
+    before: list[tuple[int, bool]] = []
+
+    async def append(appends: Sequence[ShapeAppend]) -> Sequence[int]:
+        known = (await repository.get([key]))[key].state.version
+        before.append((known, await _has_a_snapshot(bus, key)))
+        return await really(appends)
+
+    monkeypatch.setattr(log, "append", append)
+    assert await _commit(repository, key, events(key, 1, EVENTS_BETWEEN_SNAPSHOTS))
+    assert before == [(0, False)]
+    assert (await repository.get([key]))[key].state.version == EVENTS_BETWEEN_SNAPSHOTS
+    assert await _has_a_snapshot(bus, key)

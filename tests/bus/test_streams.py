@@ -4,9 +4,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from infra.bus.shape_log import open_log
-from infra.bus.streams import INTAKE, SHAPES, ensure_topology, find_log_id
+from infra.bus.streams import (
+    FORMAT_METADATA,
+    INTAKE,
+    LOG_FORMAT,
+    LOG_ID_METADATA,
+    SHAPES,
+    WORKERS,
+    decider_consumers,
+    ensure_topology,
+    find_log_id,
+    topology_differences,
+)
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
@@ -32,6 +44,30 @@ async def test_twice_is_once_and_the_log_keeps_its_name(tmp_path: Path) -> None:
         await server.stop()
 
 
+async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """The server stops after ``max_deliver`` without a word: what waits there is lost."""
+    server = EmbeddedServer()
+    nc = await connect(await server.start(tmp_path), name="test")
+    consumers = [(INTAKE, name) for name in decider_consumers()] + [(SHAPES, WORKERS)]
+    try:
+        await ensure_topology(nc)
+        for stream, name in consumers:
+            config = (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
+            assert config["max_deliver"] == -1, name
+            few = {"stream_name": stream, "config": {**config, "max_deliver": 8}}
+            await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", few)
+        wrong = await topology_differences(nc)
+        for stream, name in consumers:
+            assert wrong[f"{stream}/{name}"] == {"max_deliver": (-1, 8)}
+        changed = (await ensure_topology(nc)).changes
+        assert {changed[f"{stream}/{name}"] for stream, name in consumers} == {"updated"}
+    finally:
+        await nc.close()
+        await server.stop()
+
+
 async def test_a_difference_that_cannot_be_changed_is_told(tmp_path: Path) -> None:
     server = EmbeddedServer()
     nc = await connect(await server.start(tmp_path), name="test")
@@ -43,6 +79,49 @@ async def test_a_difference_that_cannot_be_changed_is_told(tmp_path: Path) -> No
     finally:
         await nc.close()
         await server.stop()
+
+
+async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    nc = await connect(await server.start(tmp_path), name="test")
+    try:
+        await ensure_topology(nc)
+        await written_by(nc, {FORMAT_METADATA: str(LOG_FORMAT + 1)})
+        before = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+        newer = rf"newer release \(format {LOG_FORMAT + 1}, this one reads {LOG_FORMAT}\): upgrade"
+        for use in (find_log_id, open_log, ensure_topology, topology_differences):
+            with pytest.raises(IncompatibleStreamError, match=newer):
+                await use(nc)
+        after = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+        assert after["config"] == before["config"]
+    finally:
+        await nc.close()
+        await server.stop()
+
+
+async def test_a_log_that_names_no_format_is_of_the_first_and_is_told_its_own(
+    tmp_path: Path,
+) -> None:
+    server = EmbeddedServer()
+    nc = await connect(await server.start(tmp_path), name="test")
+    try:
+        first = await ensure_topology(nc)
+        found = (await stream_state(nc, SHAPES)).config["metadata"]
+        await written_by(nc, {LOG_ID_METADATA: first.log_id})
+        assert FORMAT_METADATA not in (await stream_state(nc, SHAPES)).config["metadata"]
+        assert await find_log_id(nc) == first.log_id
+        assert (await ensure_topology(nc)).changes[SHAPES] == "updated"
+        assert (await stream_state(nc, SHAPES)).config["metadata"] == found
+    finally:
+        await nc.close()
+        await server.stop()
+
+
+async def written_by(nc: Client, metadata: dict[str, str]) -> None:
+    """Give the log the metadata that another release would have given it."""
+    config = (await api_request(nc, f"STREAM.INFO.{SHAPES}", None))["config"]
+    found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
+    await api_request(nc, f"STREAM.UPDATE.{SHAPES}", {**config, "metadata": found})
 
 
 async def test_a_new_intake_beside_an_old_log_goes_on_counting(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    ActionRetried,
     ActionSucceeded,
     LogEvent,
     Operation,
@@ -25,6 +26,7 @@ from events.log import (
 from events.manifest import ProviderConfigSpec, Scope
 from events.names import ShapeKey
 from infra.bus.shape_log import JetStreamShapeLog
+from infra.jetstream.errors import StreamFullError
 from reconciler.errors import ProviderError
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
@@ -81,6 +83,9 @@ class Bus:
         self._deliveries = list(deliveries)
         self.acknowledged = asyncio.Event()
         self.reports: list[Reported] = []
+        self.ids: list[str] = []
+
+    async def take_from(self, provider_config: str, most: int) -> None: ...
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         if not self._deliveries:
@@ -99,6 +104,7 @@ class Bus:
         for each in messages:
             assert encode_intake(each.message_id, "test", each.data, time=datetime.now(UTC))
         self.reports += [each.data for each in messages if isinstance(each.data, Reported)]
+        self.ids += [each.message_id for each in messages]
 
     async def last_position(self) -> int:
         return 0
@@ -136,7 +142,7 @@ async def work(
     position = (await log.history(key))[0].position
     bus = Bus(ActionDelivery(position, history[0], delivered, None))
     async with at_work(log, api, bus, capabilities=capabilities):
-        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
     return bus
 
 
@@ -184,13 +190,34 @@ _ENDS: list[Callable[[str], ShapeEvent]] = [
 ]
 
 
+@pytest.mark.parametrize("delivered", [1, 2])
 @pytest.mark.parametrize("end", _ENDS)
 async def test_an_action_that_has_ended_is_not_called_again(
-    log: JetStreamShapeLog, end: Callable[[str], ShapeEvent]
+    log: JetStreamShapeLog, end: Callable[[str], ShapeEvent], delivered: int
 ) -> None:
+    """A consumer that was made anew hands all of the history out for the first time."""
     key, api = new_key(), Api()
-    bus = await work(log, api, [decided(key), event(key, 2, end(f"{key}@1"))])
+    history = [decided(key), event(key, 2, end(f"{key}@1"))]
+    bus = await work(log, api, history, delivered=delivered)
     assert (api.calls, bus.reports) == (0, [])
+
+
+async def test_each_attempt_and_each_ending_has_a_result_of_its_own(
+    log: JetStreamShapeLog,
+) -> None:
+    """The bus stores one id once: what was refused must not stand for what was done."""
+    first = decided(new_key())
+    assert isinstance(first.data, ActionDecided)
+    second = event(first.key, 2, ActionRetried(first.data.action, 2))
+    refused = ProviderError("still running")
+    ids: list[str] = []
+    for decision, fails in ((first, None), (first, None), (first, refused), (second, None)):
+        bus = Bus(ActionDelivery(1, decision, 2, None))
+        async with at_work(log, Api(fails=fails), bus):
+            await asyncio.wait_for(bus.acknowledged.wait(), 20)
+        ids += bus.ids
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
 
 
 async def test_an_action_without_an_end_is_called_again(log: JetStreamShapeLog) -> None:
@@ -279,6 +306,47 @@ async def test_a_provider_that_gives_up_by_itself_leaves_no_lease_behind(
     assert report.error.error_class == "Unknown"
 
 
+class Refusing(Bus):
+    """Takes some of several results, and says no to the rest and so to the whole, once."""
+
+    def __init__(self, *deliveries: ActionDelivery) -> None:
+        super().__init__(*deliveries)
+        self.acknowledged_at: list[int] = []
+        self.all_acknowledged = asyncio.Event()
+        self.tries = 0
+
+    async def next_batch(self) -> Sequence[ActionDelivery]:
+        batch, self._deliveries = self._deliveries, list[ActionDelivery]()
+        return batch or await super().next_batch()
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            await super().publish(messages[:1])
+            raise StreamFullError("the intake is full")
+        await super().publish(messages)
+
+    async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
+        self.acknowledged_at += [self.tries] * len(deliveries)
+        if len(self.acknowledged_at) == 3:
+            self.all_acknowledged.set()
+
+
+async def test_no_action_is_acknowledged_while_one_of_the_results_is_not_stored(
+    log: JetStreamShapeLog,
+) -> None:
+    histories = [[decided(new_key())] for _ in range(3)]
+    await log.append([ShapeAppend(each[0].key, each, 0) for each in histories])
+    position = await log.last_position()
+    bus = Refusing(*(ActionDelivery(position, each[0], 1, None) for each in histories))
+    async with at_work(log, Api(), bus):
+        await asyncio.wait_for(bus.all_acknowledged.wait(), 20)
+    assert min(bus.acknowledged_at) > 1
+    assert {report.action_id for report in bus.reports} == {
+        f"{each[0].key}@1" for each in histories
+    }
+
+
 class Paused(Bus):
     """The process stands still right after its one delivery, and another worker does the work."""
 
@@ -303,5 +371,15 @@ async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
     key, api = new_key(), Api()
     bus = Paused(log, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
     async with at_work(log, api, bus, clock=lambda: bus.now):
-        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
     assert (api.calls, bus.reports) == (0, [])
+
+
+async def test_who_stood_still_before_its_report_says_that_another_may_have_the_action_by_now(
+    log: JetStreamShapeLog,
+) -> None:
+    """Its own call was refused; that of the other worker may have been done."""
+    bus = Paused(log, [decided(new_key())])
+    async with at_work(log, Api(), bus, clock=lambda: bus.now):
+        await asyncio.wait_for(bus.acknowledged.wait(), 10)
+    assert [report.redelivered for report in bus.reports] == [True]

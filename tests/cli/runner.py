@@ -21,7 +21,7 @@ import structlog
 from reconciler.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
-STOP_SECONDS = 30
+STOP_SECONDS = 90
 COMMAND = (sys.executable, "-m", "reconciler")
 
 
@@ -60,7 +60,7 @@ class Cli:
             input=text,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             env={**self.environment(), **environment},
             check=False,
         )

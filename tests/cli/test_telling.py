@@ -89,7 +89,7 @@ TOLD: list[tuple[ShapeEvent, str]] = [
     (FinalizerRemoved("billing/invoice", True, "gone"), "billing/invoice, by force: gone"),
     (
         ReleaseForced("shut\ndown", True, ("billing/invoice",), ("shop/ShapeRef/a",)),
-        "billing/invoice, shop/ShapeRef/a; its object stays: shut down",
+        "billing/invoice, shop/ShapeRef/a; its object, if there is one, stays: shut down",
     ),
     (HoldApproved("LossGuard", reason="really"), "LossGuard: proceed: really"),
     (

@@ -41,9 +41,10 @@ from infra.bus.streams import (
     INTAKE,
     OUTCOMES,
     SHAPES,
-    WORKERS,
     decider_consumers,
     ensure_topology,
+    make_worker_consumer,
+    worker_consumers,
 )
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
@@ -95,7 +96,8 @@ class Lane:
             ) as self.http:
                 self.nc = await connect(self.server.url, name=ACTOR)
                 await ensure_topology(self.nc)
-                await self._shorten_leases()
+                for consumer in decider_consumers():
+                    await self._shorten_lease(INTAKE, consumer)
                 await self.configure("default", PREFIX)
                 try:
                     yield self
@@ -106,15 +108,13 @@ class Lane:
             await self.api.kill()
             await self.server.kill()
 
-    async def _shorten_leases(self) -> None:
-        consumers = [(INTAKE, name) for name in decider_consumers()] + [(SHAPES, WORKERS)]
-        for stream, name in consumers:
-            info = await api_request(self.nc, f"CONSUMER.INFO.{stream}.{name}", None)
-            config: dict[str, Any] = info["config"] | {"ack_wait": int(LEASE_SECONDS * 1e9)}
-            if config.get("priority_timeout"):
-                config["priority_timeout"] = int(LEASE_SECONDS * 1e9)
-            body = {"stream_name": stream, "config": config, "action": "update"}
-            await api_request(self.nc, f"CONSUMER.CREATE.{stream}.{name}", body)
+    async def _shorten_lease(self, stream: str, consumer: str) -> None:
+        info = await api_request(self.nc, f"CONSUMER.INFO.{stream}.{consumer}", None)
+        config: dict[str, Any] = info["config"] | {"ack_wait": int(LEASE_SECONDS * 1e9)}
+        if config.get("priority_timeout"):
+            config["priority_timeout"] = int(LEASE_SECONDS * 1e9)
+        body = {"stream_name": stream, "config": config, "action": "update"}
+        await api_request(self.nc, f"CONSUMER.CREATE.{stream}.{consumer}", body)
 
     # --- processes
 
@@ -196,6 +196,7 @@ class Lane:
 
     async def configure(self, name: str, prefix: str, *, resync_seconds: float = 0.5) -> None:
         """Declare where the API is, for the objects of a prefix."""
+        await self._shorten_lease(SHAPES, await make_worker_consumer(self.nc, name))
         spec = ProviderConfigSpec(
             "shapes",
             self.api.url,
@@ -329,10 +330,10 @@ class Lane:
 
         async def nothing_waits() -> bool:
             deciders = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
-            workers = await api_request(self.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+            workers = await worker_consumers(self.nc)
             return not any(
                 each["num_pending"] or each["num_ack_pending"]
-                for each in (*deciders["consumers"], workers)
+                for each in (*deciders["consumers"], *workers)
             )
 
         await self.until(nothing_waits, "everything is decided and executed")

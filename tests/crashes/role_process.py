@@ -20,7 +20,7 @@ from pathlib import Path
 from reconciler.wiring import ROLES
 from tests.crashes.roles import READY, run_roles
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
 
 _LOOK_SECONDS = 0.01

@@ -52,6 +52,23 @@ def call_the_api(words: list[str], api_url: str) -> int:
     return httpx.request(method, api_url + path).status_code
 
 
+def watch_the_drift(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """See what the README says that is to be seen: the drift, and that it was repaired."""
+    process = subprocess.Popen(
+        [*PROGRAM, *words[2:]], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    seen: list[str] = []
+    with process:
+        for line in process.stdout:
+            seen.append(line.split()[2])
+            if seen[-2:] == ["Drift", "Converged"]:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 0
+    assert seen == ["Converged", "Drift", "Converged"]
+
+
 @pytest.mark.timeout(300)  # as many commands as a person types, one after the other
 def test_the_tour(folder: Path, running: dict[str, Any]) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RECONCILER_NATS_URL"}
@@ -62,6 +79,7 @@ def test_the_tour(folder: Path, running: dict[str, Any]) -> None:
             continue
         assert words[:2] == ["./run", "reconciler"], words
         if words[2] in ENDLESS:
+            watch_the_drift(words, folder, environment)
             continue
         done = subprocess.run(
             [*PROGRAM, *words[2:]],

@@ -177,7 +177,8 @@ def test_asyncapi_shows_every_subject_of_the_code() -> None:
         "answer": "{replyTo}",
         "outcome": subjects.outcome(key),
         "log": subjects.log(key, "fact").replace("fact", "{class}"),
-        "deadletter": subjects.deadletter("{stage}"),
+        "action": subjects.log(key, "action.{providerConfig}"),
+        "deadletter": subjects.deadletter("{stage}", "{namespace}", "{size}"),
     }
 
 

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+
+import pytest
 
 from reconciler.sdk import Client
 from tests.sdk.conftest import Stack, shape
@@ -22,7 +25,7 @@ async def run(stack: Stack, program: str, *arguments: str, stdin: bytes = b"") -
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "NATS_URL": stack.bus.url},
+        env={**os.environ, "RECONCILER_NATS_URL": stack.bus.url},
     )
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -97,6 +100,33 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
     for ours in ("events", "reconciler", "infra", "projections"):
         assert f"from {ours}" not in source
         assert f"import {ours}" not in source
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("follow_outcomes.py", []),
+        ("follow_outcomes.py", ["name", "many"]),
+        ("publish_snapshot.py", []),
+        ("publish_snapshot.py", ["default"]),
+        ("plain_service.py", []),
+        ("audit_replay.py", ["yesterday"]),
+    ],
+)
+def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: list[str]) -> None:
+    without_key = {name: text for name, text in os.environ.items() if name != "RECONCILER_NKEY"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=without_key,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("usage: ")
+    assert f"examples/{program}" in done.stderr
 
 
 def test_every_example_is_tried() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.streams import INTAKE, SHAPES, WORKERS
+from infra.bus.streams import INTAKE, SHAPES, WORKERS, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.topology import delete_consumer, delete_stream
 from infra.shapes_api import ShapesProcess
@@ -43,7 +43,10 @@ async def halts(world: World) -> str:
     return written.getvalue()
 
 
-@pytest.mark.parametrize(("stream", "consumer"), [(INTAKE, "decider-3"), (SHAPES, WORKERS)])
+@pytest.mark.parametrize(
+    ("stream", "consumer"),
+    [(INTAKE, "decider-3"), (SHAPES, WORKERS), (SHAPES, worker_consumer("default"))],
+)
 async def test_fault_18_a_role_whose_consumer_was_deleted_says_so_and_ends(
     world: World, stream: str, consumer: str
 ) -> None:

@@ -8,12 +8,14 @@ import uuid
 import pytest
 
 from events.subjects import log
-from infra.bus.streams import INTAKE, SHAPES, TIMERS, WORKERS
+from infra.bus.streams import INTAKE, SHAPES, TIMERS, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
 from tests.crashes.lane import Lane, key
+
+_ACTIONS = worker_consumer("default")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -61,7 +63,7 @@ async def test_7_an_action_delivered_again_while_its_call_is_under_way_has_one_e
     await lane.until_outcome(name, "Converged")
     await lane.break_api()
     await lane.until_at_rest()
-    actions = await read_subject(lane.nc, SHAPES, log(key(name), "action"))
+    actions = await read_subject(lane.nc, SHAPES, log(key(name), "action.default"))
     assert await deliveries(lane) - before > len(actions), "some were delivered again"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
@@ -90,12 +92,12 @@ async def test_7_a_timer_that_fires_twice_wakes_and_does_nothing_more(
 
 
 async def deliveries(lane: Lane) -> int:
-    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{_ACTIONS}", None)
     return int(info["delivered"]["consumer_seq"])
 
 
 async def set_lease(lane: Lane, seconds: float) -> None:
-    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{_ACTIONS}", None)
     config = info["config"] | {"ack_wait": int(seconds * 1e9)}
     body = {"stream_name": SHAPES, "config": config, "action": "update"}
-    await api_request(lane.nc, f"CONSUMER.CREATE.{SHAPES}.{WORKERS}", body)
+    await api_request(lane.nc, f"CONSUMER.CREATE.{SHAPES}.{_ACTIONS}", body)

@@ -6,7 +6,6 @@ monotonic clock keep the time.
 
 from __future__ import annotations
 
-import glob
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,13 @@ import pytest
 from events.log import ActionRetried
 from reconciler.failpoints import VARIABLE, Failpoint
 from tests.crashes.lane import Lane
+from tests.needs import FAKETIME_LIBRARIES
 
 HOUR = 3600
-LIBRARIES = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")  # noqa: PTH207 - an absolute one
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed (package faketime)"),
+    pytest.mark.faketime,
 ]
 
 
@@ -38,7 +37,7 @@ class Clock:
 
     def environment(self, failpoint: str = "") -> dict[str, str]:
         faked = {
-            "LD_PRELOAD": LIBRARIES[0],
+            "LD_PRELOAD": FAKETIME_LIBRARIES[0],
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",

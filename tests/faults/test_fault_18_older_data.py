@@ -30,7 +30,7 @@ from tests.scenarios.harness import Human, World, api_config
 
 ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
 KEY = ShapeKey("default", "Shape", "foo")
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
+from events.log import Action
+from events.manifest import ProviderConfigSpec
+from events.names import ShapeKey
 from events.subjects import log_filter
 from infra.backup.file import MAGIC
-from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import INTAKE, SHAPES, find_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
@@ -19,7 +22,9 @@ from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.ports import ShapeAppend
+from reconciler.services.configurations import Configurations
 from tests.bus.histories import events, new_key
+from tests.bus.test_decider import Bus, actions_of, decider, declaration
 from tests.integrity.operator import Operator
 
 
@@ -224,3 +229,30 @@ async def test_the_new_intake_counts_on_from_above_the_old_one(
     await _fill(log)
     await operator.succeeds(server.url, "restore", "b", "--replace", log.log_id)
     assert (await stream_state(bus, INTAKE)).first_seq > max(before, 1_000_000_000_000)
+
+
+async def test_a_restored_log_gives_other_keys_to_the_same_actions(
+    log: JetStreamShapeLog, server: EmbeddedServer, tmp_path: Path, operator: Operator
+) -> None:
+    """The API remembers the keys of what the log has lost: they must stand for nothing new."""
+    await _fill(log, shapes=1)
+    await operator.succeeds(server.url, "backup", "b")
+    key = new_key()
+    decided = [await _decided(log, key)]
+    for name in ("once", "twice"):
+        empty = EmbeddedServer()
+        nc = await connect(await empty.start(tmp_path / name), name="test")
+        await operator.succeeds(empty.url, "restore", "b")
+        decided.append(await _decided(await open_log(nc), key))
+        await nc.close()
+        await empty.kill()
+    assert len({each.action_id for each in decided}) == 1
+    assert len({each.idempotency_key for each in decided}) == 3
+
+
+async def _decided(log: JetStreamShapeLog, key: ShapeKey) -> Action:
+    configurations = Configurations()
+    configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
+    await decider(log, Bus(), configurations).handle([declaration(key, 1, "Red")])
+    [action] = await actions_of(log, key)
+    return action

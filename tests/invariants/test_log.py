@@ -1,14 +1,25 @@
-"""Invariants 1, 2, 3, 9 and 10: the log is the only truth, and says everything beforehand."""
+"""Invariants 1, 2, 3, 9, 10 and 13: the log is the only truth, and says everything beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
 
+import httpx
 import pytest
 
 from events.envelope import decode_intake, encode_log
-from events.log import ActionDecided, ActionRetried, LogEvent, RetryScheduled
+from events.intake import ActionError, Reported
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    ActionSucceeded,
+    DriftDetected,
+    LogEvent,
+    RetryScheduled,
+    ShapeEvent,
+)
 from events.manifest import Retry
 from events.names import ShapeKey
 from events.subjects import log, parse_stored_intake
@@ -22,7 +33,7 @@ from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import NEW
 from reconciler.shape.turn import take_turn
 from tests.invariants.witness import Witness
-from tests.scenarios.harness import World, api_config, every, only, shape
+from tests.scenarios.harness import World, api_config, every, now, only, shape
 
 
 async def eventful_life(world: World) -> None:
@@ -204,11 +215,11 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
         if key.kind != "Shape":
             continue
         state = NEW
-        for now, turn in groupby(await world.history(key), key=lambda event: event.time):
+        for moment, turn in groupby(await world.history(key), key=lambda event: event.time):
             recorded = list(turn)
             mine = _taken_until(inputs, recorded)
             kind = world.kinds.find(key.kind)
-            context = Context(key, now, 0.0, world.log.log_id, kind, configs)
+            context = Context(key, moment, 0.0, world.log.log_id, kind, configs)
             again = take_turn(state, mine, context)
             assert [encode_log(each) for each in again.events] == [
                 encode_log(each) for each in recorded
@@ -241,3 +252,39 @@ async def test_the_log_cannot_be_deleted_or_purged(world: World):
         with pytest.raises(BusRefusedError):
             await api_request(world.nc, request, body)
     assert len(await world.history("foo")) == 4
+
+
+async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
+    """A worker of this test's own deletes it and dies; another one is refused; all is otherwise."""
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.stop_reconciler()
+    await world.start_reconciler(["decider", "projector"])
+    await world.withdraw("foo")
+
+    async def decided() -> Action | None:
+        actions = [each.action for each in every(ActionDecided, await world.facts("foo"))]
+        return actions[-1] if actions[-1].operation == "Delete" else None
+
+    action = await world.until(decided, "the deletion is decided")
+    async with httpx.AsyncClient(base_url=world.human.url) as api:
+        header = {"Idempotency-Key": action.idempotency_key}
+        (await api.delete("/shapes/foo", headers=header)).raise_for_status()
+    refused = ActionError("Transient", "try again later", 503)
+    told = Reported(action.action_id, 1, now(), now(), "another", refused, redelivered=True)
+    await world.tell(shape("foo"), told, "result")
+    await world.declare("foo", color="Blue")
+    await world.stop_reconciler()
+    await world.start_reconciler()
+
+    await world.until_outcome("foo", "Converged", generation=3)
+    assert (await world.human.sees("foo"))["color"] == "Blue"
+    await world.until_settled()
+    facts = await world.facts("foo")
+    deleted = only(ActionSucceeded, [e for e in facts if _is_about(e, action)])
+    assert deleted.found_by == "Absence"
+    assert not every(DriftDetected, facts), "nobody else is blamed"
+
+
+def _is_about(event: ShapeEvent, action: Action) -> bool:
+    return getattr(event, "action_id", "") == action.action_id

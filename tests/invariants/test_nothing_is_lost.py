@@ -11,7 +11,7 @@ from events.log import ActionDecided, DriftDetected, LogEvent, RetryScheduled, S
 from events.manifest import Limits, Retry
 from events.names import ShapeKey
 from events.subjects import schedule
-from infra.bus.streams import INTAKE, SHAPES, TIMERS, WORKERS
+from infra.bus.streams import INTAKE, SHAPES, TIMERS, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.shape.evolve import fold
@@ -34,8 +34,8 @@ async def unaccounted(world: World) -> list[str]:
     in_flight = {key: state.in_flight for key, state in states.items() if state.in_flight}
     if not in_flight:
         return []
-    workers = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
-    if workers["num_pending"] or workers["num_ack_pending"]:
+    workers = await worker_consumers(world.nc)
+    if any(each["num_pending"] or each["num_ack_pending"] for each in workers):
         return []  # leased, or about to be
     deciders = await api_request(world.nc, f"CONSUMER.LIST.{INTAKE}", {})
     if any(each["num_pending"] or each["num_ack_pending"] for each in deciders["consumers"]):

@@ -117,6 +117,10 @@ class Inbox:
     def __init__(self) -> None:
         self.acked: list[IntakeDelivery] = []
 
+    @property
+    def share(self) -> int:
+        return 0
+
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         raise NotImplementedError
 
@@ -146,7 +150,10 @@ class Told:
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> None:
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        raise AssertionError(letters[0].reason)
+
+    async def discard(self, letters: Sequence[DeadLetter]) -> None:
         raise AssertionError(letters[0].reason)
 
 

@@ -7,7 +7,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import StoredMessage
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

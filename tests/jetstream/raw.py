@@ -21,7 +21,7 @@ async def publish_raw(
         writer.write(_OPTIONS + line + payload + b"\r\nPING\r\n")
         await writer.drain()
         await reader.readline()  # INFO
-        answer = await asyncio.wait_for(reader.readline(), 10)
+        answer = await asyncio.wait_for(reader.readline(), 60)
         if not answer.startswith(b"PONG"):
             raise AssertionError(f"the server says {answer!r}")
     finally:

@@ -201,6 +201,16 @@ async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stre
     assert [ack.seq for ack in acks] == list(range(2, 101))
 
 
+async def test_a_batch_without_an_answer_is_unknown_and_each_of_its_messages_is(
+    nc: Client, stream: str
+) -> None:
+    wanted = [message(f"{stream}.{i}") for i in range(60)]
+    wanted[39] = message(f"nowhere-{stream}")  # it would have been the second batch's commit
+    results = await publish_in_batches(nc, wanted, batch=20)
+    kinds = [type(one) for one in results]
+    assert kinds == [PublishAck] * 20 + [BusUnavailableError] * 20 + [PublishAck] * 20
+
+
 async def test_a_message_under_the_expected_filter_is_seen_by_the_leader(
     nc: Client, stream: str
 ) -> None:

@@ -1,4 +1,8 @@
 import asyncio
+import contextlib
+import logging
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,6 +11,7 @@ from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 
 from infra.embedded import EmbeddedServer
+from infra.jetstream import connection
 from infra.jetstream.connection import api_request, connect, require_jetstream
 from infra.jetstream.errors import (
     BusAccessError,
@@ -16,7 +21,8 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
-from infra.jetstream.wire import request, subscribe
+from infra.jetstream.wire import request, subscribe, write
+from tests.faults.tcp_proxy import proxied
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
 
@@ -46,6 +52,62 @@ async def test_wrong_credentials_fail_at_once(tmp_path: Path) -> None:
         await nc.close()
     finally:
         await server.stop()
+
+
+USERS = (
+    "authorization { timeout: 60, users: [ { user: u, password: p }, { user: v, password: %s } ] }"
+)
+
+
+async def test_who_connects_while_the_server_reloads_is_let_in(tmp_path: Path) -> None:
+    """Until it has read who somebody is, the server takes him for a stranger when it reloads."""
+    server = EmbeddedServer()
+    await server.start(tmp_path, extra_config=f"debug: true\n{USERS % 'old'}")
+    connections = _logged(server, "Client connection created")
+    async with proxied(server.port) as proxy:
+        proxy.held = {"to server"}  # connected, and has not said yet who it is
+        connecting = asyncio.ensure_future(
+            connect(proxy.url.replace("//", "//u:p@"), name="test", patience_seconds=60)
+        )
+        await _until_logged(server, "Client connection created", connections + 1)
+        config = server.data_dir / "nats.conf"
+        config.write_text(config.read_text().replace(USERS % "old", USERS % "new"))
+        os.kill(server.pid, signal.SIGHUP)
+        await _until_logged(server, "authentication error", 1)
+        proxy.heal()
+        nc = await connecting
+        assert nc.is_connected
+        await nc.close()
+    await server.stop()
+
+
+async def test_who_is_too_slow_to_say_who_he_is_tries_again(tmp_path: Path) -> None:
+    """On a machine that is busy: the server's patience says nothing about the key."""
+    server = EmbeddedServer()
+    users = (USERS % "p").replace("60", "0.1")
+    await server.start(tmp_path, extra_config=f"debug: true\n{users}")
+    async with proxied(server.port) as proxy:
+        proxy.held = {"to server"}
+        connecting = asyncio.ensure_future(
+            connect(proxy.url.replace("//", "//u:p@"), name="test", patience_seconds=60)
+        )
+        await _until_logged(server, "Authentication Timeout", 5)
+        proxy.heal()
+        nc = await connecting
+        assert nc.is_connected
+        await nc.close()
+    await server.stop()
+
+
+def _logged(server: EmbeddedServer, text: str) -> int:
+    return (server.data_dir / "nats.log").read_text().count(text)
+
+
+async def _until_logged(server: EmbeddedServer, text: str, times: int) -> None:
+    async def is_so() -> bool:
+        return _logged(server, text) >= times
+
+    await until(is_so)
 
 
 async def test_a_new_enough_server(nc: Client) -> None:
@@ -116,5 +178,57 @@ async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -
     await client.flush()
     await server.kill()
     with pytest.raises(BusUnavailableError, match="reconnecting"):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 50)
     await client.close()
+
+
+async def test_a_connection_that_hears_nothing_is_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if the server had forgotten, at a reload, what this connection listens to."""
+    caplog.set_level(logging.WARNING)
+    server = EmbeddedServer()
+    url = await server.start(tmp_path)
+    client = await connect(url, name="deaf")
+    await api_request(client, "INFO", None)
+    everything = range(1, 10)
+    await write(client, [f"UNSUB {sid}\r\n".encode() for sid in everything], "forget")
+    with pytest.raises(BusUnavailableError, match="no answer in time"):
+        await api_request(client, "INFO", None, timeout=0.3)
+
+    async def is_answered() -> bool:
+        try:
+            await api_request(client, "INFO", None, timeout=1)
+        except BusUnavailableError:
+            return False
+        return True
+
+    await until(is_answered)
+    assert "no answers, but another connection has them: connecting anew" in caplog.text
+    assert client.stats["reconnects"] == 1
+    await client.close()
+    await server.stop()
+
+
+async def test_a_server_that_stands_still_is_not_troubled_with_reconnections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(connection, "_HEARING_SECONDS", 0.5)  # three pings without answer are 15 s
+    server = EmbeddedServer()
+    url = await server.start(tmp_path)
+    client = await connect(url, name="patient")
+    server.pause()
+
+    async def has_looked() -> bool:
+        with contextlib.suppress(BusUnavailableError):
+            await api_request(client, "INFO", None, timeout=0.1)
+        return "no answers, and no other" in caplog.text
+
+    await until(has_looked)
+    server.resume()
+    await api_request(client, "INFO", None, timeout=60)
+    assert client.stats["reconnects"] == 0
+    assert caplog.text.count("no answers") == 1  # and the next look is some seconds later
+    await client.close()
+    await server.stop()

@@ -85,5 +85,5 @@ async def test_a_subscription_reads_on_behind_any_header(
     await nc.flush()
     for name, headers in HEADERS.items():
         await publish_raw(nats_server.port, unique.encode(), name.encode(), headers=headers)
-    found = [(await subscription.next_msg(timeout=10)).data for _ in HEADERS]
+    found = [(await subscription.next_msg(timeout=60)).data for _ in HEADERS]
     assert found == [*map(str.encode, HEADERS)]

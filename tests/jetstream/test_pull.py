@@ -101,9 +101,7 @@ async def test_the_other_reader_takes_over(
     await first_nc.flush()
     await first_nc.close()
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
-    began = time.monotonic()
     found = await pulled(second, 20)
-    assert time.monotonic() - began < 20
     assert sorted(one.seq for one in found) == list(range(21, 41))
     assert {one.delivered for one in found} == {1}
     await second.close()
@@ -112,7 +110,7 @@ async def test_the_other_reader_takes_over(
 async def test_a_reader_that_closes_hands_over_at_once(
     nats_server: EmbeddedServer, connected: Connect, nc: Client, stream: str
 ) -> None:
-    await make_pinned(nc, stream, ["p0"], seconds=30)
+    await make_pinned(nc, stream, ["p0"], seconds=300)  # longer than a test may take
     first_nc = await connected(nats_server)
     first = PullGroup(first_nc, stream, ["p0"], group="g", max_batch=10)
     await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
@@ -120,9 +118,7 @@ async def test_a_reader_that_closes_hands_over_at_once(
     await first.close()
     await append(nc, [message(f"{stream}.p0.{i}") for i in range(10)])
     second = PullGroup(nc, stream, ["p0"], group="g")
-    began = time.monotonic()
     assert len(await pulled(second, 10)) == 10
-    assert time.monotonic() - began < 20
     await second.close()
 
 
@@ -232,3 +228,52 @@ async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
         found = done[0] if isinstance(done[0], list) else await reader.next_batch()
         assert [one.seq for one in found] == [number]
     await reader.close()
+
+
+async def test_what_was_returned_takes_room_until_it_is_done(nc: Client, stream: str) -> None:
+    await make_consumer(nc, stream, "c")
+    await append(nc, [message(f"{stream}.{i}") for i in range(50)])
+    group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=4)
+    first = await pulled(group, 4)
+    info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
+    assert (info["num_ack_pending"], info["num_waiting"]) == (4, 0), "no request is open"
+    group.done(first[0])
+    assert [one.seq for one in await group.next_batch()] == [5]
+    group.take_from("c", 6)
+    assert [one.seq for one in await pulled(group, 2)] == [6, 7]
+    await group.close()
+
+
+async def test_a_consumer_that_is_added_is_read_beside_one_that_is_full(
+    nc: Client, stream: str
+) -> None:
+    for name in ("slow", "fast"):
+        await make_consumer(nc, stream, name, filter_subject=f"{stream}.{name}")
+    await append(nc, [message(f"{stream}.slow") for _ in range(20)])
+    group = PullGroup(nc, stream, ["slow"], until_done=True, max_batch=2)
+    await pulled(group, 2)
+    waiting = asyncio.ensure_future(group.next_batch())
+    await asyncio.sleep(0)
+    group.take_from("fast", 2)
+    await publish(nc, f"{stream}.fast", b"")
+    async with asyncio.timeout(20):
+        [new] = await waiting
+    assert (new.consumer, new.seq) == ("fast", 21)
+    await group.close()
+
+
+async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error(
+    nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hands out from the beginning what was done long ago."""
+    monkeypatch.setattr("infra.jetstream.pull._UNHEARD_SECONDS", 0.0)
+    await make_consumer(nc, stream, "c")
+    await append(nc, [message(f"{stream}.{i}") for i in range(3)])
+    group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=1)
+    [first] = await group.next_batch()
+    await delete_consumer(nc, stream, "c")
+    await make_consumer(nc, stream, "c")
+    group.done(first)
+    with pytest.raises(NotFoundOnBusError, match="made anew"):
+        await group.next_batch()
+    await group.close()

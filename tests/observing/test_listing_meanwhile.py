@@ -66,6 +66,7 @@ class Intake:
     def __init__(self) -> None:
         self.observed: dict[ShapeKey, Observed] = {}
         self.came = asyncio.Event()
+        self.position = 1
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         for each in messages:
@@ -74,7 +75,7 @@ class Intake:
             self.came.set()
 
     async def last_position(self) -> int:
-        return 1
+        return self.position
 
 
 class Stage:
@@ -133,6 +134,20 @@ async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> N
     assert not stage.intake.observed
 
 
+async def test_what_was_seen_is_of_before_the_listing_not_of_its_end() -> None:
+    """What is stored while the pages come may not be in them: it must count as newer."""
+    api = Api("x")
+    stage = Stage(api, _nothing_new)
+
+    def stored_meanwhile() -> None:
+        stage.intake.position += 100
+
+    api.meanwhile = stored_meanwhile
+    for before in (1, 101):
+        await stage.observer.list_once("default", "Shape")
+        assert [each.as_of for each in stage.intake.observed.values()] == [before]
+
+
 @pytest.mark.parametrize("changed", [{"prefix": "a-"}, {"mode": "Shared"}])
 async def test_nothing_is_concluded_from_what_another_configuration_listed(
     changed: dict[str, str],
@@ -170,7 +185,7 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
     api.meanwhile = fails_once
     watching = asyncio.create_task(stage.observer.run())
     try:
-        await asyncio.wait_for(stage.intake.came.wait(), 10)
+        await asyncio.wait_for(stage.intake.came.wait(), 60)
     finally:
         watching.cancel()
     assert api.listings > 1

@@ -14,7 +14,7 @@ import msgspec
 from tests.packaging.installing import ROOT, Installed, run
 
 PACKAGES = ("events", "infra", "projections", "reconciler")
-STOP_SECONDS = 30.0
+STOP_SECONDS = 90.0
 
 
 def _environment() -> dict[str, str]:

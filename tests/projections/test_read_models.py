@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from events.external import digest
 from events.intake import FinalizerReleased, FinalizerRequested
-from events.log import LogEvent, event_id
-from events.names import ShapeKey
 from projections.read_models import (
     CHECKPOINT,
     FLEET,
+    SCHEMA,
+    Checkpoint,
     FleetCount,
     OutdatedRowsError,
     ReadModels,
@@ -25,85 +22,33 @@ from projections.read_models import (
     decode_fleet,
     decode_ownership,
     decode_status,
+    encode_checkpoint,
     ownership_name,
     rebuild,
     restore,
     status_name,
 )
+from tests.projections.logs import histories, log_of, of, quick
 from tests.shape.building import Story, converged, repainted, thing
-from tests.shape.world import FAULTS, World
-
-Log = list[tuple[int, LogEvent]]
-KEYS = [ShapeKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]
 
 
-def of(*stories: Story, seed: int = 0) -> Log:
-    """Interleave the histories of shapes into one log; positions grow, with gaps."""
-    waiting = [list(story.log) for story in stories]
-    chance = random.Random(seed)
-    log: Log = []
-    position = 0
-    while any(waiting):
-        history = chance.choice([each for each in waiting if each])
-        position += chance.randint(1, 3)
-        log.append((position, history.pop(0)))
-    return log
-
-
-def apply_changes(rows: dict[str, bytes], changes: dict[str, bytes | None]) -> None:
-    for name, payload in changes.items():
+def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
+    """Write what changed, as a projector does."""
+    changes = models.take_changes()
+    if changes is None:
+        return
+    for name, payload in changes.rows.items():
         if payload is None:
             rows.pop(name, None)
         else:
             rows[name] = payload
+    rows[CHECKPOINT] = encode_checkpoint(changes.checkpoint)
 
 
-def renamed(story: Story, key: ShapeKey) -> Story:
-    """The same history, told of another shape."""
-    told = Story(key=key)
-    told.log = [
-        replace(event, subject=str(key), id=event_id(key, event.shapeversion))
-        for event in story.log
-    ]
-    return told
-
-
-histories = st.lists(st.integers(0, 2**32), min_size=1, max_size=3)
-quick = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-
-
-def random_life(seed: int) -> World:
-    """Thirty things that happen to a shape, its API, its worker and its observer."""
-    chance, world = random.Random(seed), World()
-    for _ in range(30):
-        fields = {"color": chance.choice(["Red", "Green", "Blue"])}
-        policy = chance.choice(
-            [{}, {"adoption": "Adopt"}, {"deletion": "Orphan"}, {"paused": True}]
-        )
-        happenings: list[Callable[[], object]] = [
-            partial(world.declare, fields, policy),
-            world.withdraw,
-            partial(world.work, chance.choice(FAULTS)),
-            partial(world.work, "none"),
-            partial(world.wait, 3600.0),
-            partial(world.human_makes, fields["color"]),
-            partial(world.human_edits, fields),
-            world.human_deletes,
-        ]
-        chance.choice(happenings)()
-        world.look()
-        world.show(-1)
-        world.deliver(chance.randint(1, 5))
-    return world
-
-
-def log_of(lives: list[int], seed: int) -> Log:
-    worlds = [random_life(life) for life in lives]
-    return of(*(renamed(w.story, KEYS[n]) for n, w in enumerate(worlds)), seed=seed)
+def changed_rows(models: ReadModels) -> Mapping[str, bytes | None]:
+    changes = models.take_changes()
+    assert changes is not None
+    return changes.rows
 
 
 @quick
@@ -114,45 +59,13 @@ def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed
     for number, (position, event) in enumerate(log):
         live.apply(position, event)
         if number % every == 0:
-            apply_changes(stored, live.take_changes())
-    apply_changes(stored, live.take_changes())
+            store_changes(stored, live)
+            assert stored == dict(rebuild(log[: number + 1]).rows())
+    store_changes(stored, live)
 
     if log:
         assert stored == dict(rebuild(log).rows()) == dict(live.rows())
-    assert live.take_changes() == {}
-
-
-@quick
-@given(histories, st.integers(0, 99), st.data())
-def test_after_a_crash_between_two_writes_the_same_rows_come_out(
-    lives: list[int], seed: int, data: st.DataObject
-):
-    """Rows are written in several batches, the checkpoint with the last: any may be missing."""
-    log = log_of(lives, seed)
-    if not log:
-        return
-    crash = data.draw(st.integers(1, len(log)), "crash after so many events")
-    checkpoint = data.draw(st.integers(0, crash), "of which so many are behind the checkpoint")
-    live, stored = ReadModels(), dict[str, bytes]()
-    for position, event in log[:checkpoint]:
-        live.apply(position, event)
-    apply_changes(stored, live.take_changes())
-    for position, event in log[checkpoint:crash]:
-        live.apply(position, event)
-    changes = live.take_changes()
-    changes.pop(CHECKPOINT, None)
-    written = data.draw(st.sets(st.sampled_from(sorted(changes))) if changes else st.just(set()))
-    apply_changes(stored, {name: changes[name] for name in written})
-
-    again = restore(stored) if CHECKPOINT in stored else ReadModels()
-    for position, event in log:
-        if position > again.position:
-            again.apply(position, event)
-    apply_changes(stored, again.take_changes())
-
-    assert dict(again.rows()) == dict(rebuild(log).rows())
-    if CHECKPOINT in stored:
-        assert stored == dict(rebuild(log).rows())
+    assert live.take_changes() is None
 
 
 def test_a_shape_of_which_nothing_is_left_has_no_row():
@@ -160,7 +73,7 @@ def test_a_shape_of_which_nothing_is_left_has_no_row():
     models = ReadModels()
     for position, event in of(story):
         models.apply(position, event)
-    assert {status_name(story.key), ownership_name(story.key)} <= models.take_changes().keys()
+    assert {status_name(story.key), ownership_name(story.key)} <= changed_rows(models).keys()
 
     before = len(story.log)
     story.withdraw()
@@ -168,11 +81,10 @@ def test_a_shape_of_which_nothing_is_left_has_no_row():
     for number, event in enumerate(story.log[before:]):
         models.apply(100 + number, event)
 
-    changes = models.take_changes()
+    changes = changed_rows(models)
     assert changes[status_name(story.key)] is None
     assert changes[ownership_name(story.key)] is None
     assert [name for name, _ in models.rows()] == [FLEET, CHECKPOINT]
-    assert list(changes)[-1] == CHECKPOINT
 
 
 def test_a_finalizer_that_outlives_its_object_is_shown():
@@ -233,7 +145,7 @@ def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_
 
 
 def test_nothing_applied_is_nothing_to_write():
-    assert ReadModels().take_changes() == {}
+    assert ReadModels().take_changes() is None
 
 
 @pytest.mark.parametrize(
@@ -243,6 +155,8 @@ def test_nothing_applied_is_nothing_to_write():
         {CHECKPOINT: b'{"position":3,"schema":0}'},
         {CHECKPOINT: b"not JSON"},
         {CHECKPOINT: b'{"position":3,"schema":1}', "status.a.b.c": b"{}"},
+        {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3)), "status.a.b.c": b"{}"},
+        {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3, is_whole=False))},
     ],
 )
 def test_rows_that_cannot_be_used_are_told_so(broken: dict[str, bytes]):

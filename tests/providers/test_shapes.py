@@ -43,7 +43,7 @@ def shapes(planned: Proxy, connect: Connect) -> Provider:
     ("refusal", "then", "error"),
     [
         (answer(409, '{"detail": "name taken"}'), FOUND, ConflictError),
-        (answer(409, '{"detail": "name taken"}'), ABSENT, TransientError),
+        (answer(409, '{"detail": "name taken"}'), ABSENT, ConflictError),
         (answer(409, '{"detail": "name taken"}', **REPLAYED), ABSENT, ConflictError),
         (answer(409, '{"detail": "this key is still running"}'), None, TransientError),
         (answer(409, Retry_After="3"), None, TransientError),

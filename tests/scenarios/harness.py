@@ -48,7 +48,7 @@ from infra.bus.streams import (
     ROWS,
     SHAPES,
     SNAPSHOTS,
-    WORKERS,
+    worker_consumers,
 )
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
@@ -64,7 +64,7 @@ from reconciler.sdk import client_on
 from reconciler.shape.owner_label import OWNER_LABEL, owner
 from reconciler.wiring import ROLES, Role, Running, connected, initialise, running
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 """Ten times what the slowest step takes alone on a machine: four tests run at a time."""
 
 ACTOR = "team-a"
@@ -395,10 +395,10 @@ class World:
 
         async def is_settled() -> bool:
             intake_consumers = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
-            workers = await api_request(self.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+            workers = await worker_consumers(self.nc)
             return not any(
                 each["num_pending"] or each["num_ack_pending"]
-                for each in (*intake_consumers["consumers"], workers)
+                for each in (*intake_consumers["consumers"], *workers)
             )
 
         await self.until(is_settled, "everything decided and executed")

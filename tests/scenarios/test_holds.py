@@ -95,7 +95,7 @@ async def test_18_or_releases_it_or_only_says_that_it_dangles(world: World):
     await world.until_outcome("foo", "Released")
     await world.until_outcome(NEEDS_FOO, "Held", reason="Dangling")
     assert only(OwnershipReleased, await world.facts("foo")).reason == "Orphaned"
-    assert await world.human.effects("foo") == ["POST"]
+    assert await world.human.effects("foo") == ["POST", "PUT"]  # our label is taken off
 
 
 async def test_18_a_reference_that_ignores_has_it_deleted_and_dangles(world: World):

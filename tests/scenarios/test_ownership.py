@@ -8,6 +8,7 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
 )
+from reconciler.shape.owner_label import OWNER_LABEL
 from tests.scenarios.harness import World, every, names, only, shape
 
 
@@ -160,12 +161,22 @@ async def test_20_an_orphan_is_released_and_stays_in_the_api(world: World):
 
     await world.until_outcome("foo", "Released", generation=2)
     await world.observed_again()
-    assert await world.human.sees("foo") == kept
-    assert await world.human.effects("foo") == ["POST"]
+    left = await world.human.sees("foo")
+    assert OWNER_LABEL in kept["labels"]
+    assert left["labels"] == {}, "it says that it is ours, and is not"
+    assert {**left, "labels": kept["labels"], "version": kept["version"]} == kept
+    assert await world.human.effects("foo") == ["POST", "PUT"]
     facts = await world.facts("foo")
     released = only(OwnershipReleased, facts)
     assert (released.reason, released.uid) == ("Orphaned", kept["uid"])
-    assert only(ActionDecided, facts).action.operation == "Create"
+    decided = [each.action.operation for each in every(ActionDecided, facts)]
+    assert decided == ["Create", "Update"]
+
+    await world.declare("foo")
+    await world.until_outcome("foo", "Conflict", generation=3)
+    await world.declare("foo", policy={"adoption": "Adopt"})
+    await world.until_outcome("foo", "Converged", generation=4)
+    assert (await world.human.sees("foo"))["labels"] == kept["labels"]
 
 
 async def is_gone(world: World, name: str) -> bool:

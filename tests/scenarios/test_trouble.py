@@ -21,7 +21,7 @@ from events.log import (
 )
 from events.manifest import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
 from events.names import SYSTEM_NAMESPACE, ShapeKey
-from infra.bus.streams import SHAPES, WORKERS
+from infra.bus.streams import SHAPES, make_worker_consumer, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.shapes_api import ShapesProcess
 from reconciler.wiring import Role
@@ -144,6 +144,7 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
         await world.declare_all([manifest(name) for name in others])
         told = await world.until_outcome("foo", "Degraded")
         assert told.reason == "Throttled"
+        assert "no call before 20" in told.message
         for name in ("foo", *others):
             await world.until(lambda name=name: world.human.finds(name), name, seconds=60)
         journal = await world.human.journal()
@@ -155,13 +156,15 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
     held = [each for name in others for each in every(ActionFailed, await world.facts(name))]
     assert held
     assert all(not each.error.attempted for each in held)
+    assert {each.error.error_class for each in held} == {"Throttled"}
+    assert all("wants no call " in each.error.message for each in held)
 
 
 async def test_14_a_dead_api_does_not_starve_the_others(bare_world: World) -> None:
     """Scenario 14: its actions go back into the log, so that those of other APIs are handed out."""
     world, leases = bare_world, 16
     await world.start_reconciler()
-    await _lease_at_most(world, leases)
+    await _lease_at_most(world, "dead", leases)
     async with _SilentApi() as silent:
         await world.configure(
             api_config(
@@ -180,8 +183,8 @@ async def test_14_a_dead_api_does_not_starve_the_others(bare_world: World) -> No
         await world.until_outcome("alive", "Converged")
 
         async def holds_nothing() -> bool:
-            consumer = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
-            return not consumer["num_ack_pending"] and not consumer["num_pending"]
+            consumers = await worker_consumers(world.nc)
+            return not any(each["num_ack_pending"] or each["num_pending"] for each in consumers)
 
         await world.until(holds_nothing, "no action of the dead API is leased")
         for name in names:
@@ -300,12 +303,13 @@ async def _until_held(world: World, name: str) -> None:
     await world.until_settled()
 
 
-async def _lease_at_most(world: World, actions: int) -> None:
-    found = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
+async def _lease_at_most(world: World, config_name: str, actions: int) -> None:
+    name = await make_worker_consumer(world.nc, config_name)
+    found = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{name}", None)
     config = {**found["config"], "max_ack_pending": actions}
     question = {"stream_name": SHAPES, "config": config, "action": "update"}
     await api_request(
-        world.nc, f"CONSUMER.CREATE.{SHAPES}.{WORKERS}.{config['filter_subject']}", question
+        world.nc, f"CONSUMER.CREATE.{SHAPES}.{name}.{config['filter_subject']}", question
     )
 
 

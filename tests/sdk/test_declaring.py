@@ -1,6 +1,5 @@
 """Declaring and withdrawing through the SDK: answers, refusals, and what is never sent."""
 
-import time
 from typing import Any
 
 import pytest
@@ -87,15 +86,12 @@ async def test_nothing_to_declare_is_done_at_once(client: Client) -> None:
     await client.publish([])
 
 
-async def test_two_thousand_are_answered_fast(client: Client, name: str) -> None:
-    """Paused, so that no worker takes part: what is measured is the way there and back."""
+async def test_two_thousand_are_answered(client: Client, name: str) -> None:
+    """Paused, so that no worker takes part; how fast it is, the benchmarks say."""
     manifests = [shape(f"{name}-{index}", policy={"paused": True}) for index in range(2_000)]
-    started = time.perf_counter()
     answers = await client.declare_many(manifests)
-    seconds = time.perf_counter() - started
 
     assert all(isinstance(answer, Answer) for answer in answers)
-    assert seconds < 40, f"{seconds:.2f} s"  # 0.7 s with the cores to itself; this is no benchmark
     await client.withdraw_many([manifest.key for manifest in manifests])
 
 

@@ -28,7 +28,7 @@ from tests.sdk.conftest import Stack
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/publishing-and-subscribing.md").read_text()
 URL = "nats://127.0.0.1:4222"
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 90
 
 
 def blocks(language: str) -> list[str]:

@@ -8,7 +8,7 @@ from events.log import SpecDeclared
 from reconciler.sdk import Client, StoredEvent
 from tests.sdk.conftest import shape
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 90
 T = TypeVar("T")
 
 

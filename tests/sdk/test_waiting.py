@@ -9,7 +9,13 @@ from events.log import OutcomeName
 from events.names import ShapeKey
 from reconciler.client.outcome_stream import Outcome
 from reconciler.client.waiting import Waiting
-from reconciler.sdk import SETTLED, Client, InvalidNameError, WaitTimeoutError
+from reconciler.sdk import (
+    SETTLED,
+    Client,
+    DeclarationRefusedError,
+    InvalidNameError,
+    WaitTimeoutError,
+)
 from tests.sdk.conftest import shape
 
 KEY = ShapeKey("default", "Shape", "foo")
@@ -22,7 +28,23 @@ async def test_outcome_that_is_there_ends_the_wait_at_once(client: Client, name:
     again = await client.wait_for(str(key), generation=1, timeout_seconds=2)
 
     assert again.event_id == first.event_id
-    assert again.position == 0  # read from the log
+    assert again.position == first.position > 0
+
+
+async def test_a_past_outcome_is_a_place_to_go_on_from(client: Client, name: str) -> None:
+    await client.declare(shape(name))
+    await client.wait_for(shape(name).key, generation=1)
+    with pytest.raises(DeclarationRefusedError):
+        await client.declare(shape(name, "Mauve"))
+    async with client.outcomes(name=name, after=0) as outcomes:
+        told = [await anext(outcomes) for _ in range(2)]
+    assert [each.outcome for each in told] == ["Converged", "Rejected"]
+
+    past = await client.wait_for(shape(name).key, generation=1)
+
+    assert past.position == told[0].position  # not that of what was rejected after it
+    async with client.outcomes(name=name, after=past.position) as outcomes:
+        assert await anext(outcomes) == told[1]
 
 
 async def test_wait_begins_before_the_declaration(client: Client, name: str) -> None:

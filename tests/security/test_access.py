@@ -127,12 +127,6 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
         async with connected(url, access=Access(nkey=key)) as nc:
             await initialise(nc)
             async with running(nc, RUNNING_ROLES):
-                async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
-                    await client.declare(provider_config(api.url))
-                    await client.declare(shape("default", "before"))
-                    done = await client.wait_for("default/Shape/before", generation=1)
-                    assert done.outcome == "Converged"
-
                 config = bus.data_dir / "nats.conf"
                 config.write_text(config.read_text().replace(only(old), only(fresh)))
                 os.kill(bus.pid, signal.SIGHUP)
@@ -140,6 +134,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
 
                 fresh.write(key)
                 async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
+                    await client.declare(provider_config(api.url))
                     await client.declare(shape("default", "after"))
                     done = await client.wait_for("default/Shape/after", generation=1)
                     assert done.outcome == "Converged"

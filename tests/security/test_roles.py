@@ -13,7 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from events.names import ShapeKey
+from events.subjects import intake
+from infra.bus.dead_letters import discard, read_discarded, store_letters
 from reconciler.errors import DeclarationRefusedError
+from reconciler.ports import DeadLetter, IntakeDelivery
 from reconciler.sdk import Client, OutcomeStream
 from reconciler.wiring import ROLES as RUNNING_ROLES
 from reconciler.wiring import Role, connected, running
@@ -96,7 +100,7 @@ async def test_the_examples_run_as_a_service(guarded: Guarded, name: str) -> Non
 
 async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]:
     """Run a program as people do, with nothing but a key in its environment."""
-    keyed = {"NATS_URL": guarded.bus.url, "RECONCILER_NKEY": str(guarded.key("default"))}
+    keyed = {"RECONCILER_NATS_URL": guarded.bus.url, "RECONCILER_NKEY": str(guarded.key("default"))}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(EXAMPLES / program),
@@ -123,6 +127,23 @@ async def test_a_role_starts_again_beside_a_log_with_a_history(
     async with connected(guarded.bus.url, access=guarded.access(role)) as nc, running(nc, (role,)):
         pass
     assert guarded.violations()[before:] == []
+
+
+@pytest.mark.parametrize(
+    ("role", "stage"), [("decider", "intake"), ("worker", "action"), ("observer", "observation")]
+)
+async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
+    guarded: Guarded, name: str, role: str, stage: str
+) -> None:
+    subject = intake("observed", ShapeKey("acme", "Shape", name))
+    delivery = IntakeDelivery(1, subject, b"", "", None, 1, None)
+    letters = [DeadLetter(stage, name, delivery), DeadLetter(stage, name, delivery, name, name)]
+    async with guarded.bus_as(role) as nc:
+        assert await store_letters(nc, letters) == []
+        await discard(nc, letters)
+    async with guarded.bus_as("operator") as nc:
+        counts = await read_discarded(nc)
+        assert ("acme", stage) in {(each.namespace, each.stage) for each in counts}
 
 
 async def test_two_services_do_not_see_each_other(guarded: Guarded, name: str) -> None:

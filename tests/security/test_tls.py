@@ -137,6 +137,16 @@ async def test_a_server_that_wants_a_certificate_does_without_nobody(
         await connect(bus, name="t", patience_seconds=1, access=Access(tls_ca=papers.ca))
 
 
+async def test_a_connection_in_vain_comes_to_its_end(papers: Papers, bus: str) -> None:
+    """Whatever nats-py is about when the patience is over: it may swallow the cancellation."""
+
+    async def in_vain(patience: float) -> None:
+        with pytest.raises((BusUnavailableError, BusAccessError)):
+            await connect(bus, name="t", patience_seconds=patience, access=Access(tls_ca=papers.ca))
+
+    await asyncio.gather(*(in_vain(number / 50) for number in range(1, 31)))
+
+
 @pytest.mark.parametrize("asked_by", ["url", "authority"])
 async def test_no_password_goes_to_a_server_without_tls(
     papers: Papers, tmp_path: Path, asked_by: str

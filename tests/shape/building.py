@@ -151,6 +151,7 @@ class Story:
         self.kind = kind
         self.configs = dict({CONFIG: SHARED} if configs is None else configs)
         self.jitter = jitter
+        self.providers: Mapping[str, tuple[str, ...]] | None = None
         self.now = START
         self.position = 0
         self.stored_at: datetime | None = None
@@ -163,7 +164,15 @@ class Story:
 
     @property
     def context(self) -> Context:
-        return Context(self.key, self.now, self.jitter, LOG_ID, self.kind, self.configs)
+        return Context(
+            self.key,
+            self.now,
+            self.jitter,
+            LOG_ID,
+            self.kind,
+            self.configs,
+            providers=self.providers,
+        )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:
         self.position += 1
@@ -225,6 +234,7 @@ class Story:
         attempt: int | None = None,
         action_id: str | None = None,
         redelivered: bool = False,
+        replayed: bool = False,
     ) -> list[ShapeEvent]:
         flight = self.flight if action_id is None else None
         return self.turn(
@@ -236,9 +246,17 @@ class Story:
                 worker="w1",
                 error=failed,
                 object=shown,
+                replayed=replayed,
                 redelivered=redelivered,
             )
         )
+
+    def look(self, shown: ExternalObject | None) -> list[ShapeEvent]:
+        """A worker has looked what came of the action in flight."""
+        flight = self.flight
+        assert flight.seeking
+        told = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
+        return self.turn(msgspec.structs.replace(told, object=shown, sought=True))
 
     def succeed(self, **changed: Any) -> list[ShapeEvent]:
         """Report that the action in flight was done; ``changed`` are fields the API keeps so."""
@@ -255,9 +273,10 @@ class Story:
         retry_after: float | None = None,
         message: str = "the API said no",
         redelivered: bool = False,
+        replayed: bool = False,
     ) -> list[ShapeEvent]:
         failed = error(error_class, message, retry_after)
-        return self.report(failed, shown=shown, redelivered=redelivered)
+        return self.report(failed, shown=shown, redelivered=redelivered, replayed=replayed)
 
     def wake(self, seconds: float = 0) -> list[ShapeEvent]:
         self.now += timedelta(seconds=seconds)

@@ -52,6 +52,7 @@ steps = st.one_of(
     st.tuples(st.just("redeliver"), st.integers(min_value=0, max_value=50)),
     st.tuples(st.just("work"), st.sampled_from(FAULTS), st.booleans()),
     st.tuples(st.just("work"), st.sampled_from(FAULTS), st.booleans()),
+    st.tuples(st.just("wake stuck")),
     st.tuples(st.just("look")),
     st.tuples(st.just("show"), small),
     st.tuples(st.just("wait"), st.sampled_from([0.0, 0.5, 10.0, 3600.0])),
@@ -75,6 +76,7 @@ TAKE: dict[str, Callable[..., object]] = {
     "deliver": World.deliver,
     "redeliver": World.redeliver,
     "work": World.work,
+    "wake stuck": World.wake_stuck,
     "look": World.look,
     "show": World.show,
     "wait": World.wait,
@@ -122,6 +124,7 @@ def test_any_history_comes_to_rest_and_can_be_replayed(history: list[tuple[Any, 
     world = lived(history)
     world.settle()
     is_quiet(world)
+    world.check_explained()
     world.check_determinism()
 
 

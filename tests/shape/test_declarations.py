@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.intake import Declared, IntakeData, TimerFired, Withdrawn
-from events.manifest import Manifest, Metadata
+from events.manifest import Fields, Manifest, Metadata
 from events.names import ShapeKey
 from reconciler.shape.inputs import Command
 from reconciler.shape.state import NEW
@@ -283,6 +283,54 @@ def test_a_provider_config_is_what_it_is_declared():
     story.withdraw()
     assert story.outcomes()[-1] == ("Deleted", 2)
     assert story.wake() == []
+
+
+PROVIDERS = {"records": ("Record",), "shapes": ("Shape", "Volume")}
+
+
+def config_of_provider(provider: str, *kinds: str) -> Declared:
+    spec: Fields = {"provider": provider, "endpoint": "http://localhost"}
+    if kinds:
+        spec["kinds"] = list(kinds)
+    return Declared(
+        Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
+    )
+
+
+def test_a_provider_that_no_kind_has_is_refused_and_the_known_ones_are_named():
+    story = provider_config_story()
+    story.providers = PROVIDERS
+    story.turn(config_of_provider("shape"))
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert "'shape'" in story.answer.message
+    assert "records, shapes" in story.answer.message
+    assert story.outcomes() == []
+    story.turn(config_of_provider("shapes"))
+    assert story.outcomes() == [("Converged", 1)]
+
+
+def test_a_kind_that_the_provider_does_not_have_is_refused_and_its_kinds_are_named():
+    story = provider_config_story()
+    story.providers = PROVIDERS
+    story.turn(config_of_provider("shapes", "Shape", "Record"))
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert "'Record' is no kind of provider 'shapes'" in story.answer.message
+    assert "Shape, Volume" in story.answer.message
+    story.turn(config_of_provider("shapes", "Volume"))
+    assert story.outcomes() == [("Converged", 1)]
+
+
+def test_a_configuration_is_held_whose_provider_is_not_installed_any_more():
+    story = provider_config_story()
+    story.turn(config_of_provider("shapes"))
+    story.providers = {"records": ("Record",)}
+    story.wake()
+    assert story.outcomes()[-1] == ("Held", 1)
+    assert story.state.outcome is not None
+    assert story.state.outcome.reason == "UnknownProvider"
+    story.providers = PROVIDERS
+    story.wake()
+    assert story.outcomes()[-1] == ("Converged", 1)
 
 
 def test_a_provider_config_with_an_unknown_field_is_refused():

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from events.log import ActionDecided, DriftDetected, OwnershipClaimed, OwnershipReleased
+from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.waiting import CONFLICTS_BEFORE_WAITING
 from tests.shape.building import (
     Story,
     converged,
@@ -10,6 +15,7 @@ from tests.shape.building import (
     names,
     only,
     owned_labels,
+    relabelled,
     repainted,
     thing,
 )
@@ -62,11 +68,31 @@ def test_a_shape_declared_again_after_its_deletion_lives_again():
     assert story.outcomes() == [("Converged", 1), ("Deleted", 2), ("Converged", 3)]
 
 
+def message_of(story: Story) -> str:
+    assert story.state.outcome is not None
+    return story.state.outcome.message
+
+
+def orphan(**policy: str | bool) -> Story:
+    """Give a shape that was made, and whose object stays when it is withdrawn."""
+    return converged(policy={"deletion": "Orphan", **policy})
+
+
 def test_an_orphan_is_released_and_stays():
-    story = converged(policy={"deletion": "Orphan"})
-    events = story.withdraw()
+    story = orphan()
+    before = story.seen
+    withdrawn = story.withdraw()
+    assert every(OwnershipReleased, withdrawn) == []
+    action = only(ActionDecided, withdrawn).action
+    assert (action.operation, action.uid, action.version) == ("Update", before.uid, before.version)
+    assert action.fields == before.fields
+    assert action.labels == {
+        name: value for name, value in before.labels.items() if name != OWNER_LABEL
+    }
+    events = story.succeed()
     assert only(OwnershipReleased, events).reason == "Orphaned"
     assert story.idle
+    assert message_of(story) == "the object stays in the API, and is not ours"
     assert story.outcomes()[-1] == ("Released", 2)
     assert story.wake(3600) == []
     assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
@@ -79,13 +105,119 @@ def test_an_orphan_that_was_only_adopted_is_released_too():
     story.declare(policy={"adoption": "Adopt", "deletion": "Orphan"})
     assert story.outcome == "Converged"
     story.withdraw()
+    assert OWNER_LABEL not in story.action.labels
+    story.succeed()
     assert story.outcome == "Released"
     assert story.wake(3600) == []
 
 
-def test_what_a_human_makes_after_an_orphan_is_gone_is_unowned():
-    story = converged(policy={"deletion": "Orphan"})
+def test_the_drift_of_an_orphan_is_not_corrected_with_its_label():
+    story = orphan(mode="CreateOnly")
+    story.see(repainted(story.seen, color="Blue"))
     story.withdraw()
+    assert story.action.fields["color"] == "Blue"
+    story.succeed()
+    assert story.outcome == "Released"
+
+
+def test_an_orphan_whose_label_is_gone_already_is_released_without_a_call():
+    story = orphan(ownerLabel="Report")
+    story.see(relabelled(story.seen, {}))
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    assert story.idle
+
+
+def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
+    story = orphan()
+    story.declare(policy={"deletion": "Orphan", "paused": True})
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    assert story.idle
+    assert message_of(story).endswith("not ours; it still carries our owner label")
+
+    story = orphan()
+    story.see(relabelled(story.seen, {OWNER_LABEL: "another.default.Block.foo"}))
+    assert story.outcome == "Disputed"
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    assert story.idle
+
+
+def test_a_label_that_the_api_does_not_let_go_does_not_hold_the_release():
+    story = orphan()
+    story.withdraw()
+    events = story.fail("Permanent")
+    assert only(OwnershipReleased, events).reason == "Orphaned"
+    assert story.outcome == "Released"
+    assert "which the API does not let us take off" in message_of(story)
+    assert story.wake(3600) == []
+
+
+def test_a_label_that_the_api_puts_back_does_not_hold_the_release():
+    story = orphan()
+    labels = story.seen.labels
+    story.withdraw()
+    action = story.action
+    shown = thing(action.fields, uid=str(action.uid), labels=labels)
+    assert only(OwnershipReleased, story.report(shown=shown)).reason == "Orphaned"
+    assert "it took the write, and kept the label" in message_of(story)
+    assert story.wake(3600) == []
+
+
+def test_conflicts_do_not_hold_the_release_of_an_orphan_for_ever():
+    story = orphan()
+    story.withdraw()
+    for tries in range(CONFLICTS_BEFORE_WAITING + 1):
+        assert story.outcome != "Released", tries
+        story.fail("Conflict", shown=replace(story.seen, version=f"other-{tries}"))
+    assert story.outcome == "Released"
+    assert story.idle
+
+
+def test_an_orphan_that_is_gone_when_its_label_is_taken_off_is_just_gone():
+    story = orphan()
+    story.withdraw()
+    events = story.fail("NotFound")
+    assert only(OwnershipReleased, events).reason == "Gone"
+    assert story.outcome == "Deleted"
+
+
+def test_an_api_that_is_away_has_the_label_taken_off_later():
+    story = orphan()
+    story.withdraw()
+    first = story.action
+    story.fail("Unknown")
+    assert story.outcome == "Degraded"
+    story.wake(3600)
+    assert story.action == first
+    story.succeed()
+    assert story.outcome == "Released"
+
+
+def test_what_is_declared_again_while_its_label_is_taken_off_gets_it_back():
+    story = orphan()
+    story.withdraw()
+    story.declare(policy={"deletion": "Orphan"})
+    story.succeed()
+    assert OWNER_LABEL in story.action.labels
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+@pytest.mark.parametrize(("adoption", "outcome"), [("Adopt", "Converged"), ("Refuse", "Conflict")])
+def test_an_orphan_that_is_declared_again_is_adopted_or_conflicts(adoption: str, outcome: str):
+    story = orphan()
+    story.withdraw()
+    story.succeed()
+    story.declare(policy={"adoption": adoption})
+    if not story.idle:
+        assert story.action.labels[OWNER_LABEL]
+        story.succeed()
+    assert story.outcome == outcome
+
+
+def test_what_a_human_makes_after_an_orphan_is_gone_is_unowned():
+    story = orphan()
+    story.withdraw()
+    story.succeed()
     story.see(None)
     assert story.outcome == "Deleted"
     story.see(thing(uid="human-2"))

@@ -63,6 +63,7 @@ from reconciler.shape.state import (
     NEW,
     ApiHealth,
     Applied,
+    Ended,
     Finalizer,
     InFlight,
     Owned,
@@ -153,6 +154,7 @@ flights = st.builds(
     numbers,
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     texts,
     st.booleans(),
 )
@@ -239,7 +241,10 @@ states = st.builds(
     effect_at=st.none() | moments,
     strays=maybe_numbers,
     in_flight=st.none() | flights,
-    ended_create=st.none() | flights,
+    ended=st.lists(
+        st.builds(Ended, actions, st.none(), st.booleans(), texts, st.booleans(), st.booleans()),
+        max_size=3,
+    ).map(tuple),
     doubted=st.none() | st.builds(LossCount, numbers, numbers),
     finalizers=st.lists(st.builds(Finalizer, texts, texts), max_size=2).map(tuple),
     references=st.dictionaries(texts, literal(OnWithdrawal), max_size=2),

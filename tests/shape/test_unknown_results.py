@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from events.external import ExternalObject
-from events.intake import ActionError, Approved, Reported
+from events.intake import ActionError, Approved
 from events.log import (
     ActionAbandoned,
     ActionDecided,
@@ -74,22 +73,6 @@ def begun(kind: Kind = BLOCK) -> Story:
     return story
 
 
-def look_shows(story: Story, found: ExternalObject | None) -> list[ShapeEvent]:
-    flight = story.flight
-    assert flight.seeking
-    return story.turn(
-        Reported(
-            flight.action.action_id,
-            flight.attempt,
-            story.now,
-            story.now,
-            "w",
-            object=found,
-            sought=True,
-        )
-    )
-
-
 def unknown(story: Story, times: int = 1) -> list[ShapeEvent]:
     """So many attempts of unknown result; gives the events of the next attempt's beginning."""
     events: list[ShapeEvent] = []
@@ -118,7 +101,7 @@ def test_the_second_rung_looks_when_repeats_tell_nothing():
 def test_what_a_look_finds_under_our_label_is_what_the_action_made(labels: dict[str, str]):
     story = begun()
     unknown(story, 3)
-    succeeded = only(ActionSucceeded, look_shows(story, thing(uid="u7", labels=labels)))
+    succeeded = only(ActionSucceeded, story.look(thing(uid="u7", labels=labels)))
     assert succeeded.found_by == "Label"
     assert story.state.owned is not None
     assert story.state.owned.uid == "u7"
@@ -128,14 +111,14 @@ def test_what_a_look_finds_under_the_actions_key_is_what_the_action_made():
     story = begun(UNMARKED)
     unknown(story, 3)
     made = replace(thing(uid="u7"), written_by=story.action.idempotency_key)
-    assert only(ActionSucceeded, look_shows(story, made)).found_by == "Key"
+    assert only(ActionSucceeded, story.look(made)).found_by == "Key"
 
 
 def test_where_a_look_finds_nothing_the_same_action_is_called_again():
     story = begun()
     action = story.action
     unknown(story, 3)
-    events = look_shows(story, None)
+    events = story.look(None)
     assert names(events)[:2] == ["ActionNotDone", "ActionRetried"]
     assert only(ActionNotDone, events).action_id == action.action_id
     assert only(ActionRetried, events).action == action
@@ -146,7 +129,7 @@ def test_where_a_look_finds_nothing_the_same_action_is_called_again():
 def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
     story = begun()
     unknown(story, 3)
-    look_shows(story, thing(uid="h1", labels={"reconciler/owner": "another"}))
+    story.look(thing(uid="h1", labels={"reconciler/owner": "another"}))
     assert story.idle
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
     assert story.state.owned is None
@@ -157,7 +140,7 @@ def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
     story = begun()
     action = story.action
     unknown(story, 3)
-    failed = only(ActionFailed, look_shows(story, thing(uid="u7")))
+    failed = only(ActionFailed, story.look(thing(uid="u7")))
     assert failed.error.error_class == "Unknown"
     assert only(ActionRetried, story.wake(3600)).action == action
     story.report(shown=thing(uid="u7"))
@@ -168,7 +151,7 @@ def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
 def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
     story = begun()
     unknown(story, 3)
-    look_shows(story, thing(uid="h1"))
+    story.look(thing(uid="h1"))
     story.wake(3600)
     story.fail("Conflict", shown=thing(uid="h1"))
     assert story.idle
@@ -196,7 +179,7 @@ def test_a_creation_that_cannot_be_repeated_is_looked_for_at_once():
     """Without keys and without unique names a second call could make a second object."""
     story = begun(NAMELESS)
     assert only(ActionSought, unknown(story)).action == story.action
-    look_shows(story, None)
+    story.look(None)
     assert not story.flight.seeking, "it was not done: it may be called"
 
 
@@ -205,7 +188,7 @@ def test_without_names_and_labels_a_creation_is_held_for_a_person(error_class: s
     story = begun(BLIND)
     story.report(ActionError("Unknown" if error_class == "Unknown" else "Transient", "cut"))
     story.wake(3600)
-    held = only(ActionHeld, look_shows(story, None))
+    held = only(ActionHeld, story.look(None))
     assert held.action_id == story.action.action_id
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
     assert story.wake(36_000) == [], "nothing happens by itself"
@@ -214,7 +197,7 @@ def test_without_names_and_labels_a_creation_is_held_for_a_person(error_class: s
 def held_for_a_person() -> Story:
     story = begun(BLIND)
     unknown(story)
-    look_shows(story, None)
+    story.look(None)
     assert story.outcome == "Held"
     return story
 
@@ -233,7 +216,7 @@ def test_a_second_hold_of_an_action_is_approved_anew():
     story = held_for_a_person()
     story.turn(Approved("UnknownResult", reason="I looked"))
     unknown(story)
-    look_shows(story, None)
+    story.look(None)
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
     events = story.turn(Approved("UnknownResult", reason="I looked again"))
     assert story.answer.reason == "Accepted"
@@ -317,7 +300,7 @@ def test_after_an_unknown_result_what_nobody_claims_is_held_for_a_person():
     assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
     story = begun(KEYLESS)
     unknown(story, 3)
-    assert only(ActionHeld, look_shows(story, thing(uid="u1")))
+    assert only(ActionHeld, story.look(thing(uid="u1")))
 
 
 def test_what_another_owner_claims_is_never_taken_for_our_own_work():
@@ -402,7 +385,7 @@ def updating() -> Story:
 def test_an_update_that_a_look_shows_as_done_is_done():
     story = updating()
     assert (
-        only(ActionSucceeded, look_shows(story, repainted(story.seen, color="Purple"))).found_by
+        only(ActionSucceeded, story.look(repainted(story.seen, color="Purple"))).found_by
         == "Content"
     )
     assert story.outcome == "Converged"
@@ -410,28 +393,28 @@ def test_an_update_that_a_look_shows_as_done_is_done():
 
 def test_an_update_that_a_look_shows_as_not_done_is_called_again():
     story = updating()
-    assert only(ActionRetried, look_shows(story, story.seen)).action == story.action
+    assert only(ActionRetried, story.look(story.seen)).action == story.action
 
 
 def test_an_update_that_a_look_shows_as_overtaken_is_decided_anew():
     story = updating()
     before = story.action
-    decided = only(ActionDecided, look_shows(story, repainted(story.seen, color="Green")))
+    decided = only(ActionDecided, story.look(repainted(story.seen, color="Green")))
     assert decided.action.version != before.version
 
 
 def test_an_update_of_what_is_gone_becomes_a_creation():
     story = updating()
-    assert only(ActionDecided, look_shows(story, None)).action.operation == "Create"
+    assert only(ActionDecided, story.look(None)).action.operation == "Create"
 
 
 def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_is_there():
     story = converged()
     story.withdraw()
     unknown(story, 3)
-    assert every(ActionRetried, look_shows(story, story.seen))
+    assert every(ActionRetried, story.look(story.seen))
     unknown(story, 3)
-    assert only(ActionSucceeded, look_shows(story, None)).found_by == "Absence"
+    assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
     assert story.outcome == "Deleted"
 
 
@@ -488,7 +471,7 @@ def test_a_label_that_is_taken_off_is_put_back_or_reported():
 def test_the_log_keeps_every_rung():
     story = begun()
     unknown(story, 3)
-    look_shows(story, None)
+    story.look(None)
     rungs = [name for name in names([each.data for each in story.log]) if name.startswith("Action")]
     assert rungs == [
         "ActionDecided",

@@ -38,11 +38,19 @@ from reconciler.shape.evolve import fold
 from reconciler.shape.inputs import Command, Context
 from reconciler.shape.state import InFlight, ShapeState
 from reconciler.shape.turn import take_turn
+from tests.explanations import explained
 from tests.shape.building import CONFIG, LOG_ID, Story, manifest
 
 Result = tuple[ExternalObject | None, ActionError | None]
 Fault = Literal[
-    "none", "transient", "throttled", "permanent", "unknown-before", "unknown-after", "lost"
+    "none",
+    "transient",
+    "throttled",
+    "permanent",
+    "unknown-before",
+    "unknown-after",
+    "lost",
+    "stuck",
 ]
 FAULTS: tuple[Fault, ...] = (
     "none",
@@ -54,6 +62,7 @@ FAULTS: tuple[Fault, ...] = (
     "unknown-before",
     "unknown-after",
     "lost",
+    "stuck",
 )
 
 
@@ -67,13 +76,14 @@ class Api:
     seen: dict[str, Action] = field(default_factory=dict[str, Action])
     ours: set[str] = field(default_factory=set[str])
     effects: int = 0
+    effects_of: set[str] = field(default_factory=set[str])
     _serial: int = 0
 
     def next(self) -> str:
         self._serial += 1
         return str(self._serial)
 
-    def call(self, action: Action, *, shows_obstacle: bool) -> Result:
+    def call(self, action: Action, *, shows_obstacle: bool, is_late: bool = False) -> Result:
         assert self.seen.setdefault(action.idempotency_key, action) == action
         if action.idempotency_key in self.kept:
             return self.kept[action.idempotency_key], None
@@ -87,14 +97,17 @@ class Api:
         )
         if taken:
             return (found if shows_obstacle else None), ActionError("Conflict", "in the way")
-        self._do(action, found)
+        self._do(action, found, is_late=is_late)
         self.kept[action.idempotency_key] = self.object
         return self.object, None
 
-    def _do(self, action: Action, found: ExternalObject | None) -> None:
+    def _do(self, action: Action, found: ExternalObject | None, *, is_late: bool) -> None:
         if found is not None:
-            assert found.uid in self.ours, f"{action.operation} of what is not ours"
-        self.effects += found is not None or action.operation == "Create"
+            # A call that was stuck may come when the object has been let go.
+            assert is_late or found.uid in self.ours, f"{action.operation} of what is not ours"
+        if found is not None or action.operation == "Create":
+            self.effects += 1
+            self.effects_of.add(action.action_id)
         if action.operation == "Delete":
             self.object = None
             return
@@ -119,6 +132,8 @@ class World:
         self.delivered = 0
         self.looks: list[Observed] = []
         self._reported: set[tuple[str, int]] = set()
+        self._handed_out: set[tuple[str, int]] = set()
+        self._stuck: list[InFlight] = []
         self.turns: list[tuple[ShapeState, Sequence[Command], Context, list[LogEvent]]] = []
 
     # --- the bus
@@ -220,7 +235,10 @@ class World:
             self.publish(self.looks[index % len(self.looks)])
 
     def work(self, fault: Fault, shows_obstacle: bool = True) -> None:
-        """Make one attempt at what is in flight; ``lost``: the worker dies before it reports."""
+        """Make one attempt at what is in flight, which is handed out until somebody reports.
+
+        ``lost``: the worker dies before it reports; ``stuck``: it stands still before its call.
+        """
         flight = self.story.state.in_flight
         if flight is None or (flight.action.action_id, flight.attempt) in self._reported:
             return
@@ -229,11 +247,17 @@ class World:
         if flight.seeking:
             self._look_for(flight, fault)
             return
+        attempt = (flight.action.action_id, flight.attempt)
+        redelivered = attempt in self._handed_out
+        self._handed_out.add(attempt)
+        if fault == "stuck":
+            self._stuck.append(flight)
+            return
         if fault in ("none", "unknown-after", "lost"):
             shown, error = self.api.call(flight.action, shows_obstacle=shows_obstacle)
         if fault == "lost":
             return
-        self._reported.add((flight.action.action_id, flight.attempt))
+        self._reported.add(attempt)
         if fault in {"unknown-before", "unknown-after"}:
             shown, error = None, ActionError("Unknown", "no answer")
         elif fault == "transient":
@@ -244,12 +268,30 @@ class World:
             error = ActionError("Permanent", "no", 422)
         elif fault == "permanent":
             shown = self.api.kept[flight.action.idempotency_key]
-        now = self.story.now
-        self.publish(Reported(flight.action.action_id, flight.attempt, now, now, "w", error, shown))
+        self._report(flight, shown, error, redelivered=redelivered)
+
+    def wake_stuck(self) -> None:
+        """A worker that stood still makes its call, whatever has become of the action by now."""
+        if self._stuck:
+            flight = self._stuck.pop(0)
+            shown, error = self.api.call(flight.action, shows_obstacle=True, is_late=True)
+            self._report(flight, shown, error, redelivered=True)
+
+    def _report(
+        self,
+        flight: InFlight,
+        shown: ExternalObject | None,
+        error: ActionError | None,
+        *,
+        redelivered: bool,
+    ) -> None:
+        now, action_id = self.story.now, flight.action.action_id
+        told = Reported(action_id, flight.attempt, now, now, "w", error, shown)
+        self.publish(replace(told, redelivered=redelivered))
 
     def _look_for(self, flight: InFlight, fault: Fault) -> None:
         """Look what came of an action: reads fail, and are lost, as calls are."""
-        if fault == "lost":
+        if fault in ("lost", "stuck"):
             return
         self._reported.add((flight.action.action_id, flight.attempt))
         failed = None if fault == "none" else ActionError("Unknown", "no answer")
@@ -266,6 +308,8 @@ class World:
     def settle(self) -> None:
         """No more faults: fresh observations, timers and a working worker, until all is quiet."""
         quiet = 0
+        while self._stuck:
+            self.wake_stuck()
         for _ in range(60):
             self.work("none")
             self.deliver(1000)
@@ -279,6 +323,10 @@ class World:
             if quiet == 3:
                 return
         raise AssertionError("the world never came to rest")
+
+    def check_explained(self) -> None:
+        """The log has each effect that the API saw as done, or says that it is not known."""
+        assert self.api.effects_of <= explained(self.story.log)
 
     def check_determinism(self) -> None:
         for before, commands, context, events in self.turns:

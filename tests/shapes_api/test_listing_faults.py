@@ -11,7 +11,7 @@ from tests.shapes_api.requests import break_with, create, kind, listed_names, re
 async def wait_until(
     client: httpx.AsyncClient, prefix: str, condition: Callable[[list[dict[str, str]]], bool]
 ) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition(await listed(client, prefix)):
             pass
 

@@ -20,10 +20,9 @@ REFUSED_COLOR = "Invisible"
 class RefusalError(Exception):
     """The API says no, and has done nothing; ``status`` as of HTTP."""
 
-    def __init__(self, status: int, message: str, obstacle: ExternalObject | None = None) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.obstacle = obstacle
 
 
 class Change(NamedTuple):
@@ -51,6 +50,8 @@ class Api:
         self.objects: dict[str, ExternalObject] = {}
         self.changes: list[Change] = []
         self.kept: dict[str, Kept] = {}
+        self._kept_refusals: dict[str, RefusalError] = {}
+        self.tried: set[str] = set()
         self._serial = 0
         self.away_until = 0.0
         self.calls = 0
@@ -71,8 +72,15 @@ class Api:
         self.before_call(action)
         if self.traits.idempotency_keys and action.idempotency_key in self.kept:
             return self.kept[action.idempotency_key], True
+        if action.idempotency_key in self._kept_refusals:
+            raise self._kept_refusals[action.idempotency_key]
         found = self.objects.get(action.external_name)
-        self._check(action.operation, action, found, version)
+        try:
+            self._check(action.operation, action, found, version)
+        except RefusalError as refusal:
+            if self.traits.keeps_refusals:
+                self._kept_refusals[action.idempotency_key] = refusal
+            raise
         after = self._after(action, found)
         if found is not None or after is not None:
             self.before_effect(action, found)
@@ -93,15 +101,15 @@ class Api:
         if operation != "Delete" and action.fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
         if operation == "Create" and found is not None and self.traits.names:
-            raise RefusalError(409, "the name is taken", found)
+            raise RefusalError(409, "the name is taken")
         if operation == "Update" and found is None:
             raise RefusalError(404, "it is not there")
         if found is None or operation == "Create" or not self.traits.conditional_writes:
             return
         if action.uid is not None and found.uid != action.uid:
-            raise RefusalError(412, "it is another object", found)
+            raise RefusalError(412, "it is another object")
         if version is not None and found.version != version:
-            raise RefusalError(412, "it has changed", found)
+            raise RefusalError(412, "it has changed")
 
     def _after(self, action: Action, found: ExternalObject | None) -> ExternalObject | None:
         if action.operation == "Delete":

@@ -49,6 +49,7 @@ class Stage:
     api: Api
     kinds: KindRegistry
     seed: str
+    rows_at_once: int
 
 
 class Actor:
@@ -117,7 +118,7 @@ class Actor:
         stage, network = self._stage, self._stage.network
         clock = Clock(stage.loop.time, self.plan.clock_seconds)
         log = SimulatedLog(stage.log, network)
-        rows = SimulatedRows(stage.rows, network)
+        rows = SimulatedRows(stage.rows, network, rows_at_once=stage.rows_at_once)
         seed = f"{stage.seed}/{name}"
         return Ports(
             name=name,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from events.manifest import Fields
 from tests.simulation import plan as p
 from tests.simulation.chance_of_holds import of_holders, possible
+from tests.simulation.chance_of_limits import limits_of
 
 _COLORS = ("Red", "Green", "Blue", "Red", "Green", "Blue", "Invisible")
 _POLICIES: tuple[Fields, ...] = (
@@ -29,6 +30,7 @@ _POLICIES: tuple[Fields, ...] = (
 )
 _FIRST_RETRY = 1_000
 _FIRST_OVERTAKEN = 2_000
+_FIRST_REFUSED = 3_000
 _GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
 _WRITE_STRIKES: tuple[p.Strike, ...] = (
     "lose request",
@@ -44,6 +46,7 @@ _WRITE_STRIKES: tuple[p.Strike, ...] = (
     "break",
 )
 _UNREPORTED: tuple[p.Strike, ...] = ("crash after", "crash after", "lose reply", "break")
+_UNHEARD: tuple[p.Strike, ...] = ("crash after", "pause before", "pause before", "pause after")
 _BUS_STRIKES: tuple[p.Strike, ...] = (
     "lose request",
     "lose reply",
@@ -119,9 +122,21 @@ def plan_of(seed: int) -> p.Plan:
     steps += of_holders(dice.random, dice.moment, shapes, exclusive=traits.exclusive)
     if sum("decider" in each.roles for each in processes) > 1 and dice.one(0.12):
         steps += _of_overtaking(dice, choose(shapes))
-    steps = possible(traits, steps)
+    workers = [each.name for each in processes if "worker" in each.roles]
+    if dice.one(0.5 if len(workers) > 1 else 0.1):
+        steps += _of_a_refused_redelivery(dice, choose(shapes), workers)
+    if dice.one(0.2):
+        steps += _of_a_passing_obstacle(dice, choose(shapes))
+    limits, full = limits_of(
+        seed,
+        dice.duration,
+        [step.at for step in steps if isinstance(step, p.Declare)],
+        shapes[0],
+        is_damaged=any(isinstance(step, p.DamageLog) for step in steps),
+    )
+    steps = possible(traits, steps) + full
     steps.sort(key=lambda step: step.at)
-    return p.Plan(seed, dice.duration, traits, processes, tuple(steps))
+    return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)
 
 
 def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:
@@ -138,6 +153,7 @@ def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:
     found += [p.ProcessPlan("decider-3", ("decider", "worker"))] * dice.one(0.2)
     found += [p.ProcessPlan("worker-2", ("worker",))] * dice.one(0.5)
     found += [p.ProcessPlan("looks-2", ("observer",))] * dice.one(0.15)
+    found += [p.ProcessPlan("projects-2", ("projector",))] * dice.one(0.15)
     return tuple(found)
 
 
@@ -152,6 +168,7 @@ def _traits(dice: _Dice) -> p.ApiTraits:
         ownership="Log" if dice.one(0.8) else "Label",
         names=dice.one(0.9),
         loss_guard=dice.random.choice((0, 0, 0, 1, 2)),
+        keeps_refusals=keys and dice.one(0.5),
     )
 
 
@@ -215,6 +232,47 @@ def _of_overtaking(dice: _Dice, shape: str) -> list[p.Step]:
         old,
         new,
         p.Repeat(at=round(again_at, 3), number=old.number),
+    ]
+
+
+def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> list[p.Step]:
+    """A worker dies or stands still at its call, the next one is refused; then all is otherwise.
+
+    Who stood still may die right after the call that it makes then.
+    """
+    at = dice.seconds(2.0, max(2.5, dice.duration - 12.0))
+    first = p.Declare(
+        at=dice.seconds(0.1, 1.0), number=_FIRST_REFUSED, shape=shape, fields=dice.fields()
+    )
+    asked: p.Step = p.Withdraw(at=at, number=_FIRST_REFUSED + 1, shape=shape)
+    if dice.one(0.4):
+        asked = replace(first, at=at, number=_FIRST_REFUSED + 1, fields=dice.fields())
+    newer_at = round(at + dice.seconds(0.3, 12.0), 3)
+    newer = replace(first, at=newer_at, number=_FIRST_REFUSED + 2, fields=dice.fields())
+    strike = dice.random.choice(_UNHEARD)
+    seconds = dice.seconds(10.5, 15.0) if strike.startswith("pause") else 0.0
+    refusal: p.Strike = dice.random.choice(("refuse", "throttle"))
+    dies_at = round(at + seconds + dice.seconds(0.02, 0.3), 3) if dice.one(0.4) else 0.0
+    deaths = [p.Crash(at=dies_at, process=each, down_seconds=1.0) for each in workers if dies_at]
+    return [
+        *deaths,
+        first,
+        p.OnRequest(at=at, what="write", strike=strike, seconds=seconds),
+        p.OnRequest(at=at, what="write again", strike=refusal),
+        asked,
+        newer,
+    ]
+
+
+def _of_a_passing_obstacle(dice: _Dice, shape: str) -> list[p.Step]:
+    """What a creation conflicts with is gone before anybody has seen it."""
+    at = dice.seconds(1.5, dice.duration)
+    fields = dice.fields()
+    return [
+        p.HumanMakes(at=round(at - 0.05, 3), name=shape, fields=dice.fields()),
+        p.OnRequest(at=at, what="read", strike="delay", seconds=1.5),
+        p.Declare(at=at, number=_FIRST_REFUSED + 10, shape=shape, fields=fields),
+        p.HumanDeletes(at=round(at + 1.0, 3), name=shape),
     ]
 
 

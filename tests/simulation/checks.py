@@ -15,6 +15,7 @@ from events.log import (
     ActionRetried,
     ActionSought,
     ActionSucceeded,
+    DriftDetected,
     ExternalObserved,
     LogEvent,
     OwnershipClaimed,
@@ -22,16 +23,17 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
+from events.manifest import Policy
 from events.names import ShapeKey
 from reconciler.ports import ShapeAppend, StoredEvent
 from reconciler.shape.evolve import evolve
 from reconciler.shape.inputs import Command, Context
-from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.shape.owner_label import OWNER_LABEL, owner
 from reconciler.shape.state import NEW, ShapeState
 from reconciler.shape.turn import Turn, take_turn
 from tests.simulation.api import Api
 from tests.simulation.bus.intake import IntakeStream
-from tests.simulation.bus.log import LogStream
+from tests.simulation.bus.log import LOG_ID, LogStream
 from tests.simulation.holds import HoldChecks
 from tests.simulation.provider import Lies
 
@@ -134,6 +136,7 @@ class Checks:
     def _look_at(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
         told = self._told(event) if isinstance(event.data, ExternalObserved) else None
         self.holds.look_at(key, state, event, told)
+        self._blamed(state, event)
         match event.data:
             case ActionDecided(action):
                 if state.in_flight is not None:
@@ -153,6 +156,7 @@ class Checks:
             case ActionSucceeded(object=ExternalObject(uid=str(uid)), found_by=found_by):
                 self._succeeded(event, uid, looked=found_by is not None)
             case OwnershipReleased(uid=str(uid), reason="Orphaned"):
+                self._labelled_still(key, state, event)
                 self.ours.discard(uid)
                 self.released.add(uid)
             case SpecDeclared() | SpecWithdrawn():
@@ -174,6 +178,15 @@ class Checks:
             is_repeated = is_its_own and answer.position < event.causeposition
             if is_repeated and not _overtook(answer, state):
                 self.fail(f"{event.id}: message {event.causeid} was {answer.reason} before")
+
+    def _labelled_still(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+        """What is let go says no more that it is ours, unless nothing may be written to it."""
+        found, policy = state.observed, Policy() if state.spec is None else state.spec.policy
+        if found is None or found.labels.get(OWNER_LABEL) != owner(LOG_ID, key):
+            return
+        may_write = not (state.orphan_forced or policy.paused or policy.mode == "ObserveOnly")
+        if may_write and state.failure is None and not state.conflicts:
+            self.fail(f"{event.id}: {found.uid} is let go with our label on it")
 
     def _claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent, uid: str) -> None:
         """What is not ours becomes ours only as the policy or the configuration says."""
@@ -200,6 +213,18 @@ class Checks:
         if not known and not looked and event.data.operation == "Create":
             self.fail(f"{event.id}: {uid} was not made by us")
         self.ours.add(uid)
+
+    def _blamed(self, state: ShapeState, event: LogEvent) -> None:
+        """What we deleted ourselves is never said to be the work of others."""
+        drift = event.data
+        if not isinstance(drift, DriftDetected) or not drift.missing or drift.perhaps_by:
+            return
+        assert state.owned is not None
+        for change in self._api.changes:
+            deleted = change.before if change.after is None and change.key else None
+            if deleted is not None and deleted.uid == state.owned.uid:
+                deleted_by = self.action_of.get(change.key)
+                self.fail(f"{event.id}: {deleted.uid} was deleted by {deleted_by}")
 
     def _held(self, event: LogEvent, found: ExternalObject | None) -> None:
         """A person is asked only what nothing else can tell."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from events.envelope import InvalidMessageError, decode_intake, decode_log
 from events.external import ExternalObject
-from events.intake import Declared, Withdrawn
+from events.intake import Declared, Reported, Withdrawn
 from events.log import (
     Action,
     ActionAbandoned,
@@ -16,13 +16,21 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import SHAPE_REF_KIND, Fields, InvalidManifestError, Policy, take_apart
+from events.manifest import (
+    SHAPE_REF_KIND,
+    Fields,
+    InvalidManifestError,
+    Policy,
+    take_apart,
+    target_of,
+)
 from events.names import InvalidNameError, ShapeKey
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
 from reconciler.services.scrubber import FIRST_AFTER_SECONDS
 from reconciler.shape.owner_label import OWNER_LABEL, owner
 from reconciler.shape.state import ShapeState
+from tests.explanations import explained
 from tests.simulation.api import REFUSED_COLOR
 from tests.simulation.bus.log import LOG_ID
 from tests.simulation.checks import check_determinism
@@ -107,6 +115,8 @@ def _problems(world: World) -> Iterator[str]:
     yield from problems_of_holds(world)
     yield from _leaks(world)
     yield from _open_actions(world)
+    yield from _unexplained(world)
+    yield from _unseen(world)
     yield from _read_models(world)
     again = check_determinism(world.checks.turns)
     if again is not None:
@@ -185,6 +195,8 @@ def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[s
         if (spec.fields, spec.labels, spec.policy) != (wanted.fields, wanted.labels, wanted.policy):
             yield f"{key}: {spec.fields} {spec.policy} is decided, the newest declaration is other"
             return
+    if _refers_to_damage(world, key, state):
+        return  # whether its target is declared cannot be told
     if state.outcome is None and (state.generation or state.observed is not None):
         yield f"{key}: no outcome was told"
         return
@@ -192,6 +204,12 @@ def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[s
     if problem is not None:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
         yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
+
+
+def _refers_to_damage(world: World, key: ShapeKey, state: ShapeState) -> bool:
+    if key.kind != SHAPE_REF_KIND or state.spec is None:
+        return False
+    return target_of(state.spec.fields) in world.damaged
 
 
 def _problem(world: World, key: ShapeKey, state: ShapeState) -> str | None:
@@ -324,6 +342,48 @@ def _open_actions(world: World) -> Iterator[str]:
         state = world.checks.states[key]
         if not _is_paused(state) and key not in world.damaged:
             yield f"{action_id}: it was decided, and never came to an end"
+
+
+def _unexplained(world: World) -> Iterator[str]:
+    """The log has every effect that the API saw as done, or says that it is not known."""
+    if world.damaged:
+        return
+    known = explained(event for _, event in world.log.events)
+    succeeded = {
+        event.data.action_id
+        for _, event in world.log.events
+        if isinstance(event.data, ActionSucceeded)
+    }
+    for action_id in _reported_as_done(world) - succeeded:
+        yield f"{action_id}: it was reported as done, and the log does not say so"
+    for change in world.api.changes:
+        action_id = world.checks.action_of.get(change.key)
+        if action_id is not None and action_id not in known:
+            yield f"{action_id}: it had an effect, and the log says that it had none"
+
+
+def _reported_as_done(world: World) -> set[str]:
+    done: set[str] = set()
+    for message in world.intake.messages:
+        what, _ = parse_stored_intake(message.subject)
+        if what == "result":
+            told = decode_intake(message.payload, expected="result", fallback_id="-").data
+            if isinstance(told, Reported) and told.error is None and not told.sought:
+                done.add(told.action_id)
+    return done
+
+
+def _unseen(world: World) -> Iterator[str]:
+    """Every message that nobody can read is a dead letter in the end, or is counted."""
+    seen = {position for _, position in world.decisions.dead_letters} | world.decisions.given_up
+    for message in world.intake.messages:
+        if message.position in seen:
+            continue
+        try:
+            what, _ = parse_stored_intake(message.subject)
+            decode_intake(message.payload, expected=what, fallback_id="-")
+        except (InvalidMessageError, InvalidManifestError, InvalidNameError, ValueError) as error:
+            yield f"message {message.position} cannot be used, and nobody was told: {error}"
 
 
 def _is_paused(state: ShapeState) -> bool:

@@ -23,21 +23,49 @@ from events.log import (
     OwnershipClaimed,
 )
 from events.names import ShapeKey
+from infra.bus import streams
+from infra.jetstream.errors import BusError, StreamFullError
+from projections.read_models import RowChanges
 from projections.status import StatusRow
 from reconciler.errors import ProviderError
-from reconciler.ports import AppendLostError, IntakeDelivery, LoadedShape, ShapeAppend, StoredEvent
+from reconciler.ports import (
+    AppendLostError,
+    DeadLetter,
+    IntakeDelivery,
+    LoadedShape,
+    ShapeAppend,
+    StoredEvent,
+)
 from reconciler.services import worker as worker_module
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
 from reconciler.services.listing import SnapshotAssembler
 from reconciler.services.observer import Observer
-from reconciler.services.repository import Commit, KeptShape, ShapeRepository, decode_snapshot
+from reconciler.services.projector import Projector
+from reconciler.services.refusing import tell_refused
+from reconciler.services.repository import (
+    Commit,
+    KeptShape,
+    ShapeRepository,
+    decode_snapshot,
+    encode_snapshot,
+)
 from reconciler.services.sweeper import Sweeper
 from reconciler.services.worker import Worker
-from reconciler.shape import declaring, keeping, ladder, letting_go, observing, plan, pursuing
+from reconciler.shape import (
+    declaring,
+    keeping,
+    ladder,
+    letting_go,
+    observing,
+    plan,
+    pursuing,
+    reporting,
+)
 from reconciler.shape.actions import new_action
 from reconciler.shape.evolve import fold
 from tests.simulation.bus.actions import ActionQueue
+from tests.simulation.bus.intake import SimulatedIntakeWriter
 from tests.simulation.bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
@@ -81,6 +109,53 @@ def _intake_acknowledged_before_the_append(patch: Patch) -> None:
         await really(self, batch)
 
     patch.setattr(Decider, "handle", handle)
+
+
+def _handed_out_three_times_at_most(patch: Patch) -> None:
+    """The bus drops without a word what was handed out so often: ``max_deliver`` of a consumer."""
+    really: Any = streams._decider_consumer  # pyright: ignore[reportPrivateUsage]
+
+    def consumer(*args: Any) -> dict[str, Any]:
+        return {**really(*args), "max_deliver": 3}
+
+    patch.setattr(streams, "_decider_consumer", consumer)
+
+
+def _acknowledged_before_the_letters(patch: Patch) -> None:
+    async def refuse(self: Any, letters: Sequence[DeadLetter]) -> None:
+        await self._reader.ack([letter.delivery for letter in letters])
+        with contextlib.suppress(BusError):
+            await tell_refused(self._sink, letters, self._now())
+
+    patch.setattr(Decider, "_refuse", refuse)
+
+
+def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
+    """A full intake that takes some of several messages: the writer sees that, and says nothing."""
+    really: Any = SimulatedIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
+
+    def store(self: Any, messages: Sequence[Any]) -> None:
+        before = self._stream.last_position
+        try:
+            really(self, messages)
+        except StreamFullError:
+            if self._stream.last_position == before:
+                raise
+
+    patch.setattr(SimulatedIntakeWriter, "_store", store)
+
+
+def _kept_before_the_append(patch: Patch) -> None:
+    """A snapshot of a state whose events are not stored yet, and perhaps never are."""
+    really: Any = ShapeRepository._append  # pyright: ignore[reportPrivateUsage]
+
+    async def append(self: Any, commits: Sequence[Commit]) -> None:
+        for each in commits:
+            position = each.base.position + len(each.events)
+            await self._log.save_snapshots({each.key: (position, encode_snapshot(each.after))})
+        await really(self, commits)
+
+    patch.setattr(ShapeRepository, "_append", append)
 
 
 def _snapshot_without_its_later_events(patch: Patch) -> None:
@@ -195,6 +270,41 @@ def _redeliveries_not_told(patch: Patch) -> None:
     patch.setattr(worker_module, "Reported", reported)
 
 
+def _a_refused_redelivery_taken_for_undone(patch: Patch) -> None:
+    def is_unheard_of(*_: Any) -> bool:
+        return False
+
+    patch.setattr(reporting, "_is_unheard_of", is_unheard_of)
+
+
+def _late_successes_ignored(patch: Patch) -> None:
+    def ignore(*_: Any) -> None:
+        return
+
+    patch.setattr(reporting, "_record_late_success", ignore)
+
+
+def _what_was_given_up_is_never_suspected(patch: Patch) -> None:
+    def in_doubt(*_: Any) -> str:
+        return ""
+
+    patch.setattr(observing, "_in_doubt", in_doubt)
+
+
+def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
+    """With the same key, for which the API has kept the conflict."""
+    really: Any = reporting._after_failure  # pyright: ignore[reportPrivateUsage]
+
+    def after_failure(
+        state: Any, flight: Any, data: Reported, error: ActionError, context: Any
+    ) -> Any:
+        if error.error_class == "Conflict" and data.object is None:
+            error = replace(error, error_class="Transient")
+        return really(state, flight, data, error, context)
+
+    patch.setattr(reporting, "_after_failure", after_failure)
+
+
 def _what_carries_no_label_taken_for_a_strangers(patch: Patch) -> None:
     really: Any = ladder._find_created  # pyright: ignore[reportPrivateUsage]
 
@@ -218,7 +328,8 @@ def _no_lease(patch: Patch) -> None:
 
     def serve(self: Any) -> None:
         really(self)
-        self._consumer._outstanding.clear()
+        for consumer in self.consumers.values():
+            consumer._outstanding.clear()
 
     patch.setattr(ActionQueue, "serve", serve)
 
@@ -330,6 +441,39 @@ def _lost_timers_never_swept(patch: Patch) -> None:
     patch.setattr(Sweeper, "sweep", sweep)
 
 
+# --- projecting
+
+
+def _a_checkpoint_before_its_rows(patch: Patch) -> None:
+    """A portion in two batches of rows, the checkpoint with the first."""
+
+    async def save(self: Any, portion: RowChanges) -> None:
+        rows = list(portion.rows.items())
+        half = len(rows) // 2
+        for some in (rows[:half], rows[half:]):
+            await self._save_batch(some, portion.checkpoint)
+        self._forget_first()
+
+    patch.setattr(Projector, "_save", save)
+
+
+def _a_laggard_writes(patch: Patch) -> None:
+    """A projector that looks at the checkpoint only to know what to expect of it."""
+
+    async def save(self: Any, portion: RowChanges) -> None:
+        await self._look()
+        await _really_saved(self, portion)
+
+    def is_not_stored(_self: Any, _stored: Any) -> bool:
+        return False
+
+    patch.setattr(Projector, "_save", save)
+    patch.setattr(Projector, "_drop_if_stored", is_not_stored)
+
+
+_really_saved: Any = Projector._save  # pyright: ignore[reportPrivateUsage]
+
+
 # --- owning
 
 
@@ -385,6 +529,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("a lost append is taken for done", _a_lost_append_taken_for_done),
     Mutation("a turn without events is not checked", _no_events_taken_for_no_news),
     Mutation("intake acknowledged before the append", _intake_acknowledged_before_the_append),
+    Mutation("handed out three times at most", _handed_out_three_times_at_most),
+    Mutation("acknowledged before the dead letter", _acknowledged_before_the_letters),
+    Mutation("partly stored is stored", _what_was_partly_stored_taken_for_stored),
+    Mutation("snapshot before the append", _kept_before_the_append),
     Mutation("snapshot used without its later events", _snapshot_without_its_later_events),
     Mutation("no intent before effect", _actions_handed_out_before_they_are_stored),
     Mutation("a key for each attempt", _a_key_for_each_attempt),
@@ -396,6 +544,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("unknown results taken for refusals", _unknown_results_taken_for_refusals),
     Mutation("retry forgets the action in flight", _a_retry_forgets_the_action_in_flight),
     Mutation("redeliveries not told", _redeliveries_not_told),
+    Mutation("a refused redelivery is undone", _a_refused_redelivery_taken_for_undone),
+    Mutation("late successes ignored", _late_successes_ignored),
+    Mutation("what was given up is not suspected", _what_was_given_up_is_never_suspected),
+    Mutation("a conflict without cause repeated", _a_conflict_without_its_cause_is_repeated),
     Mutation("without a label it is a stranger's", _what_carries_no_label_taken_for_a_strangers),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
     Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
@@ -410,6 +562,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("late declarations forgotten", _late_declarations_forgotten),
     Mutation("configurations not followed", _configurations_read_once),
     Mutation("lost timers never swept", _lost_timers_never_swept),
+    Mutation("a checkpoint before its rows", _a_checkpoint_before_its_rows),
+    Mutation("a projector that lags writes", _a_laggard_writes),
     Mutation("delete ignores the uid", _a_delete_ignores_the_uid),
     Mutation("what is not ours is removed", _what_is_not_ours_is_removed),
     Mutation("everything is adopted", _everything_is_adopted),

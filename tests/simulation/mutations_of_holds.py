@@ -157,6 +157,10 @@ def _folded_anyhow(events: Any, state: Any = NEW) -> Any:
     return state
 
 
+def _label_left_on_what_is_let_go(patch: Patch) -> None:
+    patch.setattr(letting_go, "_unlabel", _nothing)
+
+
 MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
     Mutation("finalizers ignored", _finalizers_ignored),
     Mutation("anybody takes finalizers off", _anybody_takes_finalizers_off),
@@ -171,6 +175,7 @@ MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
     Mutation("declared shapes released by force", _declared_shapes_released_by_force),
     Mutation("strangers removed", _strangers_adopted_where_absence_is_declared),
     Mutation("broken snapshots believed", _broken_snapshots_believed),
+    Mutation("label left on what is let go", _label_left_on_what_is_let_go),
     Mutation("damage not looked for", _damage_not_looked_for),
     Mutation("damaged histories folded", _damaged_histories_folded),
 )

@@ -36,6 +36,7 @@ Sort = Literal[
     "feed",
     "snapshots",
     "write",
+    "write again",
     "read",
     "list",
 ]
@@ -111,6 +112,7 @@ class Garbage(_Step, frozen=True, tag=True):
 
     shape: str
     payload: str
+    copies: int = 1
 
 
 class Configure(_Step, frozen=True, tag=True):
@@ -252,6 +254,18 @@ class BusAway(_Step, frozen=True, tag=True):
     seconds: float
 
 
+class Full(_Step, frozen=True, tag=True):
+    """A stream takes only so many more messages for a while; then it has room again.
+
+    ``again_seconds``: so often there is as little room again, as where old messages are removed.
+    """
+
+    what: Literal["log", "intake", "dead letters"]
+    seconds: float
+    room: int = 0
+    again_seconds: float = 0.0
+
+
 class FollowersLag(_Step, frozen=True, tag=True):
     """The replicas that answer reads see nothing new."""
 
@@ -313,6 +327,7 @@ Step = (
     | Pause
     | Erase
     | BusAway
+    | Full
     | FollowersLag
     | Repin
     | TimersFail
@@ -327,12 +342,14 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``grace_seconds``: listings show the past, up to so long ago. ``names``: a name that was given
     is unique; without, every creation makes another object. ``loss_guard``: how many missing
-    objects are doubted, 0 for never.
+    objects are doubted, 0 for never. ``keeps_refusals``: the first answer to a key is kept, a
+    refusal too, and nothing in it says so.
     """
 
     idempotency_keys: bool = True
     names: bool = True
     loss_guard: int = 0
+    keeps_refusals: bool = False
     labels: bool = True
     conditional_writes: bool = True
     grace_seconds: float = 0.0
@@ -348,6 +365,14 @@ class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     clock_seconds: float = 0.0
 
 
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much the bus hands out and takes at once: as the real one, unless a plan says less."""
+
+    max_ack_pending: int = 2_000
+    max_actions_pending: int = 4_096
+    rows_at_once: int = 900
+
+
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """One run: who is there, and what happens."""
 
@@ -356,6 +381,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     api: ApiTraits
     processes: tuple[ProcessPlan, ...]
     steps: tuple[Step, ...]
+    limits: Limits = Limits()
 
 
 def encode_plan(plan: Plan) -> bytes:
@@ -370,7 +396,9 @@ def decode_plan(payload: bytes) -> Plan:
 
 def lines(plan: Plan) -> list[str]:
     """Describe a plan for people, one line a step."""
-    shown = [f"seed {plan.seed}, {plan.seconds:g} s, API {_told(plan.api)}"]
+    shown = [
+        f"seed {plan.seed}, {plan.seconds:g} s, API {_told(plan.api)}, limits {_told(plan.limits)}"
+    ]
     shown += [
         f"process {each.name}: {'+'.join(each.roles)}"
         + (f", clock {each.clock_seconds:+g} s" if each.clock_seconds else "")

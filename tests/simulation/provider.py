@@ -76,10 +76,23 @@ class SimulatedProvider:
 
     async def _write(self, action: Action) -> Effect:
         version = action.version if self._api.traits.conditional_writes else None
-        kept, replayed = await self._call(
-            "write", lambda: self._api.write(action, version=version), UnknownResultError
-        )
+        if action.idempotency_key in self._api.tried:
+            _refuse(self._network.strike("write again"))
+        self._api.tried.add(action.idempotency_key)
+        try:
+            kept, replayed = await self._call(
+                "write", lambda: self._api.write(action, version=version), UnknownResultError
+            )
+        except ConflictError as conflict:
+            raise await self._with_obstacle(action, conflict) from conflict
         return Effect(kept.object, replayed)
+
+    async def _with_obstacle(self, action: Action, conflict: ConflictError) -> ProviderError:
+        """Read what stood in the way; it may be gone by now."""
+        obstacle = await self.read(action.external_name)
+        if obstacle is None and conflict.status == 412:
+            return NotFoundError("it is not there any more", status=412)
+        return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
     async def read(self, external_name: str) -> ExternalObject | None:
         return await self._call("read", lambda: self._api.read(external_name), TransientError)
@@ -206,7 +219,7 @@ def _classified(refusal: RefusalError) -> ProviderError:
         return NotFoundError(message, status=status)
     if status == 422:
         return PermanentError(message, status=status)
-    return ConflictError(message, status=status, obstacle=refusal.obstacle)
+    return ConflictError(message, status=status)
 
 
 def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:

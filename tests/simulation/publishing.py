@@ -39,6 +39,7 @@ from events.names import SYSTEM_NAMESPACE, ShapeKey
 from events.subjects import Intake
 from events.subjects import intake as intake_subject
 from events.subjects import snapshot as snapshot_subject
+from infra.jetstream.errors import StreamFullError
 from reconciler.shape.state import ShapeState
 from tests.simulation import plan as p
 from tests.simulation.api import Api
@@ -226,8 +227,11 @@ class Publisher:
         def arrive() -> None:
             if self._network.is_away:
                 self._network.outside(0.5, arrive)
-            else:
+                return
+            try:
                 self._intake.store(subject, payload, message_id, f"_INBOX.{message_id}")
+            except StreamFullError:
+                self._network.outside(0.5, arrive)
 
         self._network.outside(wait + self._network.latency(), arrive)
 
@@ -238,7 +242,8 @@ class Publisher:
 
     def _garbage(self, step: p.Garbage) -> None:
         subject = f"rec.desired.default.Shape.{step.shape}"
-        self._store(_Published(subject, step.payload.encode(), ""), 0.0)
+        for copy in range(step.copies):
+            self._store(_Published(subject, step.payload.encode(), ""), 0.0005 * copy)
 
     # --- another team's observer
 

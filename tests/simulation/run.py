@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation import plan as p
 from tests.simulation.ending import end
+from tests.simulation.fairness import undecided
 from tests.simulation.world import World, services_watched
 
 
@@ -36,7 +37,9 @@ def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
     try:
         with services_watched(world):
             world.play()
-            found = list(world.checks.violations) or end(world)
+            unfair = list(undecided(world))
+            world.heal()
+            found = list(world.checks.violations) or unfair or end(world)
             world.close()
     finally:
         sys.unraisablehook = ours

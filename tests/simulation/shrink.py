@@ -82,6 +82,7 @@ def _simpler_api(plan: p.Plan) -> Iterator[p.Plan]:
     for name in p.ApiTraits.__struct_fields__:
         changed: dict[str, object] = {name: getattr(usual, name)}
         yield replace(plan, api=replace(plan.api, **changed))
+    yield replace(plan, limits=p.Limits())
 
 
 def _simpler_steps(plan: p.Plan) -> Iterator[p.Plan]:

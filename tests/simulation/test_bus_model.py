@@ -71,6 +71,8 @@ class Bus:
     reader: IntakeReader
     actions: ActionReader
     rows: list[RowStore]
+    checkpoint: bytes = b""
+    revisions: list[int] = field(default_factory=lambda: [0, 0])
     heads: dict[ShapeKey, tuple[int, int]] = field(default_factory=dict[ShapeKey, tuple[int, int]])
     waiting: int = 0
     decided: int = 0
@@ -201,17 +203,21 @@ async def work(bus: Bus, _dice: random.Random) -> Any:
 
 
 async def project(bus: Bus, dice: random.Random) -> Any:
-    """Write rows from two sides: who has not read since the other wrote is refused."""
-    store = dice.choice(bus.rows)
+    """Write rows from two sides: who has not looked since the other wrote is refused."""
+    side = dice.randrange(len(bus.rows))
+    store = bus.rows[side]
     if dice.random() < 0.5:
-        await store.load()
+        bus.checkpoint, bus.revisions[side] = await store.checkpoint()
+    if dice.random() < 0.2:
+        await store.clear(bus.revisions[side])
     number = dice.randint(1, 99)
     changes = {f"status.{number % 3}": str(number).encode() if number % 5 else None}
     try:
-        await store.save({**changes, CHECKPOINT: str(number).encode()})
+        saved = {**changes, CHECKPOINT: str(number).encode()}
+        bus.revisions[side] = await store.save(saved, bus.revisions[side])
     except RowsConflictError:
-        return "conflict"
-    return sorted((await store.load()).items())
+        return "conflict", bus.checkpoint
+    return sorted((await store.load()).items()), bus.checkpoint
 
 
 _ALL: tuple[Callable[[Bus, random.Random], Any], ...] = (
@@ -234,6 +240,7 @@ _ALL: tuple[Callable[[Bus, random.Random], Any], ...] = (
 
 
 async def play(bus: Bus, seed: int) -> list[str]:
+    await bus.actions.take_from("default", 16)
     dice = random.Random(f"operations/{seed}")
     answers: list[str] = []
     for number in range(_OPERATIONS):

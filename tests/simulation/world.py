@@ -47,8 +47,13 @@ class World:
         self.network = Network(self.loop, f"{seed}/network")
         time = self.loop.time
         self.log = LogStream(time, may_be_damaged=_is_damaged(plan))
-        self.intake = IntakeStream(self.network, time, f"{seed}/intake")
-        self.actions = ActionQueue(self.log, self.network, time)
+        limits = plan.limits
+        self.intake = IntakeStream(
+            self.network, time, f"{seed}/intake", max_ack_pending=limits.max_ack_pending
+        )
+        self.actions = ActionQueue(
+            self.log, self.network, time, max_ack_pending=limits.max_actions_pending
+        )
         self.decisions = Decisions(self.intake, self.network, time, f"{seed}/timers")
         self.snapshots = Snapshots(time)
         self.rows = Rows()
@@ -69,6 +74,7 @@ class World:
             self.api,
             self.kinds,
             seed,
+            limits.rows_at_once,
         )
         self.actors = {each.name: Actor(each, stage) for each in plan.processes}
         self.checks = Checks(
@@ -95,19 +101,20 @@ class World:
     # --- playing the plan
 
     def play(self) -> None:
-        """Play every step of the plan, and then let the faults stop."""
+        """Play every step of the plan; then ``heal`` lets the faults stop."""
         for actor in self.actors.values():
             actor.start()
         for step in self.plan.steps:
             self.network.outside(step.at, lambda step=step: self._take(step))
         self.loop.run_until(self.start_time + self.plan.seconds)
-        self.tell("--- the faults stop")
-        self.heal()
 
     def heal(self) -> None:
         """Let nothing go wrong any more: what was killed is started, what stood still goes on."""
+        self.tell("--- the faults stop")
         self.network.heal()
         self.log.heal()
+        for room in (self.log.room, self.intake.room, self.decisions.letters_room):
+            room.leave(None)
         self.decisions.heal()
         self.lies.heal()
         self.api.away_until = 0.0
@@ -213,6 +220,20 @@ class World:
         self.network.outside(step.seconds + 0.001, self.intake.serve)
         self.network.outside(step.seconds + 0.001, self.actions.serve)
 
+    def _full(self, step: p.Full) -> None:
+        room = {
+            "log": self.log.room,
+            "intake": self.intake.room,
+            "dead letters": self.decisions.letters_room,
+        }[step.what]
+        times = int(step.seconds / step.again_seconds) if step.again_seconds else 0
+        for number in range(times + 1):
+            self.network.outside(
+                number * step.again_seconds,
+                lambda: None if self.network.is_healed else room.leave(step.room),
+            )
+        self.network.outside(step.seconds, lambda: room.leave(None))
+
     def _followers_lag(self, step: p.FollowersLag) -> None:
         self.log.let_followers_lag(step.seconds)
 
@@ -268,6 +289,7 @@ _TAKE: dict[type[p.Step], Callable[[World, Any], None]] = {
     p.Pause: World._pause,  # pyright: ignore[reportPrivateUsage]
     p.Erase: World._erase,  # pyright: ignore[reportPrivateUsage]
     p.BusAway: World._bus_away,  # pyright: ignore[reportPrivateUsage]
+    p.Full: World._full,  # pyright: ignore[reportPrivateUsage]
     p.FollowersLag: World._followers_lag,  # pyright: ignore[reportPrivateUsage]
     p.Repin: World._repin,  # pyright: ignore[reportPrivateUsage]
     p.TimersFail: World._timers_fail,  # pyright: ignore[reportPrivateUsage]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -11,11 +12,18 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError
 from events.names import ShapeKey
-from events.subjects import log, schedule
-from infra.bus.streams import INTAKE, SHAPES, TIMERS, WORKERS, decider_consumers
+from events.subjects import log, parse_log, schedule
+from infra.bus.streams import (
+    INTAKE,
+    SHAPES,
+    TIMERS,
+    WORKERS,
+    decider_consumers,
+    worker_consumer,
+)
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
-from infra.jetstream.reads import last_for_subjects
+from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.log_reading import LogReading
@@ -35,6 +43,13 @@ class _Look(NamedTuple):
     lost: frozenset[str]
     overdue: frozenset[str]
     untimed: frozenset[str]
+
+
+class _Decided(NamedTuple):
+    """Where the log has the newest action of a row."""
+
+    position: int
+    row: StatusRow
 
 
 async def check_actions(nc: Client, reading: LogReading) -> Finding:
@@ -73,8 +88,9 @@ def _finding(found: _Look) -> Finding:
             "lost actions",
             "fail",
             f"{len(found.lost)} that no worker has, without a result: {some(sorted(found.lost))}",
-            f"stop the workers, `nats consumer rm {SHAPES} {WORKERS}`, `reconciler init`, start "
-            "them: every action is handed out again, and those that have a result are passed over",
+            f"stop the workers, `nats consumer rm {SHAPES} {WORKERS}=NAME` for the ProviderConfig "
+            "that they are of, start the workers: every action is handed out again, and those that "
+            "have a result are passed over",
         )
     if found.overdue:
         return Finding(
@@ -105,26 +121,42 @@ async def _look(nc: Client, reading: LogReading) -> _Look:
 
 
 async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
-    """Give the rows of whose actions no worker can have all, as the consumer counts them."""
-    if not called:
-        return []
+    """Give the rows of whose actions no worker can have all, as each API's consumer counts them."""
+    places = [log(row.key, place) for row in called for place in ("action", "action.*")]
+    newest: dict[ShapeKey, StoredMessage] = {}
+    for message in await last_for_subjects(nc, SHAPES, places):
+        key = parse_log(message.subject)
+        if key not in newest or newest[key].seq < message.seq:
+            newest[key] = message
+    by_consumer: dict[str, list[_Decided]] = defaultdict(list)
+    suspects: list[StatusRow] = []
+    for row in called:
+        action = newest.get(row.key)
+        if action is None:
+            suspects.append(row)
+        else:
+            by_consumer[_consumer_of(action.subject)].append(_Decided(action.seq, row))
+    for consumer, decided in by_consumer.items():
+        suspects += await _not_handed_out_by(nc, consumer, decided)
+    return suspects
+
+
+def _consumer_of(subject: str) -> str:
+    _, _, provider_config = subject.partition(".action.")
+    return worker_consumer(provider_config) if provider_config else WORKERS
+
+
+async def _not_handed_out_by(
+    nc: Client, consumer: str, decided: Sequence[_Decided]
+) -> list[StatusRow]:
     try:
-        worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{WORKERS}", None)
-    except NotFoundOnBusError:
-        return called
-    by_subject = {log(row.key, "action"): row for row in called}
-    found = await last_for_subjects(nc, SHAPES, list(by_subject))
-    positions = {message.subject: message.seq for message in found}
+        worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{consumer}", None)
+    except NotFoundOnBusError:  # the next worker makes it, and has all of them; `init` the older
+        return [each.row for each in decided] if consumer == WORKERS else []
     done_up_to = int(worker["ack_floor"]["stream_seq"])
     delivered_up_to = int(worker["delivered"]["stream_seq"])
-    acknowledged: list[StatusRow] = []
-    between: list[StatusRow] = []
-    for subject, row in by_subject.items():
-        position = positions.get(subject, 0)
-        if position <= done_up_to:
-            acknowledged.append(row)
-        elif position <= delivered_up_to:
-            between.append(row)
+    acknowledged = [each.row for each in decided if each.position <= done_up_to]
+    between = [each.row for each in decided if done_up_to < each.position <= delivered_up_to]
     # The server does not say which of those it has handed out, only how many.
     return acknowledged + (between if len(between) > int(worker["num_ack_pending"]) else [])
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 
 from nats.aio.client import Client
 
+from events.dead_letter import OTHERS
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
-from infra.bus.dead_letters import read_letters
+from events.subjects import NO_NAMESPACE
+from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog
 from projections.read_models import (
@@ -28,6 +31,8 @@ from reconciler.client.dead_letters import collect, matching
 
 SAMPLE = 50
 _MOST_LETTERS = 20_000
+_DISCARDED_SHOWN = timedelta(days=7)
+_NAMES = {NO_NAMESPACE: "of no namespace", OTHERS: "other namespaces"}
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
@@ -141,6 +146,30 @@ async def check_dead_letters(nc: Client) -> Finding:
     return Finding("dead letters", "warn", text, remedy)
 
 
+async def check_discarded(nc: Client) -> Finding:
+    """Tell who sent so much that cannot be used that not all of it became dead letters."""
+    counts = await read_discarded(nc)
+    if not counts:
+        return Finding("discarded", "ok", "none: whatever cannot be used is a dead letter")
+    last = max(each.last_at for each in counts)
+    total = sum(each.count for each in counts)
+    most = sorted(counts, key=lambda each: each.count, reverse=True)
+    text = f"{total} messages got no dead letter, the last at {last:%Y-%m-%dT%H:%M:%SZ}; " + some(
+        [
+            f"{_NAMES.get(each.namespace, each.namespace)}: {each.count} at stage {each.stage}"
+            for each in most
+        ]
+    )
+    if datetime.now(UTC) - last > _DISCARDED_SHOWN:
+        return Finding("discarded", "ok", f"{text}; none since")
+    remedy = (
+        "a namespace may fill a quarter of the dead letters, which `reconciler deadletters list` "
+        "shows: have its publisher stop, or send it right; how to make room is in "
+        '"Dead letters" of the operating guide. It warns for 7 days after the last'
+    )
+    return Finding("discarded", "warn", text, remedy)
+
+
 async def check_rows(nc: Client, reading: LogReading, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some shapes."""
     if reading.damage:
@@ -185,5 +214,5 @@ async def _wrong_of(nc: Client, reader: JetStreamShapeLog, names: Sequence[str])
         history = await reader.history(key)
         models = models_of([stored for stored in history if stored.position <= checkpoint])
         rebuilt = {row: payload for row, payload in models.rows() if row in wanted}
-        wrong += [one.row for one in differences(rebuilt, live, checkpoint)]
+        wrong += [one.row for one in differences(rebuilt, live)]
     return wrong

@@ -29,7 +29,9 @@ from reconciler.shape.desired import ignored_paths
 from reconciler.shape.differences import LABELS, united, without_ignored
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.state import (
+    REMEMBERED_ACTIONS,
     Applied,
+    Ended,
     InFlight,
     Owned,
     ShapeState,
@@ -41,6 +43,7 @@ SETTLED: frozenset[OutcomeName] = frozenset(
 """Outcomes after which a generation is not superseded by the next, but followed by it."""
 
 _MAY_HAVE_HAPPENED = ("Transient", "Throttled", "Unknown")
+LABEL_KEPT = ActionError("Permanent", "it took the write, and kept the label")
 NOT_DONE = ActionError("Transient", "the action had no effect: it is called again")
 
 
@@ -75,9 +78,9 @@ def _base(state: ShapeState, action: Action) -> Applied | None:
     )
 
 
-def _perhaps_applied(state: ShapeState) -> Applied | None:
-    """Count as ours what an action has perhaps written that is given up with its end unknown."""
-    base = None if state.in_flight is None else state.in_flight.base
+def _perhaps_applied(state: ShapeState, flight: InFlight | Ended | None) -> Applied | None:
+    """Count as ours what an action has perhaps written whose end is not known."""
+    base = None if flight is None else flight.base
     applied = state.applied
     if base is None or state.owned is None:
         return applied
@@ -120,47 +123,97 @@ def _not_done(state: ShapeState, _data: ActionNotDone, event: LogEvent) -> Shape
 def _held(state: ShapeState, data: ActionHeld, event: LogEvent) -> ShapeState:
     flight = state.in_flight
     if flight is not None:
-        flight = replace(flight, held=data.reason)
+        flight = replace(flight, held=data.reason, in_doubt=True)
     # An approval was of the hold before: this one needs its own.
     return replace(state, version=event.shapeversion, in_flight=flight, approved="")
 
 
 def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:
-    flight = state.ended_create if data.late else state.in_flight
-    uncertain = data.redelivered or (flight is not None and flight.uncertain)
-    after: dict[str, Any] = {
-        "version": event.shapeversion,
+    if data.late:
+        return _succeeded_late(state, data, event)
+    flight = state.in_flight
+    perhaps_twice = data.redelivered and data.operation == "Create"
+    uncertain = perhaps_twice or (flight is not None and flight.uncertain)
+    after = {
+        **_settled(data, event),
         "in_flight": None,
-        "ended_create": None,
         # An attempt of unknown result may still be under way where the API keeps no keys.
         "uncertain_create": state.uncertain_create or uncertain,
+        "lost_uid": None,
+        **_result(state, flight, data),
+    }
+    if flight is not None and data.operation != "Create" and (data.redelivered or flight.in_doubt):
+        # A worker that stands still before its call may make it yet, and meet another object.
+        after["ended"] = _remembered(state, flight, in_doubt=True, known_by=event.causeid)
+    return replace(state, **after)
+
+
+def _succeeded_late(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> ShapeState:
+    """Take an action for done that had ended without success; another may be under way by now."""
+    ended = next((each for each in state.ended if each.action.action_id == data.action_id), None)
+    after: dict[str, Any] = {
+        "version": event.shapeversion,
+        "ended": tuple(
+            replace(each, told_late=True) if each is ended else each for each in state.ended
+        ),
+        "uncertain_create": state.uncertain_create or data.operation == "Create",
+        "effect_position": event.causeposition,
+        "effect_at": data.reported_at or event.time,
+    }
+    if data.outdated:
+        after["applied"] = _perhaps_applied(state, ended)
+    else:
+        settled = {} if state.in_flight is not None else _settled(data, event)
+        after |= {**settled, **_result(state, ended, data), "because": event.id}
+        if data.operation == "Update":
+            after["applied"] = _perhaps_applied(state, ended)  # what came after it is ours as well
+    return replace(state, **after)
+
+
+def _settled(data: ActionSucceeded, event: LogEvent) -> dict[str, Any]:
+    """Nothing is wrong any more, as of this report."""
+    return {
+        "version": event.shapeversion,
         "failures": 0,
         "conflicts": 0,
         "failure": None,
         "hold_until": None,
         "effect_position": event.causeposition,
         "effect_at": data.reported_at or event.time,
-        "lost_uid": None,
     }
+
+
+def _result(
+    state: ShapeState, flight: InFlight | Ended | None, data: ActionSucceeded
+) -> dict[str, Any]:
+    """What an action that was done has left behind."""
     if data.operation == "Delete":
-        after |= {"owned": None, "applied": None, "observed": None, "created_before": False}
-        after["listing_disproved"] = False
-    elif flight is not None:
-        action = flight.action
-        shown = data.object or _as_asked(action)
-        base = flight.base or Applied(action.fields, action.labels, None)
-        after |= {
-            "owned": Owned(action.provider_config, action.external_name, shown.uid),
-            # Found by its label, it may be what an earlier action of ours made, with other content.
-            "applied": replace(base, result=None if data.found_by == "Label" else shown),
-            "observed": shown,
-            "observed_in": action.provider_config,
-            "created_before": True,
-            "orphaned": False,
+        return {
+            "owned": None,
+            "applied": None,
+            "observed": None,
+            "created_before": False,
+            "listing_disproved": False,
         }
-        if data.operation == "Create":
-            after["listing_disproved"] = False
-    return replace(state, **after)
+    if flight is None:
+        return {}
+    action = flight.action
+    shown = data.object or _as_asked(action)
+    base = flight.base or Applied(action.fields, action.labels, None)
+    after: dict[str, Any] = {
+        "owned": Owned(action.provider_config, action.external_name, shown.uid),
+        # Found by its label, it may be what an earlier action of ours made, with other content.
+        "applied": replace(base, result=None if data.found_by == "Label" else shown),
+        "observed": shown,
+        "observed_in": action.provider_config,
+        "created_before": True,
+        "orphaned": False,
+    }
+    if data.operation == "Create":
+        after["listing_disproved"] = False
+    elif not state.declared and OWNER_LABEL in shown.labels.keys() - action.labels.keys():
+        after["failure"] = LABEL_KEPT
+    return after
 
 
 def _as_asked(action: Action) -> ExternalObject:
@@ -169,33 +222,27 @@ def _as_asked(action: Action) -> ExternalObject:
 
 
 def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeState:
-    error_class = data.error.error_class
+    flight = None if state.in_flight is None else _with_failure(state.in_flight, data)
     after: dict[str, Any] = {
         "version": event.shapeversion,
         "failure": data.error,
         "because": event.id,
+        "in_flight": flight,
     }
-    flight = state.in_flight
+    error_class = data.error.error_class
     if error_class in _MAY_HAVE_HAPPENED:
         after["failures"] = state.failures + data.error.attempted
-        if flight is not None:
-            is_unknown = error_class == "Unknown" and not flight.seeking
-            called = data.error.attempted and error_class != "Throttled"
-            after["in_flight"] = replace(
-                flight,
-                failed=data.error,
-                retry_at=None,
-                unknown=flight.unknown + is_unknown,
-                uncertain=flight.uncertain or called or data.redelivered,
-            )
         return replace(state, **after)
-    after |= {"in_flight": None, "effect_position": event.causeposition}
-    after["effect_at"] = data.reported_at or event.time
+    after |= {
+        "in_flight": None,
+        "ended": _remembered(state, flight, in_doubt=flight is not None and flight.in_doubt),
+        "effect_position": event.causeposition,
+        "effect_at": data.reported_at or event.time,
+    }
     if flight is not None and data.operation == "Create":
-        after["ended_create"] = flight
         after["uncertain_create"] = state.uncertain_create or flight.uncertain or data.redelivered
-    if flight is not None and flight.attempt > 1:
-        after["applied"] = _perhaps_applied(state)
+    if flight is not None and (flight.attempt > 1 or flight.in_doubt):
+        after["applied"] = _perhaps_applied(state, flight)
     if error_class == "Permanent":
         if flight is not None and flight.action.generation != state.generation:
             after["failure"] = None  # what was refused is not what is wanted now
@@ -210,15 +257,41 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
     return replace(state, **after)
 
 
+def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
+    """Count an attempt that did not succeed: what is known of the action after it."""
+    error = data.error
+    # A refusal says nothing of the call that another worker may have made, or may still make.
+    is_unknown = data.redelivered or (error.error_class == "Unknown" and not flight.seeking)
+    left_behind = error.error_class in ("Transient", "Unknown") and error.attempted
+    return replace(
+        flight,
+        failed=error,
+        retry_at=None,
+        unknown=flight.unknown + is_unknown,
+        in_doubt=flight.in_doubt or is_unknown,
+        uncertain=flight.uncertain or left_behind or data.redelivered,
+    )
+
+
+def _remembered(
+    state: ShapeState, flight: InFlight | None, *, in_doubt: bool, known_by: str = ""
+) -> tuple[Ended, ...]:
+    """Give the newest actions of which a call may still arrive or be told of, with this one."""
+    if flight is None:
+        return state.ended
+    ended = Ended(flight.action, flight.base, in_doubt, known_by)
+    return (*state.ended, ended)[-REMEMBERED_ACTIONS:]
+
+
 def _abandoned(state: ShapeState, data: ActionAbandoned, event: LogEvent) -> ShapeState:
-    is_create = data.operation == "Create"
+    flight = state.in_flight
     return replace(
         state,
         version=event.shapeversion,
         in_flight=None,
-        ended_create=state.in_flight if is_create else state.ended_create,
-        uncertain_create=state.uncertain_create or is_create,
-        applied=_perhaps_applied(state),
+        ended=_remembered(state, flight, in_doubt=data.in_doubt),
+        uncertain_create=state.uncertain_create or data.operation == "Create",
+        applied=_perhaps_applied(state, flight),
         failures=0,
         failure=None,
         hold_until=None,

@@ -50,8 +50,12 @@ def _is_same_object(known: ExternalObject | None, found: ExternalObject | None) 
     return known is not None and found is not None and known.uid == found.uid
 
 
-def _drifted(state: ShapeState, _data: DriftDetected, event: LogEvent) -> ShapeState:
-    return replace(state, version=event.shapeversion, because=event.id, outcome=None)
+def _drifted(state: ShapeState, data: DriftDetected, event: LogEvent) -> ShapeState:
+    ended = tuple(
+        replace(each, suspected=True) if each.action.action_id == data.perhaps_by else each
+        for each in state.ended
+    )
+    return replace(state, version=event.shapeversion, because=event.id, outcome=None, ended=ended)
 
 
 def _claimed(state: ShapeState, data: OwnershipClaimed, event: LogEvent) -> ShapeState:

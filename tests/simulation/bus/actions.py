@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from events.log import log_class
+from events.log import ActionDecided, ActionRetried, ActionSought, LogEvent
 from reconciler.ports import ActionDelivery, ShapeAppend, StoredEvent
 from tests.simulation.bus.deliveries import Consumer
 from tests.simulation.bus.log import LogStream
@@ -16,32 +17,46 @@ LEASE_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 5.0
 
 
-class ActionQueue:
-    """The workers' consumer of the log."""
+Rooms = Callable[[], Mapping[str, int]]
+"""Tells how many actions of each configuration a reader can take now."""
 
-    def __init__(self, log: LogStream, network: Network, time: Callable[[], float]) -> None:
+
+class ActionQueue:
+    """The workers' consumers of the log, one for each configuration."""
+
+    def __init__(
+        self,
+        log: LogStream,
+        network: Network,
+        time: Callable[[], float],
+        *,
+        max_ack_pending: int = 4_096,
+    ) -> None:
         self._log = log
         self._network = network
         self._time = time
-        self._consumer = Consumer(LEASE_SECONDS)
-        self._requests: list[tuple[str, int, float, Answer[ActionDelivery]]] = []
+        self.consumers: dict[str, Consumer] = defaultdict(
+            lambda: Consumer(LEASE_SECONDS, max_ack_pending=max_ack_pending)
+        )
+        self._requests: list[tuple[str, Rooms, float, Answer[ActionDelivery]]] = []
         self._wake_at = 0.0
         log.after_store.append(self._stored)
 
     def _stored(self, _append: ShapeAppend, stored: Sequence[StoredEvent]) -> None:
         for each in stored:
-            if log_class(each.event.data) == "action":
-                self._consumer.add(each.position)
+            config = _configuration(each.event)
+            if config is not None:
+                self.consumers[config].add(each.position)
         self._network.outside(0, self.serve)
 
     @property
     def is_idle(self) -> bool:
         """Whether every action was executed and acknowledged."""
-        return self._consumer.is_idle
+        return all(consumer.is_idle for consumer in self.consumers.values())
 
-    def request(self, reader: str, most: int, answer: Answer[ActionDelivery]) -> None:
+    def request(self, reader: str, rooms: Rooms, answer: Answer[ActionDelivery]) -> None:
         """Have actions handed to a worker when there are some."""
-        self._requests.append((reader, most, self._time() + _ASK_AGAIN_SECONDS, answer))
+        self._requests.append((reader, rooms, self._time() + _ASK_AGAIN_SECONDS, answer))
         self.serve()
 
     def forget_requests(self, reader: str) -> None:
@@ -54,13 +69,16 @@ class ActionQueue:
             return
         now = self._time()
         self._requests = [each for each in self._requests if each[2] > now]
-        while self._requests:
-            given = self._consumer.hand_out(self._requests[0][1], now)
-            if not given:
-                break
-            _, _, _, answer = self._requests.pop(0)
-            answer([self._delivery(*each) for each in given])
-        due = self._consumer.next_due()
+        for request in list(self._requests):
+            _, rooms, _, answer = request
+            given: list[tuple[int, int]] = []
+            for config, room in rooms().items():
+                given += self.consumers[config].hand_out(room, now)
+            if given:
+                self._requests.remove(request)
+                answer([self._delivery(*each) for each in sorted(given)])
+        dues = [consumer.next_due() for consumer in self.consumers.values()]
+        due = min((due for due in dues if due is not None), default=None)
         if due is not None and self._requests and self._wake_at <= now:
             self._wake_at = max(due, now + 0.05)
             self._network.outside(self._wake_at - now, self.serve)
@@ -70,20 +88,25 @@ class ActionQueue:
 
     def ack(self, positions: Sequence[int]) -> None:
         """Hand these out no more."""
-        self._consumer.ack(positions)
+        for consumer in self.consumers.values():
+            consumer.ack(positions)
+        self.serve()  # a slot may have become free
 
     def extend(self, positions: Sequence[int]) -> None:
         """Begin the leases of these anew."""
-        self._consumer.extend(positions, self._time())
+        for consumer in self.consumers.values():
+            consumer.extend(positions, self._time())
 
-    def give_back(self, positions: Sequence[int]) -> None:
+    def give_back(self, positions: Iterable[int]) -> None:
         """Hand these to others at once."""
-        self._consumer.again(positions, self._time())
+        for consumer in self.consumers.values():
+            consumer.again(positions, self._time())
         self.serve()
 
     def deliver_again(self, count: int) -> None:
         """Hand out the newest again."""
-        self._consumer.forget_acks(count, self._time())
+        for consumer in self.consumers.values():
+            consumer.forget_acks(count, self._time())
         self.serve()
 
 
@@ -95,21 +118,34 @@ class SimulatedActionReader:
         self._network = network
         self._name = name
         self._random = random.Random(seed)
-        self._leased: set[int] = set()
+        self._most: dict[str, int] = {}
+        self._leased: dict[int, str] = {}
+
+    async def take_from(self, provider_config: str, most: int) -> None:
+        self._most[provider_config] = most
+        self._network.send("actions", self._queue.serve)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         while True:
             batch = await pull(self._network, "actions", self._request, _ASK_AGAIN_SECONDS)
             if batch:
-                self._leased |= {each.position for each in batch}
+                for each in batch:
+                    self._leased[each.position] = _configuration(each.event) or ""
                 return batch
 
     def _request(self, answer: Answer[ActionDelivery]) -> None:
-        self._queue.request(self._name, self._random.choice((1, 2, 8)), answer)
+        most = self._random.choice((1, 2, 8))
+        self._queue.request(self._name, lambda: self._rooms(most), answer)
+
+    def _rooms(self, most: int) -> Mapping[str, int]:
+        leased = list(self._leased.values())
+        rooms = {name: size - leased.count(name) for name, size in self._most.items()}
+        return {name: min(most, room) for name, room in rooms.items() if room > 0}
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         positions = [each.position for each in deliveries]
-        self._leased -= set(positions)
+        for position in positions:
+            self._leased.pop(position, None)
         self._network.send("action ack", lambda: self._queue.ack(positions))
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
@@ -118,3 +154,10 @@ class SimulatedActionReader:
 
     async def close(self) -> None:
         self._queue.give_back(list(self._leased))
+
+
+def _configuration(event: LogEvent) -> str | None:
+    """Name the configuration that an action is of; None for another event."""
+    if isinstance(event.data, (ActionDecided, ActionRetried, ActionSought)):
+        return event.data.action.provider_config
+    return None

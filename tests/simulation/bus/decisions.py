@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from events.envelope import encode_intake
@@ -9,14 +10,18 @@ from events.intake import Answer, TimerFired
 from events.log import SOURCE
 from events.names import ShapeKey
 from events.subjects import intake as intake_subject
+from events.subjects import namespace_of
+from infra.jetstream.errors import StreamFullError
 from reconciler.ports import DeadLetter, Rejection, TimerRequest
 from tests.simulation.bus.intake import IntakeStream
+from tests.simulation.bus.room import Room
 from tests.simulation.clock import Clock, seconds_of
 from tests.simulation.network import Network
 from tests.simulation.plan import TimersFail
 
 _LATE_SECONDS = 8.0
 _SLACK_SECONDS = 0.25
+_AGAIN_SECONDS = 1.0
 
 
 class Decisions:
@@ -30,9 +35,12 @@ class Decisions:
         self._time = time
         self._timers: dict[ShapeKey, TimerRequest] = {}
         self._faults: list[TimersFail] = []
+        self.letters_room = Room("DEADLETTERS")
         self.answers: list[tuple[str, Answer]] = []
         self.rejections: dict[tuple[ShapeKey, int], Rejection] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
+        self.discarded: Counter[tuple[str, str]] = Counter()
+        self.given_up: set[int] = set()
 
     def fail(self, fault: TimersFail) -> None:
         """Have the next timers fail."""
@@ -74,12 +82,33 @@ class Decisions:
             TimerFired("Retry"),
             time=timer.at,
         )
-        self._intake.store(intake_subject("timer", timer.key), payload)
+        self._hand_over(intake_subject("timer", timer.key), payload)
 
-    def bury(self, letters: Sequence[DeadLetter]) -> None:
-        """Keep dead letters, each once."""
+    def _hand_over(self, subject: str, payload: bytes) -> None:
+        """Store what has fired in the intake, as its source does: again until there is room."""
+        try:
+            self._intake.store(subject, payload)
+        except StreamFullError:
+            self._network.outside(_AGAIN_SECONDS, lambda: self._hand_over(subject, payload))
+
+    def bury(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Keep dead letters, each once; give those that wait for room."""
+        waiting: list[DeadLetter] = []
         for each in letters:
-            self.dead_letters[each.stage, each.delivery.position] = each
+            name = each.stage, each.delivery.position
+            try:
+                if name not in self.dead_letters:
+                    self.letters_room.take()
+                self.dead_letters[name] = each
+            except StreamFullError:
+                waiting.append(each)
+        return waiting
+
+    def discard(self, letters: Sequence[DeadLetter]) -> None:
+        """Count messages that get no letter."""
+        for each in letters:
+            self.discarded[namespace_of(each.delivery.subject), each.stage] += 1
+            self.given_up.add(each.delivery.position)
 
     def reject(self, rejections: Sequence[Rejection]) -> None:
         """Keep rejections, each once."""
@@ -105,5 +134,9 @@ class SimulatedSink:
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         await self._network.ask("bury", lambda: self._decisions.reject(rejections))
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> None:
-        await self._network.ask("bury", lambda: self._decisions.bury(letters))
+    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        return await self._network.ask("bury", lambda: self._decisions.bury(letters))
+
+    async def discard(self, letters: Sequence[DeadLetter]) -> None:
+        if letters:
+            await self._network.ask("bury", lambda: self._decisions.discard(letters))

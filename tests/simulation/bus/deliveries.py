@@ -6,10 +6,19 @@ from collections.abc import Iterable
 
 
 class Consumer:
-    """Positions of a stream, each handed out until it is acknowledged."""
+    """Positions of a stream, each handed out until it is acknowledged.
 
-    def __init__(self, ack_wait_seconds: float) -> None:
+    What is handed out and not acknowledged, however late it is wanted again, takes one of
+    ``max_ack_pending`` slots; without a free one nothing new is handed out. What was handed out
+    ``max_deliver`` times is dropped without a word; -1 for never.
+    """
+
+    def __init__(
+        self, ack_wait_seconds: float, *, max_ack_pending: int, max_deliver: int = -1
+    ) -> None:
         self._ack_wait = ack_wait_seconds
+        self._max_ack_pending = max_ack_pending
+        self._max_deliver = max_deliver
         self._new: list[int] = []
         self._outstanding: dict[int, float] = {}
         self._delivered: dict[int, int] = {}
@@ -30,8 +39,10 @@ class Consumer:
 
     def hand_out(self, most: int, now: float) -> list[tuple[int, int]]:
         """Give positions with how often each was handed out, redeliveries first."""
+        self._drop_tired(now)
         due = [position for position, when in self._outstanding.items() if when <= now][:most]
-        room = most - len(due)
+        free = max(0, self._max_ack_pending - len(self._outstanding))
+        room = min(most - len(due), free)
         new = self._new[self._first_new : self._first_new + room]
         self._first_new += len(new)
         given: list[tuple[int, int]] = []
@@ -42,9 +53,17 @@ class Consumer:
             given.append((position, self._delivered[position]))
         return given
 
+    def _drop_tired(self, now: float) -> None:
+        """Give up what is due again and was handed out too often already."""
+        if self._max_deliver > 0:
+            for position, when in list(self._outstanding.items()):
+                if when <= now and self._delivered[position] >= self._max_deliver:
+                    del self._outstanding[position]
+
     def has(self, now: float) -> bool:
         """Whether there is something to hand out."""
-        return self._first_new < len(self._new) or any(
+        is_free = len(self._outstanding) < self._max_ack_pending
+        return (is_free and self._first_new < len(self._new)) or any(
             when <= now for when in self._outstanding.values()
         )
 

@@ -10,9 +10,12 @@ from events.envelope import encode_intake
 from events.names import InvalidNameError, ShapeKey
 from events.subjects import intake as intake_subject
 from events.subjects import parse_stored_intake
+from infra.bus import streams
+from infra.jetstream.errors import StreamFullError
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.simulation.bus.deliveries import Consumer
 from tests.simulation.bus.reading import Answer, pull
+from tests.simulation.bus.room import Room
 from tests.simulation.clock import Clock, date_of
 from tests.simulation.network import Network
 
@@ -63,13 +66,25 @@ class _Request:
 class IntakeStream:
     """What the server has of the intake, its consumers and their pins."""
 
-    def __init__(self, network: Network, time: Callable[[], float], seed: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        time: Callable[[], float],
+        seed: str,
+        *,
+        max_ack_pending: int = 2_000,
+    ) -> None:
         self._network = network
+        self.room = Room("INTAKE")
         self._time = time
         self._random = random.Random(seed)
         self.messages: list[StoredIntake] = []
         self._stored_ids: dict[str, float] = {}
-        self._consumers = [Consumer(ACK_WAIT_SECONDS) for _ in range(PARTITIONS + 1)]
+        self.max_ack_pending = max_ack_pending
+        self._consumers = [
+            Consumer(ACK_WAIT_SECONDS, max_ack_pending=max_ack_pending, max_deliver=_max_deliver())
+            for _ in range(PARTITIONS + 1)
+        ]
         self._pins: dict[int, tuple[str, float]] = {}
         self._requests: list[_Request] = []
         self._wake_at = 0.0
@@ -84,11 +99,15 @@ class IntakeStream:
     def store(
         self, subject: str, payload: bytes, message_id: str = "", reply_to: str | None = None
     ) -> int:
-        """Store a message published as ``rec.…``; give its position, 0 for one that is known."""
+        """Store a message published as ``rec.…``; give its position, 0 for one that is known.
+
+        Raises ``StreamFullError``; what is known is known without any room.
+        """
         now = self._time()
         known = self._stored_ids.get(message_id)
         if message_id and known is not None and now < known + DUPLICATE_WINDOW_SECONDS:
             return 0
+        self.room.take()
         position = len(self.messages) + 1
         if message_id:
             self._stored_ids[message_id] = now
@@ -209,6 +228,7 @@ class IntakeStream:
         """Hand these out no more."""
         for each in deliveries:
             self._consumer(each).ack([each.position])
+        self.serve()  # a slot may have become free
 
     def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         """Hand these out again after a time."""
@@ -224,6 +244,12 @@ class IntakeStream:
 
     def _consumer(self, delivery: IntakeDelivery) -> Consumer:
         return self._consumers[_partition_of(delivery.subject)]
+
+
+def _max_deliver() -> int:
+    """Read how often the product has a message handed out."""
+    config = streams._decider_consumer("decider-0", "in.0.>")  # pyright: ignore[reportPrivateUsage]
+    return int(config.get("max_deliver", -1))
 
 
 def _partitioned(subject: str) -> tuple[str, int]:
@@ -249,6 +275,10 @@ class SimulatedIntakeReader:
         self._network = network
         self._name = name
         self._random = random.Random(seed)
+
+    @property
+    def share(self) -> int:
+        return max(1, self._stream.max_ack_pending // 4)
 
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         while True:
@@ -302,8 +332,15 @@ class SimulatedIntakeWriter:
         return intake_subject(message.what, message.key), payload, message.message_id
 
     def _store(self, messages: Sequence[tuple[str, bytes, str]]) -> None:
+        """Store each that can be, as the real writer does; raises the first failure at the end."""
+        failures: list[StreamFullError] = []
         for subject, payload, message_id in messages:
-            self._stream.store(subject, payload, message_id)
+            try:
+                self._stream.store(subject, payload, message_id)
+            except StreamFullError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def last_position(self) -> int:
         return await self._network.ask("position", lambda: self._stream.last_position)

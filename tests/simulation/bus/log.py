@@ -18,6 +18,7 @@ from reconciler.ports import (
 )
 from tests.simulation.bus.reading import Pushed
 from tests.simulation.bus.recorded import RecordedLog
+from tests.simulation.bus.room import Room
 from tests.simulation.network import Network
 
 LOG_ID = "simulated"
@@ -37,6 +38,7 @@ class LogStream:
         self._followers_see = 0
         self._followers_lag_until = 0.0
         self.checks_expectations = True
+        self.room = Room("SHAPES")
         self.before_store: list[Callable[[ShapeAppend], None]] = []
         self.after_store: list[Callable[[ShapeAppend, Sequence[StoredEvent]], None]] = []
 
@@ -51,11 +53,12 @@ class LogStream:
         return mine[-1].position if mine else 0
 
     def append(self, appends: Sequence[ShapeAppend]) -> list[int]:
-        """Store all or nothing; raises ``AppendLostError``."""
+        """Store all or nothing; raises ``AppendLostError`` or ``StreamFullError``."""
         for each in appends:
             found = self.head(each.key)
             if self.checks_expectations and found != each.expected_position:
                 raise AppendLostError(f"wrong last sequence: {found}")
+        self.room.take(sum(len(each.events) for each in appends))
         return [self._store(each) for each in appends]
 
     def _store(self, append: ShapeAppend) -> int:

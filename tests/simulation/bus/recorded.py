@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from events.integrity import LogDamagedError, Recorded, ShapeChain, next_digest
-from events.log import LogEvent, log_class
+from events.log import LogEvent, log_place
 from events.names import ShapeKey
 from events.subjects import log as log_subject
 from reconciler.ports import LoadedShape, StoredEvent
@@ -31,7 +31,7 @@ class RecordedLog:
         """Store an event with its digest."""
         digest = self._digests[key] = next_digest(self._digests.get(key, ""), payload)
         position = len(self.events) + 1
-        subject = log_subject(key, log_class(event.data))
+        subject = log_subject(key, log_place(event.data))
         self.events.append(Recorded(position, subject, payload, digest))
         self._of_shape.setdefault(key, []).append(position)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from infra.jetstream.append import MAX_BATCH
 from projections.read_models import CHECKPOINT
 from reconciler.ports import RowsConflictError
 from tests.simulation.network import Network
@@ -14,43 +15,47 @@ class Rows:
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
-        self.writes = 0
-        self.checkpoint_write = 0
+        self.written: dict[str, int] = {}
+        self.revision = 0
 
-    def save(self, changes: Mapping[str, bytes | None], expected: int) -> int:
+    def checkpoint(self) -> tuple[bytes, int]:
+        """Give the checkpoint and its revision."""
+        return self.content.get(CHECKPOINT, b""), self.written.get(CHECKPOINT, 0)
+
+    def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
         """Write all or nothing; raises ``RowsConflictError``."""
-        if expected != self.checkpoint_write:
-            raise RowsConflictError(f"wrong last sequence: {self.checkpoint_write}")
-        for name, payload in changes.items():
+        assert len(changes) <= MAX_BATCH
+        if revision != self.checkpoint()[1]:
+            raise RowsConflictError(f"wrong last sequence: {self.checkpoint()[1]}")
+        for name, payload in sorted(changes.items(), key=lambda change: change[0] == CHECKPOINT):
+            self.revision += 1
             if payload is None:
                 self.content.pop(name, None)
             else:
                 self.content[name] = payload
-        self.writes += 1
-        self.checkpoint_write = self.writes
-        return self.writes
+                self.written[name] = self.revision
+        return self.revision
 
-    def clear(self) -> None:
-        """Remove all."""
-        self.content.clear()
-        self.checkpoint_write = 0
+    def clear(self, before: int | None = None) -> None:
+        """Remove all that was written before a revision."""
+        for name in list(self.content):
+            if before is None or self.written[name] < before:
+                del self.content[name], self.written[name]
 
 
 class SimulatedRows:
     """Implements ``reconciler.ports.RowStore`` for one process."""
 
-    def __init__(self, rows: Rows, network: Network) -> None:
+    def __init__(self, rows: Rows, network: Network, *, rows_at_once: int = 900) -> None:
         self._rows = rows
         self._network = network
-        self._expected = 0
+        self.rows_at_once = rows_at_once
 
     async def load(self) -> Mapping[str, bytes]:
-        content, self._expected = await self._network.ask("rows", self._read)
-        return content
+        return await self._network.ask("rows", lambda: dict(self._rows.content))
 
-    def _read(self) -> tuple[dict[str, bytes], int]:
-        found = dict(self._rows.content)
-        return found, self._rows.checkpoint_write if CHECKPOINT in found else 0
+    async def checkpoint(self) -> tuple[bytes, int]:
+        return await self._network.ask("rows", self._rows.checkpoint)
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
         def read() -> dict[str, bytes]:
@@ -68,10 +73,8 @@ class SimulatedRows:
 
         return await self._network.ask("rows", read)
 
-    async def save(self, changes: Mapping[str, bytes | None]) -> None:
-        expected = self._expected
-        self._expected = await self._network.ask("rows", lambda: self._rows.save(changes, expected))
+    async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
+        return await self._network.ask("rows", lambda: self._rows.save(changes, revision))
 
-    async def clear(self) -> None:
-        await self._network.ask("rows", self._rows.clear)
-        self._expected = 0
+    async def clear(self, before: int) -> None:
+        await self._network.ask("rows", lambda: self._rows.clear(before))

@@ -1,0 +1,157 @@
+"""The command: `./run python -m benchmarks.fairness`: a fast API alone, and beside a slow one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import uvloop
+from cyclopts import App
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.converge import settings
+from benchmarks.converge.api import Api, writes
+from benchmarks.converge.client import PATIENCE_SECONDS, Bus
+from benchmarks.converge.stack import ALL_IN_ONE, running_stack
+from infra.bus.streams import worker_consumer, worker_consumers
+from infra.shapes_api import ShapesProcess
+from reconciler.sdk import client_on
+from reconciler.wiring import connected
+
+TARGET = 2.0
+"""The fast API's p99 beside the slow one may be so many times that alone (fault 29)."""
+
+_SLOW = "slow"
+_WARM_UP = 10
+_LOOK_SECONDS = 0.1
+
+app = App(name="benchmarks.fairness", help_format="plaintext", result_action="return_value")
+
+
+class Phase(NamedTuple):
+    """Latencies of the fast API, and what the slow one's queue was like meanwhile."""
+
+    name: str
+    milliseconds: Sequence[float]
+    waiting: int = 0
+    handed_out: int = 0
+
+    def at(self, share: float) -> float:
+        """Give the latency that such a share of the samples does not exceed."""
+        ordered = sorted(self.milliseconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@app.default
+def fairness(*, slow: int = 6_000, call_seconds: float = 2.0, samples: int = 300) -> int:
+    """Measure declared to Converged at a fast API, alone and beside a slow one, in the same run.
+
+    The exit status is 0 whatever was measured: times are printed beside their target.
+
+    Parameters
+    ----------
+    slow
+        How many actions wait for the slow API.
+    call_seconds
+        How long each call to the slow API takes.
+    samples
+        How many shapes are declared at the fast API in each phase, one after another.
+    """
+    load = os.getloadavg()[0]
+    phases = uvloop.run(_run(slow, call_seconds, samples))
+    _show(phases, load, f"{slow:,} actions at {call_seconds:g} s a call")
+    return 0
+
+
+async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
+    with tempfile.TemporaryDirectory(prefix="fairness-") as folder:
+        async with (
+            running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
+            _slow_api(Path(folder), call_seconds) as slow_url,
+            aiohttp.ClientSession(slow_url) as session,
+            connected(stack.server.url) as nc,
+            client_on(nc, source="benchmark") as client,
+        ):
+            bus = Bus(client, nc)
+            async with bus.following():
+                await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
+                slow_config = settings.config(slow_url, settings.RARE_RESYNC_SECONDS)
+                await bus.configure(slow_config, _SLOW)
+                await _latencies(bus, "warm-up", _WARM_UP)
+                alone = Phase("alone", await _latencies(bus, "alone", samples))
+                await bus.declare([f"slow-{number}" for number in range(slow)], _SLOW)
+                await _until_decided(bus, Api(session), slow)
+                beside = await _latencies(bus, "beside", samples)
+                queue = await _queue(bus)
+                leased = int(queue["num_ack_pending"])
+                waiting = int(queue["num_pending"]) + leased
+                return [alone, Phase("beside", beside, waiting, leased)]
+
+
+@asynccontextmanager
+async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
+    api = ShapesProcess()
+    try:
+        yield await api.start(folder / "slow-api", latency_ms=1_000 * call_seconds)
+    finally:
+        await api.stop()
+
+
+async def _latencies(bus: Bus, phase: str, samples: int) -> list[float]:
+    """Declare single shapes one after another; give what each took until it was Converged."""
+    found: list[float] = []
+    for number in range(samples):
+        name = f"{phase}-{number}"
+        bus.expect([name], "Converged")
+        began = time.perf_counter()
+        await bus.declare([name])
+        await bus.expected()
+        found.append((time.perf_counter() - began) * 1_000)
+        await asyncio.sleep(random.uniform(0.01, 0.03))
+    return found
+
+
+async def _until_decided(bus: Bus, slow_api: Api, slow: int) -> None:
+    """Wait until all that is left of the slow ones is to call their API."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            called = writes(await slow_api.statistics())
+            queue = await _queue(bus)
+            if called + queue["num_pending"] + queue["num_ack_pending"] >= slow:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _queue(bus: Bus) -> dict[str, Any]:
+    name = worker_consumer(_SLOW)
+    return next(each for each in await worker_consumers(bus.nc) if each["name"] == name)
+
+
+def _show(phases: Sequence[Phase], load: float, title: str) -> None:
+    table = Table("the fast API", title=title)
+    for heading in ("p50, ms", "p99, ms", "max, ms", "slow ones left", "of them handed out"):
+        table.add_column(heading, justify="right")
+    for phase in phases:
+        times = [f"{value:.1f}" for value in (phase.at(0.50), phase.at(0.99), phase.at(1.0))]
+        table.add_row(phase.name, *times, f"{phase.waiting:,}", f"{phase.handed_out:,}")
+    alone, beside = phases
+    ratio = beside.at(0.99) / alone.at(0.99)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    met = "met" if ratio <= TARGET else "missed"
+    console.print(f"p99 beside / alone: {ratio:.2f}; target at most {TARGET:g}: {met}")
+    console.print(f"load average {load:.2f} before, {os.getloadavg()[0]:.2f} after")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

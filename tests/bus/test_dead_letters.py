@@ -1,0 +1,177 @@
+"""Dead letters on a real stream: how much of it a namespace may have, and the count of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from nats.aio.client import Client
+
+from events.dead_letter import MOST_COUNTS, OTHERS, Discarded, count_discarded
+from events.subjects import DISCARDED, NO_NAMESPACE, deadletter_filter, namespace_of
+from infra.bus.dead_letters import discard, read_discarded, read_letters, store_letters
+from infra.bus.streams import DEADLETTERS, RATES
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request, connect
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import read_subject, stream_state
+from reconciler.ports import DeadLetter, IntakeDelivery
+
+MOST_BYTES = 1024**2
+QUARTER = MOST_BYTES // 4
+PATIENCE_SECONDS = 60.0
+positions = itertools.count(1)
+
+
+@pytest.fixture
+async def small(bus: Client) -> AsyncIterator[Client]:
+    """A bus with no dead letter, and room for a few."""
+    config = (await stream_state(bus, DEADLETTERS)).config
+    for stream in (DEADLETTERS, RATES):
+        await api_request(bus, f"STREAM.PURGE.{stream}", {})
+    limited = {**config, "max_bytes": MOST_BYTES, "duplicate_window": 100_000_000}
+    await api_request(bus, f"STREAM.UPDATE.{DEADLETTERS}", limited)
+    yield bus
+    await api_request(bus, f"STREAM.UPDATE.{DEADLETTERS}", config)
+
+
+def letter(
+    namespace: str = "acme", *, size: int = 10, told_once: str = "", usable: bool = False
+) -> DeadLetter:
+    """Each is of another message: what is stored twice within the window is dropped."""
+    subject = f"in.0.desired.{namespace}.Shape.x"
+    content = f"of {size}" if told_once else ""
+    delivery = IntakeDelivery(next(positions), subject, b"x" * size, "", None, 1, None)
+    return DeadLetter("intake", "no", delivery, told_once, content, usable)
+
+
+async def used_bytes(nc: Client, namespace: str) -> int:
+    """What a namespace's letters really take."""
+    filters = deadletter_filter(namespace)
+    return sum(
+        len(each.payload) + len(each.subject) + 100
+        for each in await read_subject(nc, DEADLETTERS, filters)
+    )
+
+
+async def counts(nc: Client) -> dict[str, int]:
+    return {each.namespace: each.count for each in await read_discarded(nc)}
+
+
+@pytest.mark.parametrize("size", [10, 600, 5_000, 100_000])
+async def test_a_namespace_gets_a_quarter_of_the_bytes_and_leaves_the_rest_to_others(
+    small: Client, size: int
+) -> None:
+    for _ in range(2):
+        assert await store_letters(small, [letter(size=size) for _ in range(400)]) == []
+    assert await store_letters(small, [letter("other", size=size)]) == []
+
+    stored = await read_letters(small)
+    used = await used_bytes(small, "acme")
+    assert QUARTER / 3 < used <= QUARTER
+    assert await used_bytes(small, "other") > 0
+    assert await counts(small) == {"acme": 800 - (len(stored.letters) - 1)}
+
+
+async def test_two_that_store_at_once_stay_near_the_quarter(
+    small: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.bus.dead_letters._BYTES_AT_ONCE", 8 * 1024)
+    batches = [[letter(size=600) for _ in range(300)] for _ in range(3)]
+    await asyncio.gather(*(store_letters(small, batch) for batch in batches))
+    used = await used_bytes(small, "acme")
+    assert used <= QUARTER + 2 * 8 * 1024
+    assert await counts(small) == {"acme": 900 - len((await read_letters(small)).letters)}
+
+
+async def test_what_is_usable_waits_and_is_not_counted(small: Client) -> None:
+    await store_letters(small, [letter(size=5_000) for _ in range(100)])
+    before = await counts(small)
+    usable = [letter(size=5_000, usable=True) for _ in range(100)]
+    assert len(await store_letters(small, usable)) >= 80
+    assert await counts(small) == before
+
+
+async def test_a_full_stream_gives_back_what_it_has_no_room_for_and_keeps_the_rest(
+    small: Client,
+) -> None:
+    many = [letter(f"n{number}", size=50_000) for number in range(40)]
+    waiting = await store_letters(small, many)
+    stored = (await read_letters(small)).letters
+    assert 0 < len(waiting) == len(many) - len(stored)
+    assert await counts(small) == {}
+
+
+async def test_what_is_told_once_is_told_again_when_its_newest_letter_says_something_else(
+    small: Client,
+) -> None:
+    async def sizes() -> list[int]:
+        return [each.size for each in (await read_letters(small)).letters.values()]
+
+    for size in (10, 10, 20_000, 20_000):
+        await store_letters(small, [letter(size=size, told_once="x")])
+    assert await sizes() == [10, 20_000]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(await sizes()) < 3:  # the server drops a repeat for a moment
+            await store_letters(small, [letter(size=10, told_once="x")])
+    assert await sizes() == [10, 20_000, 10]
+
+
+async def test_letters_under_the_subjects_of_before_are_read(small: Client) -> None:
+    await publish(small, "deadletter.intake", b"{}")
+    await publish(small, "deadletter.intake.0123456789abcdef", b"{}")
+    await store_letters(small, [letter()])
+    assert len((await read_letters(small)).letters) == 3
+
+
+async def test_those_that_count_at_once_lose_no_count(
+    small: Client, server: EmbeddedServer
+) -> None:
+    others = [await connect(server.url, name="another decider") for _ in range(3)]
+    batches = [[letter(), letter("other")] for _ in range(20)]
+    await asyncio.gather(*(discard(others[at % 3], batch) for at, batch in enumerate(batches)))
+    assert await counts(small) == {"acme": 20, "other": 20}
+    for each in others:
+        await each.close()
+
+
+async def test_a_count_that_somebody_else_wrote_over_begins_anew(small: Client) -> None:
+    await publish(small, DISCARDED, b"not ours")
+    await discard(small, [letter()])
+    assert await counts(small) == {"acme": 1}
+
+
+def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    found: list[Discarded] = []
+    for number in range(1_000):
+        at = start + timedelta(seconds=number)
+        more = [(f"n{number}", "intake"), ("acme", "intake"), ("acme", "declaration")]
+        found = list(count_discarded(found, more, at))
+    assert len(found) == MOST_COUNTS
+    assert sum(each.count for each in found) == 3_000
+    of_others = next(each for each in found if each.namespace == OTHERS)
+    assert (of_others.first_at, of_others.count) == (start, 1_000 - MOST_COUNTS + 3)
+    of_acme = {each.stage: each.count for each in found if each.namespace == "acme"}
+    assert of_acme == {"intake": 1_000, "declaration": 1_000}
+
+
+@pytest.mark.parametrize(
+    ("subject", "namespace"),
+    [
+        ("in.3.desired.acme.Shape.foo", "acme"),
+        ("in.3.wished.acme.Shape.foo", "acme"),
+        ("rec.observed.acme.Shape.foo", "acme"),
+        ("log.acme.Shape.foo.action", "acme"),
+        ("in.3.desired.a*.Shape.foo", NO_NAMESPACE),
+        ("in.3.desired.=.Shape.foo", NO_NAMESPACE),
+        ("rec.desired.acme.Shape.foo.bar", NO_NAMESPACE),
+        ("rec", NO_NAMESPACE),
+        ("snapshot.default.Shape.x", NO_NAMESPACE),
+    ],
+)
+def test_whose_a_subject_is(subject: str, namespace: str) -> None:
+    assert namespace_of(subject) == namespace

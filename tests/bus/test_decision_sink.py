@@ -1,0 +1,92 @@
+"""What a decider tells besides its events: all of it is stored, or the whole has failed."""
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from nats.aio.client import Client
+
+from events.intake import Answer
+from events.names import ShapeKey
+from events.subjects import fired, schedule
+from infra.bus.decision_sink import JetStreamDecisionSink
+from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, TIMERS
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import StreamFullError
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import read_subject, stream_state
+from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from tests.bus.histories import new_key
+
+LATER = datetime.now(UTC) + timedelta(hours=1)
+
+
+@asynccontextmanager
+async def room_for(bus: Client, stream: str, messages: int) -> AsyncGenerator[None]:
+    """Let a stream take so many more messages, and refuse what is beyond."""
+    state = await stream_state(bus, stream)
+    limit = {"max_msgs": state.messages + messages, "discard": "new"}
+    await api_request(bus, f"STREAM.UPDATE.{stream}", {**state.config, **limit})
+    try:
+        yield
+    finally:
+        await api_request(bus, f"STREAM.UPDATE.{stream}", state.config)
+
+
+def rejection(key: ShapeKey, position: int) -> Rejection:
+    answer = Answer(False, "Invalid", 0, position, "of no use")
+    return Rejection(key, answer, "test", datetime.now(UTC))
+
+
+async def letter(bus: Client, key: ShapeKey) -> DeadLetter:
+    """A letter about a message that is in the intake."""
+    at = (await publish(bus, f"rec.desired.{key.tokens}", b"x", msg_id=uuid.uuid4().hex)).seq
+    subject = f"in.0.desired.{key.tokens}"
+    delivery = IntakeDelivery(at, subject, b"x", "", None, 1, None)
+    return DeadLetter("intake", "of no use", delivery)
+
+
+async def test_each_shape_has_a_timer_of_its_own(bus: Client) -> None:
+    ours = new_key()
+    twins = [
+        ours,
+        ShapeKey("other", ours.kind, ours.name),
+        ShapeKey("default", "Record", ours.name),
+    ]
+    await JetStreamDecisionSink(bus).set_timers([TimerRequest(key, LATER) for key in twins])
+    for key in twins:
+        [stored] = await read_subject(bus, TIMERS, schedule(key, "retry"))
+        assert (stored.headers or {})["Nats-Schedule-Target"] == fired(key)
+
+
+async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
+    sink, key = JetStreamDecisionSink(bus), new_key()
+    refused = [rejection(key, position) for position in (1, 2, 3)]
+    await publish(bus, f"outcome.{new_key().tokens}", b"x")
+    async with room_for(bus, OUTCOMES, 2):
+        with pytest.raises(StreamFullError):
+            await sink.reject(refused)
+    assert len(await read_subject(bus, OUTCOMES, f"outcome.{key.tokens}")) == 2
+
+
+async def test_each_refusal_is_told_once(bus: Client) -> None:
+    """A decider that dies before its acknowledgement tells it again."""
+    sink, key = JetStreamDecisionSink(bus), new_key()
+    for _ in range(2):
+        await sink.reject([rejection(key, position) for position in (1, 2, 3)])
+    assert len(await read_subject(bus, OUTCOMES, f"outcome.{key.tokens}")) == 3
+
+
+async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(
+    bus: Client,
+) -> None:
+    sink, key = JetStreamDecisionSink(bus), ShapeKey("system", "ProviderConfig", new_key().name)
+    await sink.bury([await letter(bus, new_key())])
+    refused = await letter(bus, key)
+    async with room_for(bus, DEADLETTERS, 0):
+        assert await sink.bury([refused]) == [refused]
+        assert await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")
+    assert not await sink.bury([refused])
+    assert not await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")

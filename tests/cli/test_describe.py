@@ -1,0 +1,131 @@
+"""`describe`: what is known of the object, from whom; and no generation is settled that is not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from events.external import ExternalObject
+from events.intake import ActionError
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionFailed,
+    ActionSucceeded,
+    ExternalObserved,
+    LogEvent,
+    Operation,
+    ShapeEvent,
+    SpecDeclared,
+)
+from reconciler.cli.describe import KnownObject, known_object
+from reconciler.ports import StoredEvent
+from tests.cli.runner import Cli, Up, shape
+
+FOO = ExternalObject("foo", {"color": "Red"}, "u1", "1")
+ANOTHER = ExternalObject("foo", {"color": "Blue"}, "u2", "1")
+DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"})
+ELSEWHERE = SpecDeclared(2, "shapes/v1", "default", "bar", {"color": "Red"})
+
+
+def decided(operation: Operation) -> ActionDecided:
+    return ActionDecided(Action("a", "k", operation, 1, "default", "foo", (), {"color": "Red"}))
+
+
+def failed(error: ActionError, found: ExternalObject | None = None) -> ActionFailed:
+    return ActionFailed("a", "Create", 1, error, found)
+
+
+def known_after(*data: ShapeEvent) -> KnownObject | None:
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    return known_object(
+        [
+            StoredEvent(10 + n, LogEvent(f"e{n}", "r", "t", "d/Shape/foo", at, n, one, actor="w"))
+            for n, one in enumerate(data, 1)
+        ]
+    )
+
+
+NOTHING = ExternalObserved("default", "foo", None, "CompleteListing", 1)
+THERE = ExternalObserved("default", "foo", FOO, "Read", 1)
+MADE = ActionSucceeded("a", "Create", 1, FOO)
+DELETED = ActionSucceeded("a", "Delete", 1)
+
+
+@pytest.mark.parametrize(
+    ("history", "found", "source"),
+    [
+        ([NOTHING, DECLARED], None, "a complete listing"),
+        ([NOTHING, DECLARED, decided("Create"), MADE], FOO, "our own Create: what the API"),
+        ([DECLARED, decided("Create"), MADE, THERE], FOO, "a read by an observer"),
+        (
+            [
+                DECLARED,
+                decided("Create"),
+                MADE,
+                decided("Delete"),
+                ActionSucceeded("a", "Delete", 1),
+            ],
+            None,
+            "our own Delete",
+        ),
+        (
+            [DECLARED, decided("Create"), failed(ActionError("Conflict", "taken"), ANOTHER)],
+            ANOTHER,
+            "our own Create, which was refused",
+        ),
+        (
+            [NOTHING, DECLARED, decided("Create"), failed(ActionError("Transient", "no"))],
+            None,
+            "a complete listing",
+        ),
+    ],
+)
+def test_what_is_known_of_the_object_names_who_knows_it(
+    history: list[ShapeEvent], found: ExternalObject | None, source: str
+) -> None:
+    known = known_after(*history)
+    assert known is not None
+    assert known.object == found
+    assert known.source.startswith(source)
+
+
+def test_of_another_place_nothing_is_known() -> None:
+    assert known_after(DECLARED) is None
+    assert known_after(DECLARED, THERE, ELSEWHERE) is None
+
+
+def test_an_object_that_was_made_after_a_listing_is_not_called_missing(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("known"))
+    told = live.ok("describe", "Shape", "known").out
+    assert "object: null" not in told
+    observed = live.ok("describe", "Shape", "known", "-o", "json").json["observed"]
+    made = httpx.get(f"{running_up[1].ready['apiUrl']}/shapes/known").json()
+    assert observed["object"]["uid"] == made["uid"]
+    assert observed["source"] == "our own Create: what the API answered"
+    assert observed["actor"].startswith("reconciler@")
+    assert observed["position"] > 0
+    assert "generation       1 declared, 1 settled" in told
+
+    live.ok("delete", "Shape", "known", "--wait")
+
+
+def test_a_degraded_generation_is_not_settled(live: Cli) -> None:
+    config = (
+        "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: far}\n"
+        "spec: {provider: shapes, endpoint: 'http://127.0.0.1:1', resyncSeconds: 3600}\n"
+    )
+    unsettled = shape("unsettled").replace("spec: {", "spec: {providerConfigRef: {name: far}, ")
+    live.run("apply", "-f", "-", "--wait", "--timeout", "1s", text=f"{config}---\n{unsettled}")
+    while live.ok("describe", "Shape", "unsettled", "-o", "json").json["status"].get("outcome") != (
+        "Degraded"
+    ):
+        pass  # each look takes long enough
+    told = live.ok("describe", "Shape", "unsettled").out
+    live.ok("delete", "Shape", "unsettled")
+    live.ok("delete", "ProviderConfig", "far")
+    assert "generation       1 declared, none settled" in told

@@ -1,0 +1,39 @@
+"""An older release on the data of a newer one: one line, whatever it was asked to do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from infra.bus.streams import FORMAT_METADATA, LOG_FORMAT, SHAPES
+from infra.jetstream.connection import api_request, close, connect
+from tests.cli.runner import Cli, Inside, up
+
+NEWER = str(LOG_FORMAT + 1)
+
+
+async def write_as_a_newer_release(url: str) -> None:
+    nc = await connect(url, name="newer")
+    config = (await api_request(nc, f"STREAM.INFO.{SHAPES}", None))["config"]
+    config["metadata"][FORMAT_METADATA] = NEWER
+    await api_request(nc, f"STREAM.UPDATE.{SHAPES}", config)
+    await close(nc)
+
+
+@pytest.mark.timeout(300)  # as many commands, one after the other
+def test_every_command_says_that_the_log_is_newer(cli: Cli) -> None:
+    inside = Inside(cli.folder)
+    with up(cli, "--no-api", "--roles", "none") as running:
+        asyncio.run(write_as_a_newer_release(running.ready["natsUrl"]))
+        for command in ("get", "history foo", "describe foo", "watch", "init", "run decider"):
+            ran = (
+                cli.run(*command.split())
+                if command == "run decider"
+                else inside.run(*command.split())
+            )
+            assert (ran.status, ran.out) == (1, ""), command
+            assert ran.err == (
+                f"error: this log was written by a newer release (format {NEWER}, this one reads "
+                f"{LOG_FORMAT}): upgrade\n"
+            ), command

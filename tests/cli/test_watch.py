@@ -1,0 +1,99 @@
+"""`watch`: what is unknown is said at once, and drift is shown where it happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.runner import STOP_SECONDS, Cli, Up, shape
+
+
+def lines_until(
+    process: subprocess.Popen[str], is_last: Callable[[dict[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """Read JSON lines up to one; then stop the process, which must end well."""
+    assert process.stdout is not None
+    lines: list[dict[str, Any]] = []
+    for line in process.stdout:
+        lines.append(json.loads(line))
+        if is_last(lines[-1]):
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=STOP_SECONDS)
+    assert process.returncode == 0
+    return lines
+
+
+def short(line: dict[str, Any]) -> str:
+    return line.get("outcome") or f"drift: {line['drift']}"
+
+
+@pytest.mark.parametrize("command", ["watch Shap", "watch Shap foo", "watch foo --since-start"])
+def test_an_unknown_kind_is_an_error_that_names_the_known_ones(live: Cli, command: str) -> None:
+    process = live.start(*command.split())
+    try:
+        _out, err = process.communicate(timeout=STOP_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert err.startswith(f"error: kind {command.split()[1]!r} is not known here")
+    assert "Shape" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", ["Shape not-declared-yet", "-n nowhere", "shapes -n nowhere", "shape ghost -n no"]
+)
+def test_what_nobody_knows_yet_is_said_at_once(live: Cli, arguments: str) -> None:
+    process = live.start("watch", *arguments.split())
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("nothing is known of ")
+    assert process.poll() is None  # who watches before they declare wants to go on
+    process.send_signal(signal.SIGINT)
+    assert process.wait(STOP_SECONDS) == 0
+
+
+def test_who_watches_first_sees_what_is_declared_then(live: Cli) -> None:
+    process = live.start("watch", "Shape", "later", "-o", "json")
+    assert process.stderr is not None
+    process.stderr.readline()
+    live.ok("apply", "-f", "-", "--wait", text=shape("later"))
+    live.ok("apply", "-f", "-", "--wait", text=shape("later-too"))
+    live.ok("delete", "Shape", "later", "--wait")
+    lines = lines_until(process, lambda line: line["outcome"] == "Deleted")
+    assert {line["shape"] for line in lines} == {"default/Shape/later"}
+    assert [line["outcome"] for line in lines] == ["Converged", "Deleted"]
+
+
+def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, Up]) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("drifts-away"))
+    process = live.start("watch", "Shape", "drifts-away", "--since-start", "-o", "json")
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    httpx.delete(f"{running_up[1].ready['apiUrl']}/shapes/drifts-away").raise_for_status()
+    lines = lines_until(process, lambda line: line.get("outcome") == "Converged")
+    assert list(map(short, [first, *lines])) == [
+        "Converged",
+        "drift: the object is gone",
+        "Converged",
+    ]
+    assert [line["generation"] for line in lines] == [1, 1]
+
+    again = live.start("watch", "Shape", "drifts-away", "--since-start")
+    assert again.stdout is not None
+    told = [again.stdout.readline() for _ in [*lines, first]]
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=STOP_SECONDS)
+    assert [line.split()[2] for line in told] == ["Converged", "Drift", "Converged"]
+    assert "generation 1  the object is gone" in told[1]
+
+
+def test_a_rejected_declaration_is_shown_too(live: Cli) -> None:
+    live.run("apply", "-f", "-", text=shape("refused", "Mauve"))
+    process = live.start("watch", "Shape", "refused", "--since-start", "-o", "json")
+    assert short(lines_until(process, lambda _line: True)[0]) == "Rejected"

@@ -1,0 +1,159 @@
+"""A worker dies or stands still at its call, the same attempt is handed out again and refused.
+
+Then something newer is declared. The log must not say that nothing was done (scenario 31,
+invariant 13, fault 26): it looks, and only then decides; and what a worker does that wakes up long
+after is in the history, and put right.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+import pytest_asyncio
+
+from events.log import (
+    ActionDecided,
+    ActionFailed,
+    ActionSucceeded,
+    DriftDetected,
+    Operation,
+    ShapeEvent,
+)
+from reconciler.failpoints import Failpoint
+from tests.crashes.cases import OPERATIONS
+from tests.crashes.lane import Lane
+from tests.crashes.role_process import RoleProcess
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+_METHODS: dict[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete": "DELETE"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What becomes of the first worker, and how the second one is refused."""
+
+    operation: Operation
+    first: Literal["killed after its call", "stands still before its call"]
+    status: Literal[503, 429]
+
+    def __str__(self) -> str:
+        return f"{self.operation}, first worker {self.first}, then {self.status}"
+
+
+CASES = [
+    Case(operation, first, status)
+    for operation, first, status in itertools.product(
+        OPERATIONS, ("killed after its call", "stands still before its call"), (503, 429)
+    )
+]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mended(lane: Lane) -> AsyncIterator[Lane]:
+    """The lane, with nothing left of a case that failed."""
+    yield lane
+    await lane.kill_processes()
+    await lane.mend()
+
+
+async def asked(lane: Lane, name: str, operation: Operation) -> int:
+    """Ask for an operation, while no process runs; gives its generation."""
+    if operation == "Create":
+        await lane.declare(name, "Red")
+        return 1
+    await lane.declare(name, "Red")
+    process = lane.fork()
+    await lane.until_outcome(name, "Converged")
+    await lane.until_at_rest()
+    await process.stop()
+    if operation == "Update":
+        await lane.declare(name, "Purple")
+    else:
+        await lane.withdraw(name)
+    return 2
+
+
+async def left_by(lane: Lane, case: Case) -> RoleProcess:
+    """The first worker has the attempt, and does not report."""
+    if case.first == "killed after its call":
+        dead = lane.fork(Failpoint.WORKER_CALLED)
+        await dead.killed_at(Failpoint.WORKER_CALLED)
+        return dead
+    still = lane.fork(f"{Failpoint.WORKER_BEFORE_CALL}=stop")
+    await still.paused_at(Failpoint.WORKER_BEFORE_CALL)
+    return still
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_scenario_31_a_refused_redelivery_is_not_taken_for_nothing_done(
+    mended: Lane, name: str, case: Case
+) -> None:
+    lane = mended
+    generation = await asked(lane, name, case.operation)
+    first = await left_by(lane, case)
+    effects = await lane.effects(name)
+    done = case.first == "killed after its call"
+    assert (effects[-1:] == [_METHODS[case.operation]]) is done or case.operation == "Create"
+
+    await refuse_next_call(lane, name, case.status)
+    await lane.declare(name, "Blue")  # it is there before the refusal: the action is outdated then
+    other = lane.fork()
+    await lane.until_outcome(name, "Converged", generation + 1)
+    await until_painted(lane, name, "Blue")
+
+    if not done:
+        # The zombie is the only one that is left: what it does now, it has to put right itself.
+        before = len(await lane.effects(name))
+        await lane.until_at_rest()
+        await other.stop()
+        first.resume()
+        await lane.declare(name, "Green")
+        await lane.until_outcome(name, "Converged", generation + 2)
+        await until_painted(lane, name, "Green")
+        assert len(await lane.effects(name)) > before
+    await lane.until_at_rest()
+    await lane.assert_sound()
+    events = [each.data for each in await lane.history(name)]
+    assert first_failure(events, case.operation).redelivered
+    assert not [each for each in events if isinstance(each, DriftDetected)], "nobody else did it"
+    if done and case.operation != "Create":
+        assert known_as_done(events, case.operation)
+
+
+async def refuse_next_call(lane: Lane, name: str, status: int) -> None:
+    """The API refuses the next call for an object, and nothing after it."""
+    if status == 429:
+        await lane.break_api(throttle_rate=1, remaining=1, name_prefix=name)
+    else:
+        await lane.break_api(error_rate=1, error_status=status, remaining=1, name_prefix=name)
+
+
+async def until_painted(lane: Lane, name: str, color: str) -> None:
+    async def is_painted() -> bool:
+        found = await lane.http.get(f"/shapes/{name}")
+        return found.status_code == 200 and found.json()["color"] == color
+
+    await lane.until(is_painted, f"{name} is {color}")
+
+
+def first_failure(events: list[ShapeEvent], operation: Operation) -> ActionFailed:
+    return next(
+        each for each in events if isinstance(each, ActionFailed) and each.operation == operation
+    )
+
+
+def known_as_done(events: list[ShapeEvent], operation: Operation) -> bool:
+    """Tell whether the first action of that operation is known to have been done."""
+    decided = next(
+        each.action
+        for each in events
+        if isinstance(each, ActionDecided) and each.action.operation == operation
+    )
+    return any(
+        isinstance(each, ActionSucceeded) and each.action_id == decided.action_id for each in events
+    )

@@ -1,0 +1,36 @@
+"""What the log says of the end of an action: an effect must never be one that was "not done"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from events.log import (
+    ActionAbandoned,
+    ActionFailed,
+    ActionHeld,
+    ActionSucceeded,
+    LogEvent,
+    ShapeEvent,
+)
+
+
+def explained(events: Iterable[LogEvent]) -> set[str]:
+    """Name the actions that may have had an effect, by the log (invariant 13)."""
+    return {name for event in events if (name := _may_be_done(event.data)) is not None}
+
+
+def _may_be_done(event: ShapeEvent) -> str | None:
+    """Name the action of which an event says that it was done, or that this is not known."""
+    match event:
+        case ActionSucceeded(action_id=name) | ActionHeld(action_id=name):
+            return name
+        case ActionAbandoned(action_id=name, in_doubt=True):
+            return name
+        case ActionFailed(action_id=name) if event.redelivered or _is_unknown(event):
+            return name
+        case _:
+            return None
+
+
+def _is_unknown(event: ActionFailed) -> bool:
+    return event.error.error_class == "Unknown"

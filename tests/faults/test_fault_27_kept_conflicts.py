@@ -1,0 +1,112 @@
+"""Fault 27: an API keeps its first answer under the key, a 409, and names no header for that."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from events.log import ActionDecided, ActionFailed, ActionSucceeded
+from tests.scenarios.harness import Human, World, api_config, every, only
+
+
+class KeepingApi:
+    """The contract of the shapes API, as somebody else wrote it: a 409 is kept as any answer is.
+
+    ``passing``: names that are taken when they are first asked for, and free again right after;
+    ``running``: so many repeats of a key are told that its request is still running.
+    """
+
+    def __init__(self, *, passing: set[str], running: int = 0) -> None:
+        self.passing = passing
+        self.running = running
+        self.things: dict[str, dict[str, Any]] = {}
+        self.kept: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.url = ""
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[KeepingApi]:
+        app = web.Application()
+        app.router.add_get("/shapes", self._list)
+        app.router.add_post("/shapes", self._create)
+        app.router.add_get("/shapes/{name}", self._read)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield self
+        await runner.cleanup()
+
+    async def _list(self, request: web.Request) -> web.Response:
+        prefix = request.query.get("prefix", "")
+        shown = [each for name, each in self.things.items() if name.startswith(prefix)]
+        return web.json_response({"items": shown})
+
+    async def _read(self, request: web.Request) -> web.Response:
+        found = self.things.get(request.match_info["name"])
+        return web.json_response(found or {"detail": "none"}, status=200 if found else 404)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        key = request.headers["Idempotency-Key"]
+        if self.running:
+            self.running -= 1
+            detail = {"detail": "a request with this Idempotency-Key is still running"}
+            return web.json_response(detail, status=409)
+        if key not in self.kept:
+            self.kept[key] = self._first_answer(await request.json())
+        status, body = self.kept[key]
+        return web.json_response(body, status=status)
+
+    def _first_answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = asked["name"]
+        if name in self.passing:
+            self.passing.remove(name)  # somebody else's object, which goes before anybody looks
+            return 409, {"detail": "the name is taken"}
+        self.things[name] = {**asked, "uid": uuid.uuid4().hex, "version": 1}
+        return 201, self.things[name]
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[World]:
+    """A bus with a reconciler; the API is each test's own."""
+
+    class Nobody(Human):
+        async def start_afresh(self) -> None: ...
+
+    human = Nobody("http://127.0.0.1:9")
+    async with World(tmp_path / "nats", human).here() as world:
+        await world.start_reconciler()
+        yield world
+    await human.leaves()
+
+
+async def test_a_kept_conflict_ends_its_action_and_the_next_has_a_new_key(bus: World):
+    async with KeepingApi(passing={"foo"}).here() as api:
+        await bus.configure(api_config(api.url))
+        await bus.declare("foo")
+        await bus.until_outcome("foo", "Converged", generation=1)
+        facts = await bus.facts("foo")
+        await bus.stop_reconciler()
+    first, second = (each.action for each in every(ActionDecided, facts))
+    assert first.idempotency_key != second.idempotency_key
+    assert list(api.kept) == [first.idempotency_key, second.idempotency_key]
+    failed = only(ActionFailed, facts)
+    assert (failed.action_id, failed.error.error_class) == (first.action_id, "Conflict")
+
+
+async def test_a_request_that_still_runs_under_the_key_is_waited_for(bus: World):
+    async with KeepingApi(passing=set(), running=3).here() as api:
+        await bus.configure(api_config(api.url))
+        await bus.declare("foo")
+        await bus.until_outcome("foo", "Converged", generation=1)
+        facts = await bus.facts("foo")
+        await bus.stop_reconciler()
+    action = only(ActionDecided, facts).action
+    assert {each.error.error_class for each in every(ActionFailed, facts)} == {"Transient"}
+    assert only(ActionSucceeded, facts).action_id == action.action_id
+    assert list(api.kept) == [action.idempotency_key]

@@ -1,0 +1,187 @@
+"""Fault 28: more unusable messages than a partition hands out, and no room for their dead letters.
+
+Others' work goes on, and what is given up is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from events.manifest import Metadata
+from events.names import ShapeKey
+from events.subjects import intake, log
+from infra.bus.dead_letters import read_discarded
+from infra.bus.streams import DEADLETTERS, INTAKE, MAX_UNACKNOWLEDGED, PARTITIONS
+from infra.jetstream.connection import api_request
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish, publish_in_batches
+from infra.jetstream.reads import stream_state
+from infra.shapes_api import ShapesProcess
+from reconciler.cli.doctor import examine
+from tests.scenarios.harness import Human, World, api_config, manifest
+
+PATIENCE_SECONDS = 300.0
+UNUSABLE = 20_000
+NEIGHBOURS = 40
+HOSTILE = ShapeKey("hostile", "Shape", "bad")
+MISFIT = "rec.desired.hostile"
+QUARTER = MAX_UNACKNOWLEDGED // 4
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    process = ShapesProcess()
+    human = Human(await process.start(tmp_path / "api"))
+    async with World(tmp_path / "nats", human).here() as world:
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        yield world
+    await human.leaves()
+    await process.stop()
+
+
+def partition_of(key: ShapeKey) -> int:
+    """As the server does it: FNV-1a of the tokens."""
+    found = 2_166_136_261
+    for byte in f"{key.namespace}{key.kind}{key.name}".encode():
+        found = (found ^ byte) * 16_777_619 % 2**32
+    return found % PARTITIONS
+
+
+def neighbours() -> list[str]:
+    """Names of shapes in the flooded partition."""
+    wanted, names = partition_of(HOSTILE), (f"n{number}" for number in range(10_000))
+    found = [name for name in names if partition_of(ShapeKey("default", "Shape", name)) == wanted]
+    return found[:NEIGHBOURS]
+
+
+async def limit_dead_letters(world: World, most: int) -> None:
+    state = await stream_state(world.nc, DEADLETTERS)
+    limited = {**state.config, "max_bytes": most}
+    await api_request(world.nc, f"STREAM.UPDATE.{DEADLETTERS}", limited)
+
+
+async def flood(
+    world: World, subject: str, *, count: int = UNUSABLE, payload: bytes = b"not JSON"
+) -> None:
+    rubbish = [OutgoingMessage(subject, payload)] * count
+    results = await publish_in_batches(world.nc, rubbish)
+    assert not [each for each in results if isinstance(each, Exception)]
+
+
+async def pending(world: World, partition: int | str = partition_of(HOSTILE)) -> tuple[int, int]:
+    """How many messages of a partition wait for a slot, and how many have one."""
+    name = f"CONSUMER.INFO.{INTAKE}.decider-{partition}"
+    info = await api_request(world.nc, name, None)
+    return info["num_pending"], info["num_ack_pending"]
+
+
+async def discarded(world: World, namespace: str = HOSTILE.namespace) -> int:
+    found = await read_discarded(world.nc)
+    return sum(each.count for each in found if each.namespace == namespace)
+
+
+async def until_discarded(world: World, wanted: int, namespace: str = HOSTILE.namespace) -> None:
+    async def is_counted() -> bool:
+        return await discarded(world, namespace) >= wanted
+
+    what = f"{wanted} messages are counted"
+    await world.until(is_counted, what, seconds=PATIENCE_SECONDS)
+    assert await discarded(world, namespace) == wanted
+
+
+async def others_converge(world: World) -> None:
+    names = neighbours()
+    await world.declare_all([manifest(name) for name in names])
+    for name in names:
+        key = f"default/Shape/{name}"
+        told = await world.client.wait_for(key, generation=1, timeout_seconds=PATIENCE_SECONDS)
+        assert told.outcome == "Converged"
+
+
+async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world: World) -> None:
+    await limit_dead_letters(world, 1)
+    await flood(world, intake("desired", HOSTILE))
+
+    await others_converge(world)
+
+    await until_discarded(world, UNUSABLE - QUARTER)
+    waiting, held = await pending(world)
+    assert (waiting, held) == (0, QUARTER)
+    [found] = [each for each in await examine(world.nc, full=False) if each.check == "discarded"]
+    assert found.verdict == "warn"
+    assert f"hostile: {UNUSABLE - QUARTER} at stage intake" in found.found
+
+    await limit_dead_letters(world, 64 * 1024**2)
+    await world.until_settled()
+    assert len(await world.dead_letters()) == QUARTER, "what waited is kept when there is room"
+    assert await discarded(world) == UNUSABLE - QUARTER
+
+
+async def test_fault_28_a_flood_gets_no_more_than_a_quarter_of_the_dead_letters(
+    world: World,
+) -> None:
+    most = 1024**2
+    await limit_dead_letters(world, most)
+    await flood(world, intake("desired", HOSTILE))
+    await flood(world, intake("desired", ShapeKey("default", "Shape", "typo")), count=1)
+
+    await others_converge(world)
+    await world.until_settled()
+
+    letters = await world.dead_letters()
+    of_others = [each for each in letters if ".default." in each.subject]
+    assert len(of_others) == 1
+    kept = await stream_state(world.nc, DEADLETTERS)
+    assert most // 16 < kept.bytes < most // 4 + 4_096
+    assert await discarded(world) == UNUSABLE - len(letters) + 1
+
+
+async def test_fault_28_what_fits_no_partition_is_a_namespace_of_its_own(world: World) -> None:
+    await limit_dead_letters(world, 1)
+    await flood(world, MISFIT, count=3 * QUARTER)
+
+    await until_discarded(world, 2 * QUARTER, namespace="=")
+    assert await pending(world, "misfits") == (0, QUARTER)
+
+
+async def test_fault_28_a_decider_that_takes_over_comes_back_under_the_quarter(
+    world: World,
+) -> None:
+    async def is_under_the_quarter() -> bool:
+        return await pending(world) == (0, QUARTER)
+
+    await limit_dead_letters(world, 1)
+    for _ in range(2):
+        await flood(world, intake("desired", HOSTILE), count=3 * QUARTER)
+        await world.until(is_under_the_quarter, "a quarter waits", seconds=PATIENCE_SECONDS)
+        await world.restart_reconciler()
+    await others_converge(world)
+    assert await discarded(world) == 5 * QUARTER
+
+
+async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: World) -> None:
+    """A shape whose history is damaged: nothing is wrong with what is declared."""
+    await publish(world.nc, log(HOSTILE, "fact"), b"of a newer release")
+    await world.restart_reconciler()
+    await limit_dead_letters(world, 1)
+    declared = replace(manifest(""), metadata=Metadata(HOSTILE.name, HOSTILE.namespace))
+    good = msgspec.json.encode(declared)
+    await flood(world, intake("desired", HOSTILE), payload=good, count=2 * QUARTER)
+
+    await others_converge(world)
+
+    assert await discarded(world) == 0
+    await limit_dead_letters(world, 64 * 1024**2)
+
+    async def are_kept() -> bool:
+        return len(await world.dead_letters()) == 2 * QUARTER
+
+    await world.until(are_kept, "each is a dead letter", seconds=PATIENCE_SECONDS)
+    assert {each.stage for each in await world.dead_letters()} == {"decision"}
+    assert await discarded(world) == 0

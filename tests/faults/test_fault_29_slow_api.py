@@ -1,0 +1,61 @@
+"""Fault 29: an API that is slow and healthy has a long queue; what is declared of another does not.
+
+The latencies themselves are measured by ``benchmarks.fairness``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from events.manifest import Limits
+from infra.bus.streams import worker_consumers
+from infra.shapes_api import ShapesProcess
+from tests.scenarios.harness import Human, World, api_config, manifest
+
+SLOW = 4_400
+"""More than any consumer hands out at once (4,096)."""
+
+FAST = 20
+CONCURRENCY = 16
+SECONDS_A_CALL = 2.0
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A world whose human is in the slow API; ``default`` is a fast one."""
+    fast, slow = ShapesProcess(), ShapesProcess()
+    human = Human(await slow.start(tmp_path / "slow", latency_ms=1000 * SECONDS_A_CALL))
+    async with World(tmp_path / "nats", human).here() as world:
+        await world.start_reconciler()
+        await world.configure(api_config(await fast.start(tmp_path / "fast"), resync=3600))
+        limits = Limits(concurrency=CONCURRENCY)
+        await world.configure(api_config(human.url, resync=3600, limits=limits), name="slow")
+        yield world
+    await human.leaves()
+    await fast.stop()
+    await slow.stop()
+
+
+async def test_29_scenario_32_another_api_converges_while_the_slow_one_has_a_long_queue(
+    world: World,
+) -> None:
+    slow = [manifest(f"slow-{number}", config="slow") for number in range(SLOW)]
+    await world.declare_all(slow)
+    await world.until(lambda: _has_waiting(world, SLOW - 200), "the slow API's queue is long")
+
+    for number in range(FAST):
+        await world.declare(f"fast-{number}")
+        await world.until_outcome(f"fast-{number}", "Converged")
+
+    # Were there one queue, each call that the fast API waits for would need a slot of its 4,096.
+    assert len(await world.human.journal()) < SLOW - 4_096
+    handed_out = [each["num_ack_pending"] for each in await worker_consumers(world.nc)]
+    assert 0 < sum(handed_out) <= 2 * CONCURRENCY, "leases are only what can be called soon"
+
+
+async def _has_waiting(world: World, actions: int) -> bool:
+    consumers = await worker_consumers(world.nc)
+    return sum(each["num_pending"] + each["num_ack_pending"] for each in consumers) >= actions

@@ -1,0 +1,280 @@
+"""Fault 30: two projectors of which one lags; a stop at any batch of rows; a long log at the start.
+
+The rows are those of 700 shapes that are made, of which some go and some come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+from nats.aio.client import Client
+
+from events.log import LogEvent
+from events.names import ShapeKey
+from infra.bus import rows as rows_module
+from infra.bus.rows import JetStreamRows
+from infra.bus.shape_log import JetStreamShapeLog, open_log
+from infra.bus.streams import ROWS, ROWS_PREFIX
+from infra.embedded import EmbeddedServer
+from infra.jetstream.append import append
+from infra.jetstream.connection import api_request, close, connect
+from infra.jetstream.follow import follow
+from projections.read_models import (
+    CHECKPOINT,
+    ReadModels,
+    decode_checkpoint,
+    rebuild,
+    status_name,
+)
+from reconciler.cli.rebuilding import Rebuild, compare
+from reconciler.failpoints import Failpoint
+from reconciler.ports import ShapeAppend, StoredEvent
+from reconciler.services.projector import Projector, load_models
+from reconciler.wiring import initialise
+from tests.crashes.role_process import RoleProcess
+from tests.projections.logs import renamed
+from tests.shape.building import Story, converged
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHAPES = 700
+BATCHES_OF_ROWS = 4  # at least; the first one empties the store
+TOGETHER = 50  # shapes in one append
+PATIENCE_SECONDS = 60.0
+
+
+class Life:
+    """A shape's history: made, gone, made again."""
+
+    def __init__(self) -> None:
+        story, self.ends = converged(), list[int]()
+        self.ends.append(len(story.log))
+        story.withdraw()
+        story.succeed()
+        self.ends.append(len(story.log))
+        story.declare()
+        story.succeed()
+        self.ends.append(len(story.log))
+        self._story: Story = story
+
+    def part(self, key: ShapeKey, number: int) -> list[LogEvent]:
+        first = ([0, *self.ends])[number]
+        events = renamed(self._story, key).log[first : self.ends[number]]
+        return [replace(event, causeposition=0) for event in events]  # there is no intake here
+
+
+LIFE = Life()
+
+
+class Log:
+    """The log of one server, and what is to be found in its rows."""
+
+    def __init__(self, url: str, nc: Client, log: JetStreamShapeLog) -> None:
+        self.url = url
+        self.nc = nc
+        self._log = log
+        self._heads: dict[ShapeKey, int] = {}
+
+    async def go_on(self, keys: Sequence[ShapeKey], part: int) -> None:
+        """Append a part of their lives."""
+        for start in range(0, len(keys), TOGETHER):
+            appends = [
+                ShapeAppend(key, LIFE.part(key, part), self._heads.get(key, 0))
+                for key in keys[start : start + TOGETHER]
+            ]
+            positions = await self._log.append(appends)
+            self._heads |= {each.key: last for each, last in zip(appends, positions, strict=True)}
+
+    async def events(self) -> list[StoredEvent]:
+        return sorted(await self._log.of_kind("*", "*"), key=lambda each: each.position)
+
+    async def expected(self) -> dict[str, bytes]:
+        return dict(rebuild((each.position, each.event) for each in await self.events()).rows())
+
+    async def is_written(self) -> bool:
+        payload, _ = await JetStreamRows(self.nc).checkpoint()
+        if not payload:
+            return False
+        checkpoint = decode_checkpoint(payload)
+        return checkpoint.is_whole and checkpoint.position == await self._log.last_position()
+
+    async def forget_rows(self) -> None:
+        await api_request(self.nc, f"STREAM.PURGE.{ROWS}", {})
+
+    async def verify(self) -> None:
+        """Do what ``replay --verify`` does."""
+        async with Rebuild(self._log) as rebuilding:
+            found = await compare(self.nc, rebuilding, lambda _position: None)
+        assert (found.note, found.differences) == ("", [])
+        assert found.checkpoint == await self._log.last_position()
+
+
+def keys(first: int, last: int) -> list[ShapeKey]:
+    return [ShapeKey("default", "Block", f"foo-{number}") for number in range(first, last)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def log(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Log]:
+    server = EmbeddedServer()
+    url = await server.start(tmp_path_factory.mktemp("bus"))
+    nc = await connect(url, name="test")
+    await initialise(nc)
+    log = Log(url, nc, await open_log(nc))
+    await log.go_on(keys(0, SHAPES), 0)
+    await log.go_on(keys(0, SHAPES // 2), 1)
+    await log.go_on(keys(0, SHAPES // 4), 2)
+    yield log
+    await close(nc)
+    await server.kill()
+
+
+class Stopped(BaseException):
+    """The process was killed."""
+
+
+async def is_stopped_after(batches: int, projector: Projector) -> bool:
+    """Have a projector write, and die when so many batches are stored; tell whether it did."""
+    stored = itertools.count(1)
+
+    async def append_and_die(nc: Client, messages: Any) -> list[int]:
+        sequences = await append(nc, messages)
+        if next(stored) > batches:
+            raise Stopped
+        return sequences
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "append", append_and_die)
+        try:
+            await projector.flush()
+        except Stopped:
+            return True
+    return False
+
+
+async def started(log: Log) -> tuple[ReadModels, Projector]:
+    store = JetStreamRows(log.nc)
+    models = await load_models(store)
+    return models, Projector(models, store)
+
+
+def fold(models: ReadModels, projector: Projector, events: Sequence[StoredEvent]) -> None:
+    for each in events:
+        if each.position > models.position:
+            projector.apply(each.position, each.event)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - the condition is on the bus
+            await asyncio.sleep(0.05)
+    assert await condition(), what
+
+
+async def test_30_a_stop_at_any_batch_of_rows_leaves_the_next_start_warm(log: Log) -> None:
+    events = await log.events()
+    expected = await log.expected()
+    positions: list[int] = []
+    for batches in itertools.count():
+        await log.forget_rows()
+        models, projector = await started(log)
+        fold(models, projector, events)
+        if not await is_stopped_after(batches, projector):
+            break
+        models, projector = await started(log)
+        positions.append(models.position)
+        fold(models, projector, events)
+        await projector.flush()
+        assert await JetStreamRows(log.nc).load() == expected
+    assert len(positions) >= BATCHES_OF_ROWS
+    assert positions[1] > 0
+    assert positions[1:] == sorted(set(positions[1:])), "each batch is a state to go on from"
+
+
+async def test_30_of_two_projectors_the_one_that_lags_writes_nothing_over_newer_rows(
+    log: Log,
+) -> None:
+    await log.forget_rows()
+    events = await log.events()
+    foremost, quick = await started(log)
+    lagging, slow = await started(log)
+    fold(foremost, quick, events)
+    fold(lagging, slow, events[: len(events) // 2])
+    await quick.flush()
+    rows = await JetStreamRows(log.nc).load()
+    for end in range(len(events) // 2, len(events), 500):
+        fold(lagging, slow, events[:end])
+        await slow.flush()
+        assert await JetStreamRows(log.nc).load() == rows
+    again, projector = await started(log)
+    assert again.position == events[-1].position
+    fold(again, projector, events)
+    assert not again.damage
+
+
+async def test_30_a_process_killed_while_it_folds_a_long_log_starts_warm(
+    log: Log, tmp_path: Path
+) -> None:
+    await log.forget_rows()
+    before = 0
+    for number in range(1, 4):
+        dying = RoleProcess.fork(
+            log.url,
+            tmp_path / f"{number}.log",
+            roles=["projector"],
+            failpoint=f"{Failpoint.PROJECTOR_SAVED}:{2 if before == 0 else 1}",
+        )
+        await dying.killed_at(Failpoint.PROJECTOR_SAVED)
+        models, _ = await started(log)
+        assert models.position > before, "what it wrote is gone on from"
+        before = models.position
+    last = RoleProcess.fork(log.url, tmp_path / "last.log", roles=["projector"])
+    await until(log.is_written, "all is written")
+    await last.stop()
+    await log.verify()
+
+
+async def test_30_a_paused_projector_that_wakes_makes_no_row_older_and_takes_over_when_alone(
+    log: Log, tmp_path: Path
+) -> None:
+    await log.forget_rows()
+    checkpoints: list[int] = []
+
+    async def watch() -> None:
+        async with follow(log.nc, ROWS, filters=[ROWS_PREFIX + CHECKPOINT]) as follower:
+            async for messages in follower:
+                found = [decode_checkpoint(each.payload) for each in messages if each.payload]
+                checkpoints.extend(each.position for each in found if each.is_whole)
+
+    paused = RoleProcess.fork(log.url, tmp_path / "paused.log", roles=["projector"])
+    await until(log.is_written, "the first one writes")
+    watching = asyncio.ensure_future(watch())
+    other = RoleProcess.fork(log.url, tmp_path / "other.log", roles=["projector"])
+    await other.ready()
+
+    paused.pause()
+    await log.go_on(keys(SHAPES, SHAPES + 20), 0)
+    await until(log.is_written, "the other one takes over")
+    await log.go_on(keys(SHAPES, SHAPES + 10), 1)
+    await until(log.is_written, "the other one writes on")
+    paused.resume()
+    await log.go_on(keys(SHAPES, SHAPES + 10), 2)
+    await until(log.is_written, "one of them writes")
+    await other.kill()
+    gone = keys(SHAPES + 10, SHAPES + 20)
+    await log.go_on(gone, 1)
+    await until(log.is_written, "the one that was paused takes over")
+
+    await log.verify()
+    assert await JetStreamRows(log.nc).get([status_name(key) for key in gone]) == {}
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert len(checkpoints) >= 4
+    assert checkpoints == sorted(set(checkpoints)), "a checkpoint only grows"
+    await paused.stop()

@@ -1,0 +1,112 @@
+"""Fault 31: the server reloads its configuration while roles start, and while a key is revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from infra.embedded import EmbeddedServer
+from infra.jetstream.access import Access
+from infra.shapes_api.process import ShapesProcess
+from reconciler.sdk import connect as connect_sdk
+from reconciler.wiring import ROLES, connected, initialise, running
+from tests.security.guarded import provider_config, shape
+from tests.security.keys import Pair
+
+STARTS = 20
+REVOCATIONS = 5
+
+
+@dataclass
+class Reloading:
+    """A server whose users change all the time."""
+
+    bus: EmbeddedServer
+    api: ShapesProcess
+    key: Path
+    users: str
+    reloads: int = 0
+
+    def access(self) -> Access:
+        return Access(nkey=self.key)
+
+    def let_in(self, pair: Pair) -> None:
+        """Reload: this key and one that nobody has may come in, all others may no longer."""
+        config = self.bus.data_dir / "nats.conf"
+        users = _users(pair)
+        config.write_text(config.read_text().replace(self.users, users))
+        self.users = users
+        self.reloads += 1
+        os.kill(self.bus.pid, signal.SIGHUP)
+
+    async def reload_for_ever(self, pair: Pair) -> None:
+        while True:
+            self.let_in(pair)
+            await asyncio.sleep(random.random() * 0.02)
+
+    async def converges(self, name: str) -> None:
+        async with connect_sdk(self.bus.url, source="t", access=self.access()) as client:
+            await client.declare(provider_config(self.api.url))
+            await client.declare(shape("default", name))
+            done = await client.wait_for(f"default/Shape/{name}", generation=1)
+            assert done.outcome == "Converged"
+
+
+def _users(pair: Pair) -> str:
+    nobody = Pair.of_user().public
+    return f'authorization {{ users: [ {{ nkey: "{pair.public}" }}, {{ nkey: "{nobody}" }} ] }}'
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair.of_user()
+
+
+@pytest.fixture
+async def reloading(tmp_path: Path, pair: Pair) -> AsyncIterator[Reloading]:
+    found = Reloading(EmbeddedServer(), ShapesProcess(), tmp_path / "all.nk", _users(pair))
+    pair.write(found.key)
+    await found.bus.start(tmp_path / "nats", extra_config=found.users)
+    await found.api.start(tmp_path / "api")
+    yield found
+    await found.api.stop()
+    await found.bus.stop()
+
+
+async def test_roles_start_while_the_server_reloads(reloading: Reloading, pair: Pair) -> None:
+    url = reloading.bus.url
+    reloads = asyncio.ensure_future(reloading.reload_for_ever(pair))
+    try:
+        for number in range(STARTS):
+            async with connected(url, access=reloading.access()) as nc:
+                await initialise(nc)
+                async with running(nc, ROLES):
+                    if number == STARTS - 1:
+                        reloads.cancel()
+                        await reloading.converges("after")
+    finally:
+        reloads.cancel()
+    assert reloading.reloads >= STARTS
+
+
+async def test_keys_are_revoked_while_roles_start(reloading: Reloading, pair: Pair) -> None:
+    """Again while they reconnect: they have the key before the server knows it, or later."""
+    async with connected(reloading.bus.url, access=reloading.access()) as nc:
+        await initialise(nc)
+        async with running(nc, ROLES):
+            for number in range(REVOCATIONS):
+                fresh = Pair.of_user()
+                if number % 2:
+                    fresh.write(reloading.key)
+                reloading.let_in(fresh)
+                await asyncio.sleep(random.random() * 0.3)
+                fresh.write(reloading.key)
+            await reloading.converges("after")
+            assert nc.stats["reconnects"] >= 1

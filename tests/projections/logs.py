@@ -1,0 +1,80 @@
+"""Logs of a few shapes that are made, broken, withdrawn and made again, drawn by hypothesis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from events.log import LogEvent, event_id
+from events.names import ShapeKey
+from tests.shape.building import Story
+from tests.shape.world import FAULTS, World
+
+Log = list[tuple[int, LogEvent]]
+KEYS = [ShapeKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]
+
+
+def of(*stories: Story, seed: int = 0) -> Log:
+    """Interleave the histories of shapes into one log; positions grow, with gaps."""
+    waiting = [list(story.log) for story in stories]
+    chance = random.Random(seed)
+    log: Log = []
+    position = 0
+    while any(waiting):
+        history = chance.choice([each for each in waiting if each])
+        position += chance.randint(1, 3)
+        log.append((position, history.pop(0)))
+    return log
+
+
+def renamed(story: Story, key: ShapeKey) -> Story:
+    """The same history, told of another shape."""
+    told = Story(key=key)
+    told.log = [
+        replace(event, subject=str(key), id=event_id(key, event.shapeversion))
+        for event in story.log
+    ]
+    return told
+
+
+histories = st.lists(st.integers(0, 2**32), min_size=1, max_size=3)
+quick = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def random_life(seed: int) -> World:
+    """Thirty things that happen to a shape, its API, its worker and its observer."""
+    chance, world = random.Random(seed), World()
+    for _ in range(30):
+        fields = {"color": chance.choice(["Red", "Green", "Blue"])}
+        policy = chance.choice(
+            [{}, {"adoption": "Adopt"}, {"deletion": "Orphan"}, {"paused": True}]
+        )
+        happenings: list[Callable[[], object]] = [
+            partial(world.declare, fields, policy),
+            world.withdraw,
+            partial(world.work, chance.choice(FAULTS)),
+            partial(world.work, "none"),
+            partial(world.wait, 3600.0),
+            partial(world.human_makes, fields["color"]),
+            partial(world.human_edits, fields),
+            world.human_deletes,
+        ]
+        chance.choice(happenings)()
+        world.look()
+        world.show(-1)
+        world.deliver(chance.randint(1, 5))
+    return world
+
+
+def log_of(lives: list[int], seed: int) -> Log:
+    worlds = [random_life(life) for life in lives]
+    return of(*(renamed(w.story, KEYS[n]) for n, w in enumerate(worlds)), seed=seed)

@@ -1,0 +1,420 @@
+"""Projectors that are stopped at any step, or lag behind another one: rows only become newer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.integrity import LogDamage
+from events.names import ShapeKey
+from infra.jetstream.errors import BusUnavailableError
+from projections.read_models import (
+    CHECKPOINT,
+    SCHEMA,
+    Checkpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    rebuild,
+    restore,
+)
+from projections.status import LOG_DAMAGED
+from reconciler.services import projector as projector_module
+from reconciler.services.projector import Projector, load_models
+from tests.projections.logs import Log, histories, log_of, of, quick, renamed
+from tests.shape.building import converged
+from tests.simulation.bus.rows import Rows
+
+PORTION_ROWS = 3  # so that these logs make many
+ROUNDS = 5  # after so many, whoever stands by has noticed that the other one does not write
+
+
+class Stopped(BaseException):
+    """The process was killed."""
+
+
+class WatchedRows:
+    """Implements ``RowStore`` for one projector, and looks at the rows after every save."""
+
+    def __init__(self, rows: Rows, log: Log) -> None:
+        self._rows = rows
+        self.log = log
+        self.rows_at_once = PORTION_ROWS
+        self.steps = 0
+        self.trouble: dict[int, BaseException] = {}
+        self.before_step: dict[int, Callable[[], Awaitable[None]]] = {}
+        self.before_clear: Callable[[], Awaitable[None]] | None = None
+        self.is_before = True
+        self.is_watched = True
+
+    async def load(self) -> Mapping[str, bytes]:
+        return dict(self._rows.content)
+
+    async def checkpoint(self) -> tuple[bytes, int]:
+        return self._rows.checkpoint()
+
+    async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
+        self._happen(is_before=True)
+        if self.steps in self.before_step:
+            await self.before_step.pop(self.steps)()
+        was = _whole(self._rows)
+        saved = self._rows.save(changes, revision)
+        self._look(was)
+        self._happen(is_before=False)
+        return saved
+
+    async def clear(self, before: int) -> None:
+        self._happen(is_before=True)
+        if self.before_clear is not None:
+            await self.before_clear()
+        self._rows.clear(before)
+        self._happen(is_before=False)
+
+    def _happen(self, *, is_before: bool) -> None:
+        self.steps += is_before
+        if self.is_before == is_before and self.steps in self.trouble:
+            raise self.trouble.pop(self.steps)
+
+    def _look(self, was: int) -> None:
+        now = _whole(self._rows)
+        if now and self.is_watched:
+            assert now > was, f"the checkpoint went from {was} to {now}"
+            history = [each for each in self.log if each[0] <= now]
+            assert self._rows.content == dict(rebuild(history).rows())
+
+
+def _whole(rows: Rows) -> int:
+    """Give the position of rows that one can go on from, 0 for none."""
+    if CHECKPOINT not in rows.content:
+        return 0
+    checkpoint = decode_checkpoint(rows.content[CHECKPOINT])
+    return checkpoint.position if checkpoint.is_whole and checkpoint.schema == SCHEMA else 0
+
+
+class Process:
+    """One projector over the log, killed and started again."""
+
+    def __init__(self, rows: Rows, log: Log) -> None:
+        self.store = WatchedRows(rows, log)
+        self._log = log
+        self.folded = 0
+        self.warm: list[int] = []
+
+    async def start(self) -> None:
+        self._models = await load_models(self.store)
+        self.warm.append(self._models.position)
+        self._projector = Projector(self._models, self.store)
+
+    def follow(self, log: Log) -> None:
+        """The log has gone on."""
+        self._log = self.store.log = log
+
+    async def fold(self, count: int) -> None:
+        behind = [each for each in self._log if each[0] > self._models.position]
+        for position, event in behind[:count]:
+            self._projector.apply(position, event)
+
+    def find(self, damage: LogDamage) -> None:
+        self._projector.mark_damage(damage)
+
+    async def write(self) -> None:
+        try:
+            await self._projector.flush()
+        except BusUnavailableError:
+            return  # as in ``run``: it is tried again
+        except Stopped:
+            await self.start()
+
+
+@quick
+@given(histories, st.integers(0, 99), st.booleans())
+def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_goes_on(
+    lives: list[int], seed: int, is_before: bool
+) -> None:
+    """Also the next start is stopped there, and so on until all is written."""
+    log = log_of(lives, seed)
+    rows = Rows()
+
+    async def run() -> None:
+        for stop_at in range(1, 10 * len(log) + 10):
+            process = Process(rows, log)
+            process.store.is_before = is_before
+            process.store.trouble = {stop_at if is_before else 3: Stopped()}
+            await process.start()
+            assert process.warm == [_whole(rows)], "all that is stored is used"
+            await process.fold(len(log))
+            await process.write()
+            if not process.store.trouble:
+                continue
+            return
+        raise AssertionError("it never came to an end")
+
+    if log:
+        asyncio.run(run())
+        assert rows.content == dict(rebuild(log).rows())
+
+
+happenings = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.sampled_from(["fold", "fold", "write", "write", "lose", "kill", "kill later", "erase"]),
+        st.integers(1, 12),
+    ),
+    max_size=40,
+)
+
+
+@quick
+@given(histories, st.integers(0, 99), happenings)
+def test_of_two_projectors_none_makes_the_rows_older(
+    lives: list[int], seed: int, happening: list[tuple[int, str, int]]
+) -> None:
+    """Each folds and writes when it likes; one is killed, loses an answer, the rows are erased."""
+    log = log_of(lives, seed)
+    rows = Rows()
+
+    async def run() -> None:
+        processes = [Process(rows, log), Process(rows, log)]
+        for process in processes:
+            await process.start()
+        for who, what, count in happening:
+            process = processes[who]
+            process.store.is_before = what == "kill"
+            match what:
+                case "fold":
+                    await process.fold(count)
+                case "write":
+                    await process.write()
+                case "erase":
+                    rows.clear()
+                case _:
+                    trouble = BusUnavailableError("lost") if what == "lose" else Stopped()
+                    process.store.trouble = {process.store.steps + count % 4 + 1: trouble}
+                    await process.fold(count)
+                    await process.write()
+        for process in processes:
+            process.store.trouble = {}
+            await process.fold(len(log))
+        for _ in range(ROUNDS):
+            for process in processes:
+                await process.write()
+
+    asyncio.run(run())
+    if log and rows.content:
+        assert rows.content == dict(rebuild(log).rows())
+
+
+# --- what chance seldom comes to
+
+MANY = 20  # shapes: all rows are several portions
+
+
+def many_made() -> Log:
+    keys = [ShapeKey("default", "Block", f"foo-{number}") for number in range(MANY)]
+    return of(*(renamed(converged(), key) for key in keys))
+
+
+async def all_written(rows: Rows, log: Log) -> Process:
+    process = Process(rows, log)
+    await process.start()
+    await process.fold(len(log))
+    await process.write()
+    return process
+
+
+def expected(log: Log) -> dict[str, bytes]:
+    return dict(rebuild(log).rows())
+
+
+async def test_rows_that_were_removed_under_a_running_projector_are_all_written_again() -> None:
+    """It is stopped at every batch of them, and the next one goes on."""
+    log = many_made()
+    for stop_at in range(1, 100):
+        rows = Rows()
+        process = await all_written(rows, log[:-1])
+        process.follow(log)
+        rows.clear()
+        await process.fold(1)
+        process.store.trouble = {process.store.steps + stop_at: Stopped()}
+        for _ in range(ROUNDS):
+            await process.write()
+        is_done = bool(process.store.trouble)
+        await process.fold(len(log))
+        await process.write()
+        assert rows.content == expected(log)
+        if is_done:
+            break
+    else:
+        raise AssertionError("it never came to an end")
+    assert stop_at > 5, "they were several batches"
+
+
+async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes_it_so() -> None:
+    log, rows = many_made(), Rows()
+    foremost = await all_written(rows, log[:-1])
+    foremost.follow(log)
+    rows.clear()
+    beginner = Process(rows, log)
+    await beginner.start()
+    await beginner.fold(len(log) // 2)
+    await beginner.write()
+    assert 0 < _whole(rows) < log[-2][0]
+    await foremost.fold(1)
+    for _ in range(ROUNDS):
+        await foremost.write()
+    assert rows.content == expected(log)
+    await beginner.fold(len(log))
+    for _ in range(ROUNDS):
+        await beginner.write()
+    assert rows.content == expected(log)
+
+
+async def test_rows_are_not_removed_from_under_one_who_writes_them_meanwhile() -> None:
+    """One looks, and the other goes on before the first has emptied the store."""
+    log, rows = many_made(), Rows()
+    first, second = [await all_written(rows, log[:-1]) for _ in range(2)]
+    rows.clear()
+    for process in (first, second):
+        process.follow(log)
+        await process.fold(1)
+    await first.write()  # the conflict: it stands by
+    halfway, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def stop_halfway() -> None:
+        halfway.set()
+        await goes_on.wait()
+
+    second.store.before_step = {second.store.steps + 5: stop_halfway}
+    writing = asyncio.ensure_future(second.write())
+    await halfway.wait()
+
+    async def let_it_go_on() -> None:
+        goes_on.set()
+        await writing
+
+    first.store.before_clear = let_it_go_on
+    await _write_in_rounds(first)
+    await _write_in_rounds(second)
+    assert rows.content == expected(log)
+
+
+async def _write_in_rounds(process: Process) -> None:
+    for _ in range(ROUNDS):
+        await process.write()
+
+
+async def test_rows_of_an_earlier_release_are_removed_and_those_of_a_later_one_are_left() -> None:
+    log, rows = many_made(), Rows()
+    old = Checkpoint(SCHEMA - 1, position=log[-1][0] + 100)
+    rows.save({"status.gone": b"{}", CHECKPOINT: encode_checkpoint(old)}, 0)
+    await all_written(rows, log)
+    assert rows.content == expected(log)
+
+    new = encode_checkpoint(Checkpoint(SCHEMA + 1, position=1))
+    revision = rows.checkpoint()[1]
+    rows.save({CHECKPOINT: new}, revision)
+    stored = dict(rows.content)
+    await all_written(rows, log)
+    assert rows.content == stored
+
+
+async def test_damage_that_is_found_late_is_written_where_nothing_else_changed() -> None:
+    log, rows = many_made(), Rows()
+    process = await all_written(rows, log)
+    process.store.is_watched = False  # a rebuild does not know of it
+    position, event = log[3]
+    process.find(LogDamage("Changed", position, 1, "a", "b", event.subject))
+    await process.write()
+    models = restore(rows.content)
+    assert models.position == log[-1][0]
+    assert list(models.damage) == [event.subject]
+    assert models.status[event.subject].reason == LOG_DAMAGED
+
+
+async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caught_up() -> None:
+    log, rows = many_made(), Rows()
+    lagging = Process(rows, log)
+    await lagging.start()
+    await lagging.fold(len(log) // 2)
+    await all_written(rows, log)
+    lagging.store.is_watched = False
+    position, event = log[3]
+    lagging.find(LogDamage("Changed", position, 1, "a", "b", event.subject))
+    await lagging.write()
+    assert not restore(rows.content).damage, "older rows would come with it"
+    await lagging.fold(len(log))
+    for _ in range(ROUNDS):
+        await lagging.write()
+    assert list(restore(rows.content).damage) == [event.subject]
+
+
+async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops() -> None:
+    log = many_made()
+    last = log[len(log) // 2][0]
+    newest = {ShapeKey.parse(event.subject): at for at, event in log if at <= last}
+    rows = Rows()
+    await all_written(rows, log)
+    lost: list[set[str]] = []
+    for _ in range(MANY):
+        store = WatchedRows(rows, log)
+        store.is_watched = False
+        store.trouble = {2: Stopped()}
+        models = await load_models(store)
+        for damage in models.lost(newest):
+            models.mark_damage(damage)
+        models.note_lost_end(last)
+        lost.append(set(models.damage))
+        try:
+            await Projector(models, store).flush()
+        except Stopped:
+            continue
+        break
+    assert all(each == lost[0] for each in lost), "what was found once is found again, or known"
+    stored = restore(rows.content)
+    assert stored.damage.keys() == lost[0]
+    assert len(lost) > 1
+    assert (stored.position, stored.losses) == (last, 1)
+    assert (await load_models(WatchedRows(rows, log))).position == last
+
+
+async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(projector_module, "_RETRY_SECONDS", 0.01)
+    log, rows = many_made(), Rows()
+    store = WatchedRows(rows, log)
+    store.trouble = {step: BusUnavailableError("no answer") for step in range(10_000)}
+    models = await load_models(store)
+    projector = Projector(models, store)
+    async with asyncio.timeout(60):
+        running = asyncio.ensure_future(projector.run())
+        for position, event in log:
+            projector.apply(position, event)
+            await projector.has_room()
+        store.trouble = {}
+        while rows.content != expected(log):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_no_more_is_folded_than_can_be_written() -> None:
+    log, rows = many_made(), Rows()
+    store = WatchedRows(rows, log)
+    store.rows_at_once = 1
+    models = await load_models(store)
+    projector = Projector(models, store)
+    for position, event in log:
+        projector.apply(position, event)
+    waiting = asyncio.ensure_future(projector.has_room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    running = asyncio.ensure_future(projector.run())
+    async with asyncio.timeout(60):
+        await waiting
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert rows.content == expected(log)

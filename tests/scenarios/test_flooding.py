@@ -1,0 +1,39 @@
+"""Scenario 32: a tenant floods, another one declares, and converges as if the first were not."""
+
+from __future__ import annotations
+
+from events.names import ShapeKey
+from events.subjects import intake
+from infra.bus.streams import MAX_UNACKNOWLEDGED
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish_in_batches
+from tests.scenarios.harness import World, manifest
+
+PATIENCE_SECONDS = 300.0
+SUBJECTS = 30
+A_SUBJECT = MAX_UNACKNOWLEDGED // 4
+NAMES = [f"n{number}" for number in range(20)]
+
+
+async def test_scenario_32_a_tenant_that_floods_the_intake_with_rubbish_delays_nobody_for_long(
+    world: World,
+) -> None:
+    """15,000 messages over all partitions, some of which fit none."""
+    hostile = [ShapeKey("hostile", "Shape", f"x{number}") for number in range(SUBJECTS)]
+    subjects = [*(intake("desired", key) for key in hostile), "rec.nothing.hostile"]
+    rubbish = [OutgoingMessage(subject, b"not JSON") for subject in subjects * A_SUBJECT]
+    results = await publish_in_batches(world.nc, rubbish)
+    assert not [each for each in results if isinstance(each, Exception)]
+
+    await world.declare_all([manifest(name) for name in NAMES])
+    for name in NAMES:
+        told = await world.client.wait_for(
+            f"default/Shape/{name}", generation=1, timeout_seconds=PATIENCE_SECONDS
+        )
+        assert told.outcome == "Converged"
+
+    async def is_all_told() -> bool:
+        return len(await world.dead_letters()) == len(rubbish)
+
+    await world.until(is_all_told, "each has its dead letter", seconds=PATIENCE_SECONDS)
+    assert await world.human.effects() == ["POST"] * len(NAMES)

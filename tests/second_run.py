@@ -1,0 +1,107 @@
+"""What failed is run once more, alone: what passes then is flaky, and is listed by name.
+
+A pytest plugin, for `./run test` only. Flaky tests do not make the run fail; the list of them is
+there to be worked off. Failures that are no chance (collection errors, dozens at once) stand, and
+so does the end of a run that somebody stopped.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+MAX_TESTS: Final = 20  # more than that fail for a reason, and alone they would take for ever
+_PASSED_FILE: Final = "--write-passed"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "Of the second run: write the ids of what passed into this file."
+    parser.addoption(_PASSED_FILE, metavar="FILE", type=Path, default=None, help=help_text)
+
+
+@pytest.hookimpl(trylast=True)  # the workers of xdist have ended by then: alone is alone
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    reporter: pytest.TerminalReporter | None = session.config.pluginmanager.get_plugin(
+        "terminalreporter"
+    )
+    assert reporter is not None
+    written: Path | None = session.config.getoption(_PASSED_FILE)
+    if written is not None:
+        written.write_text("\n".join(_ids(reporter, "passed") - _failed(reporter)))
+        return
+    was_stopped = session.shouldfail or session.shouldstop
+    failed = _failed(reporter)
+    if exitstatus != pytest.ExitCode.TESTS_FAILED or was_stopped or not failed:
+        return
+    if len(failed) > MAX_TESTS:
+        reporter.write_line(f"\n{len(failed)} tests failed: too many to run them once more")
+        return
+    _call_flaky(reporter, _passed_alone(session.config, sorted(failed)))
+    if not reporter.stats.get("failed") and not reporter.stats.get("error"):
+        session.exitstatus = pytest.ExitCode.OK
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: after pytest's own summary
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    yield
+    flaky: list[pytest.TestReport] = terminalreporter.stats.get("flaky", [])
+    if not flaky:
+        return
+    terminalreporter.section("failed, and passed when run once more, alone")
+    for report in flaky:
+        terminalreporter.section(report.nodeid, "_")
+        report.toterminal(terminalreporter.config.get_terminal_writer())
+        for name, content in report.sections:
+            terminalreporter.section(name, "-")
+            terminalreporter.line(content)
+    terminalreporter.section("flaky tests")
+    for report in flaky:
+        terminalreporter.line(f"flaky: {report.nodeid}")
+
+
+def _ids(reporter: pytest.TerminalReporter, *outcomes: str) -> set[str]:
+    """Return the ids of the tests, not of modules, that have such a report."""
+    reports = [report for outcome in outcomes for report in reporter.stats.get(outcome, [])]
+    return {report.nodeid for report in reports if isinstance(report, pytest.TestReport)}
+
+
+def _failed(reporter: pytest.TerminalReporter) -> set[str]:
+    return _ids(reporter, "failed", "error")
+
+
+def _passed_alone(config: pytest.Config, ids: list[str]) -> set[str]:
+    """Run tests one after the other, in a process of their own; return those that pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "passed"
+        command = [sys.executable, "-m", "pytest", "-p", __name__, "--numprocesses=0", "--quiet"]
+        command += [f"{_PASSED_FILE}={written}", f"--rootdir={config.rootpath}"]
+        command += ["-c", str(config.inipath)] if config.inipath is not None else []
+        capture = config.pluginmanager.get_plugin("capturemanager")
+        assert capture is not None
+        with capture.global_and_fixture_disabled():
+            print(f"\n\nrun once more, alone: {len(ids)} failed", flush=True)
+            try:
+                subprocess.run([*command, *ids], cwd=config.rootpath, check=False)
+            except KeyboardInterrupt:
+                print("\nstopped: what failed stands")
+                return set()
+        return set(written.read_text().splitlines()) & set(ids) if written.exists() else set()
+
+
+def _call_flaky(reporter: pytest.TerminalReporter, ids: set[str]) -> None:
+    """Count each of the tests once, as flaky; its first failure is the one to be shown."""
+    failures = [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]
+    first = {each.nodeid: each for each in reversed(failures) if each.nodeid in ids}
+    for outcome in ("passed", "failed", "error"):
+        reports = reporter.stats.get(outcome, [])
+        reporter.stats[outcome] = [each for each in reports if each.nodeid not in ids]
+    if first:
+        reporter.stats["flaky"] = [first[nodeid] for nodeid in sorted(first)]

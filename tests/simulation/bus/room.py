@@ -1,0 +1,25 @@
+"""How much a stream still takes: without limit, or so many messages, as ``max_msgs`` does it."""
+
+from __future__ import annotations
+
+from infra.jetstream.errors import StreamFullError
+
+
+class Room:
+    """The room of one stream."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._left: int | None = None
+
+    def leave(self, messages: int | None) -> None:
+        """Let the stream take so many more messages; None for no limit."""
+        self._left = messages
+
+    def take(self, messages: int = 1) -> None:
+        """Take room for all of so many messages, or for none: raises ``StreamFullError``."""
+        if self._left is None:
+            return
+        if messages > self._left:
+            raise StreamFullError(f"stream {self._stream} takes no more: maximum messages exceeded")
+        self._left -= messages
