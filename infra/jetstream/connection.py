@@ -147,7 +147,7 @@ class _Hearing:
             self._look = asyncio.ensure_future(self._look_into_it())
 
     async def _look_into_it(self) -> None:
-        if await _hears(self._client):
+        if await _is_answered(self._client):
             self._pause = _LOOK_PAUSE_SECONDS
         elif self._client.is_connected:  # else it is being repaired
             await self._compare()
@@ -161,7 +161,7 @@ class _Hearing:
             _log.warning("bus connection %s: no answers, and no other: %s", self._name, error)
             return
         try:
-            is_answered = await _hears(another)
+            is_answered = await _is_answered(another)
         finally:
             await close(another)
         if not is_answered:
@@ -183,12 +183,18 @@ def _is_about_our_key(text: str) -> bool:
     return is_refusal(text) and "timeout" not in text.lower()
 
 
-async def _hears(client: Client) -> bool:
-    """Whether any answer comes to a question that everybody may ask."""
-    asked = time.monotonic()
-    with contextlib.suppress(nats.errors.Error, OSError):  # no answer, or one that is an error
-        await client.request("$JS.API.INFO", timeout=_HEARING_SECONDS)
-    return isinstance(client, FastClient) and client.answered >= asked
+async def _is_answered(client: Client) -> bool:
+    """Whether JetStream answers on a connection, if only that we may not ask.
+
+    Answers of any other kind prove nothing: they take another way through the server.
+    """
+    try:
+        await request(client, "$JS.API.INFO", b"", timeout=_HEARING_SECONDS)
+    except BusUnavailableError:
+        return False
+    except BusError:
+        return True
+    return True
 
 
 async def connect(

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import re
 import ssl
-import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -141,7 +140,6 @@ async def request(
         MessageTooLargeError: longer than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
-    asked = time.monotonic()
     async with ended_by_denial(nc, (subject,)):
         with bus_errors(f"request to {subject}"):
             try:
@@ -150,7 +148,7 @@ async def request(
                 )
             except nats.errors.TimeoutError:
                 if isinstance(nc, FastClient):
-                    nc.note_silence(asked)
+                    nc.note_silence()
                 raise
 
 
@@ -297,7 +295,6 @@ class FastClient(Client):
         super().__init__()
         self.when_lost: set[Callable[[], None]] = set()
         self.when_silent: Callable[[], None] | None = None
-        self.answered = 0.0  # when the last answer to any request came
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
@@ -306,11 +303,35 @@ class FastClient(Client):
         """Give the error that a denial means, with our user's name."""
         return denial.error(str(self.identity or "(unknown)"))
 
+    async def _attempt_reconnect(self) -> None:
+        """Reconnect; nats-py's task ends at an error that it does not foresee, and is never missed."""
+        while True:
+            try:
+                return await super()._attempt_reconnect()
+            except Exception as error:  # noqa: BLE001 - else nobody would try again
+                self._status = Client.RECONNECTING
+                await self._error_cb(error)
+                await asyncio.sleep(self.options["reconnect_time_wait"])
+
     async def _connect_to_server(self, s: Srv) -> None:
+        self._forget_last_attempt()
         await super()._connect_to_server(s)
         if type(self._transport) is TcpTransport:  # nats-py takes no transport of ours
             connected, self._transport = self._transport, EndingTransport()
             vars(self._transport).update(vars(connected))
+
+    def _forget_last_attempt(self) -> None:
+        """End what an attempt that failed late has left: its tasks would use the next connection.
+
+        A second reader takes what the handshake waits for, or ends it with an error.
+        """
+        for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
+            task = cast("asyncio.Task[None] | None", self.__dict__[name])
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
@@ -366,14 +387,10 @@ class FastClient(Client):
         """Whether the server says that it is part of a cluster."""
         return bool(self._server_info.get("cluster"))
 
-    def note_silence(self, asked: float) -> None:
-        """Take note that what was asked then has no answer: it matters if nothing else had one."""
-        if self.when_silent is not None and self.is_connected and self.answered < asked:
+    def note_silence(self) -> None:
+        """Take note that a request has no answer."""
+        if self.when_silent is not None and self.is_connected:
             self.when_silent()
-
-    async def _request_sub_callback(self, msg: Msg) -> None:
-        self.answered = time.monotonic()
-        await super()._request_sub_callback(msg)
 
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.

@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats.errors
 import pytest
 from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
@@ -21,7 +22,7 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
-from infra.jetstream.wire import request, subscribe, write
+from infra.jetstream.wire import EndingTransport, request, subscribe, write
 from tests.faults.tcp_proxy import proxied
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
@@ -196,14 +197,7 @@ async def test_a_connection_that_hears_nothing_is_made_anew(
     with pytest.raises(BusUnavailableError, match="no answer in time"):
         await api_request(client, "INFO", None, timeout=0.3)
 
-    async def is_answered() -> bool:
-        try:
-            await api_request(client, "INFO", None, timeout=1)
-        except BusUnavailableError:
-            return False
-        return True
-
-    await until(is_answered)
+    await until(lambda: is_answered(client))
     assert "no answers, but another connection has them: connecting anew" in caplog.text
     assert client.stats["reconnects"] == 1
     await client.close()
@@ -232,3 +226,52 @@ async def test_a_server_that_stands_still_is_not_troubled_with_reconnections(
     assert caplog.text.count("no answers") == 1  # and the next look is some seconds later
     await client.close()
     await server.stop()
+
+
+async def test_a_reconnection_that_fails_in_an_unforeseen_way_is_tried_again(
+    own_server: EmbeddedServer, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nc = await connected(own_server)
+    failures = [RuntimeError("another coroutine is already waiting for incoming data")]
+    readline = EndingTransport.readline
+
+    async def fail_once(self: EndingTransport) -> bytes:
+        if failures:
+            raise failures.pop()
+        return await readline(self)
+
+    monkeypatch.setattr(EndingTransport, "readline", fail_once)
+    await nc.force_reconnect()
+    await until(lambda: is_answered(nc))
+    assert not failures
+
+
+async def test_a_reconnection_that_fails_late_leaves_nobody_who_reads_the_next_one(
+    own_server: EmbeddedServer, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two readers of one socket: one of them fails, or takes the answer that the other awaits."""
+    nc = await connected(own_server)
+    failures = [nats.errors.FlushTimeoutError()]
+    flush = Client.flush
+
+    async def fail_once(self: Client) -> None:
+        if failures:
+            raise failures.pop()
+        await flush(self)
+
+    monkeypatch.setattr(Client, "flush", fail_once)
+    await nc.force_reconnect()
+    await until(lambda: is_answered(nc))
+    assert not failures
+    tasks = [str(task.get_coro()) for task in asyncio.all_tasks()]
+    for each in ("_read_loop", "_ping_interval", "_flusher"):
+        assert sum(f"Client.{each}" in task for task in tasks) == 1, each
+
+
+async def is_answered(nc: Client) -> bool:
+    """Whether JetStream answers soon."""
+    try:
+        await api_request(nc, "INFO", None, timeout=1)
+    except BusUnavailableError:
+        return False
+    return True
