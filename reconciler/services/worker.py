@@ -45,6 +45,7 @@ from reconciler.ports import (
 from reconciler.provider import Effect, Provider
 from reconciler.services.api_gate import ApiGate, TurnedAwayError
 from reconciler.services.api_gates import ApiGates
+from reconciler.services.call_slots import CallSlots
 from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import is_too_long
@@ -97,7 +98,7 @@ class Worker:
         self._to_take_from = configurations.names
         self._taking_changed = asyncio.Event()
         configurations.listen(self._configuration_changed)
-        self._slots: dict[str, tuple[int, asyncio.Semaphore]] = {}
+        self._slots: dict[str, CallSlots] = {}
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
         self._lapsed: set[int] = set()
@@ -151,7 +152,7 @@ class Worker:
         try:
             effect, error = None, _turned_away(gate, action)
             if error is None:
-                async with self._slot(action.provider_config):
+                async with self._slots_of(action.provider_config).taken():
                     old = self._may_be_old(delivery)
                     if old and await self._is_settled(delivery, action, attempt):
                         await self._let_go_of_settled(delivery)
@@ -243,12 +244,12 @@ class Worker:
             if stored.position > delivery.position
         )
 
-    def _slot(self, config_name: str) -> asyncio.Semaphore:
+    def _slots_of(self, config_name: str) -> CallSlots:
         most = self._calls_at_once(config_name)
-        slot = self._slots.get(config_name)
-        if slot is None or slot[0] != most:
-            slot = self._slots[config_name] = (most, asyncio.Semaphore(most))
-        return slot[1]
+        slots = self._slots.get(config_name)
+        if slots is None or slots.most != most:
+            slots = self._slots[config_name] = CallSlots(most, self._clock)
+        return slots
 
     # --- results and leases
 
