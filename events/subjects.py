@@ -60,6 +60,16 @@ def stored_intake_filter(what: Intake, key: ShapeKey) -> str:
     return f"in.*.{what}.{key.tokens}"
 
 
+def every_stored_intake(what: Intake) -> str:
+    """All that the intake has of one sort."""
+    return f"in.*.{what}.>"
+
+
+def stored_tokens(subject: str) -> str:
+    """Give the part of ``in.<partition>.<what>.<ns>.<kind>.<name>`` that names the shape."""
+    return subject.split(".", 3)[-1]
+
+
 def snapshot(provider_config: str, kind: str, snapshot_id: str) -> str:
     """Where an observer publishes what it sees of a scope."""
     return f"snapshot.{provider_config}.{kind}.{snapshot_id}"

@@ -7,7 +7,7 @@ services answer them by doing the same again, which is safe (invariants 3 and 5)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import NamedTuple, Protocol
@@ -184,8 +184,13 @@ class IntakeReader(Protocol):
         """Read what was declared of the same shapes after these, to look at and not to ack."""
         ...
 
-    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read all declarations of these shapes that the intake still has, to look at."""
+    async def declarations_of(
+        self, known: Mapping[ShapeKey, Collection[int]]
+    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
+        """Read all declarations of these shapes that the intake still has, to look at.
+
+        Where it has none but those at the positions that are known, the shape may be left out.
+        """
         ...
 
     async def close(self) -> None:

@@ -26,7 +26,6 @@ from events.manifest import PROVIDER_CONFIG_KIND
 from events.subjects import DISCARDED, HANDLED, deadletter, deadletter_filter, namespace_of
 from infra.bus.streams import DEAD_LETTERS_PER_NAMESPACE, DEADLETTERS, RATES
 from infra.jetstream.append import append
-from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError, StreamFullError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
@@ -36,6 +35,7 @@ from infra.jetstream.reads import (
     last_from_leader,
     read_subject,
     stream_state,
+    subject_counts,
 )
 from reconciler.ports import DeadLetter
 
@@ -189,14 +189,8 @@ async def _share_out(
 
 async def _used_bytes(nc: Client, namespace: str) -> int:
     """Give what a namespace's letters are charged: at most twice what they take, never less."""
-    used, seen, total = 0, 0, 1
-    while seen < total:
-        question = {"subjects_filter": deadletter_filter(namespace), "offset": seen}
-        info = await api_request(nc, f"STREAM.INFO.{DEADLETTERS}", question)
-        page: dict[str, int] = info["state"].get("subjects") or {}
-        used += sum(int(subject.split(".")[_SIZE_TOKEN]) * page[subject] for subject in page)
-        seen, total = seen + len(page), info.get("total", 0) if page else 0
-    return used
+    letters = (await subject_counts(nc, DEADLETTERS, deadletter_filter(namespace))).counts
+    return sum(int(subject.split(".")[_SIZE_TOKEN]) * letters[subject] for subject in letters)
 
 
 def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, cast
 
@@ -11,7 +11,12 @@ from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.names import ShapeKey
-from events.subjects import REPLY_HEADER, stored_intake_filter
+from events.subjects import (
+    REPLY_HEADER,
+    every_stored_intake,
+    stored_intake_filter,
+    stored_tokens,
+)
 from events.subjects import intake as intake_subject
 from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import (
@@ -29,6 +34,7 @@ from infra.jetstream.reads import (
     last_for_subjects,
     read_subject,
     stream_state,
+    subject_counts,
 )
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 
@@ -37,6 +43,7 @@ _REPLY_PREFIX: Final = "_INBOX"
 _BATCH_FROM: Final = 16
 _MOST_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
+_MOST_COUNTED_ALONE: Final = 8  # of more shapes, one answer with all subjects is cheaper
 
 
 class JetStreamIntakeWriter:
@@ -101,17 +108,45 @@ class JetStreamIntakeReader:
         newest = {one.subject: one for one in await last_for_subjects(self._nc, INTAKE, subjects)}
         return [await self._newer(each, newest.get(each.subject)) for each in deliveries]
 
-    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read all declarations of these shapes that the intake still has, to look at."""
-        found: list[list[IntakeDelivery]] = []
+    async def declarations_of(
+        self, known: Mapping[ShapeKey, Collection[int]]
+    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
+        """Read all declarations of these shapes that the intake still has, to look at.
+
+        It counts before it reads: most shapes have none but those at the positions that are known.
+        """
+        keys = await self._with_unknown_declarations(known)
+        found: dict[ShapeKey, Sequence[IntakeDelivery]] = {}
         for start in range(0, len(keys), _READS_AT_ONCE):
-            reads = [
-                read_subject(self._nc, INTAKE, stored_intake_filter("desired", key))
-                for key in keys[start : start + _READS_AT_ONCE]
-            ]
-            read = await asyncio.gather(*reads)
-            found += [[_looked_at(each) for each in messages] for messages in read]
+            some = keys[start : start + _READS_AT_ONCE]
+            subjects = [stored_intake_filter("desired", key) for key in some]
+            read = await asyncio.gather(
+                *(read_subject(self._nc, INTAKE, subject) for subject in subjects)
+            )
+            for key, messages in zip(some, read, strict=True):
+                found[key] = [_looked_at(each) for each in messages]
         return found
+
+    async def _with_unknown_declarations(
+        self, known: Mapping[ShapeKey, Collection[int]]
+    ) -> Sequence[ShapeKey]:
+        filters = [stored_intake_filter("desired", key) for key in known]
+        if len(filters) > _MOST_COUNTED_ALONE:
+            filters = [every_stored_intake("desired")]
+        answers = await asyncio.gather(
+            *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
+        )
+        counts = {
+            stored_tokens(subject): count
+            for answer in answers
+            for subject, count in answer.counts.items()
+        }
+        oldest = max(answer.first_seq for answer in answers)  # what is gone counts as not known
+        return [
+            key
+            for key, positions in known.items()
+            if counts.get(key.tokens, 0) > sum(each >= oldest for each in set(positions))
+        ]
 
     async def _newer(
         self, delivery: IntakeDelivery, newest: StoredMessage | None

@@ -4,7 +4,7 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from nats.aio.client import Client
@@ -73,6 +73,13 @@ class StoredMessage(msgspec.Struct, frozen=True):
         """When the server stored it, to the microsecond."""
         seconds, nanoseconds = divmod(self.time_ns, 1_000_000_000)
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1_000)
+
+
+class SubjectCounts(NamedTuple):
+    """How many messages each subject of a stream has; `first_seq` is the oldest sequence kept."""
+
+    first_seq: int
+    counts: Mapping[str, int]
 
 
 class StreamState(msgspec.Struct, frozen=True):
@@ -263,6 +270,25 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
         config=info["config"],
         created=info["created"],
     )
+
+
+async def subject_counts(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
+    """Count the messages of each subject under a filter, from the server's index: nothing is read.
+
+    Raises:
+        NotFoundOnBusError: the stream doesn't exist.
+        BusUnavailableError: no answer.
+    """
+    counts: dict[str, int] = {}
+    total, first_seq = 1, 0
+    while len(counts) < total:
+        question = {"subjects_filter": subject_filter, "offset": len(counts)}
+        info = await api_request(nc, f"STREAM.INFO.{stream}", question)
+        first_seq = first_seq or info["state"]["first_seq"]
+        page: dict[str, int] = info["state"].get("subjects") or {}
+        counts |= page
+        total = info.get("total", 0) if page else 0
+    return SubjectCounts(first_seq, counts)
 
 
 class _Answers:

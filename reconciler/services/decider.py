@@ -61,6 +61,7 @@ _FRESH_SECONDS = 2.0
 """Less than the bus waits before another decider is given the partition."""
 
 _MOST_DELIVERIES = 5
+_DECLARES = (Declared, Withdrawn)
 _UNUSABLE = ("Invalid", "UnknownKind")
 
 _logger = structlog.get_logger(__name__)
@@ -79,7 +80,7 @@ class _Work:
         return [
             delivery
             for delivery, command in zip(self.deliveries, self.commands, strict=False)
-            if isinstance(command.data, (Declared, Withdrawn))
+            if isinstance(command.data, _DECLARES)
         ]
 
     @property
@@ -103,6 +104,12 @@ class _Decided:
     work: _Work
     base: KeptShape
     turn: Turn
+
+    @property
+    def known_declarations(self) -> set[int]:
+        """Where the intake has what this turn knows: its own, and that of the generation before."""
+        own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARES)}
+        return own | {self.base.state.declared_position}
 
     @property
     def commit(self) -> Commit:
@@ -325,9 +332,11 @@ class Decider:
         doubtful = {each.key: each for each in decided if each.turn.doubtful}
         if not doubtful:
             return list(decided)
-        declared = await self._reader.declarations_of(list(doubtful))
-        for each, messages in zip(doubtful.values(), declared, strict=True):
-            each.work.commands[:] = placed(each.work.commands, messages)
+        declared = await self._reader.declarations_of(
+            {key: each.known_declarations for key, each in doubtful.items()}
+        )
+        for key, each in doubtful.items():
+            each.work.commands[:] = placed(each.work.commands, declared.get(key, ()))
         again = self._take_turns(
             {key: each.work for key, each in doubtful.items()},
             {key: each.base for key, each in doubtful.items()},

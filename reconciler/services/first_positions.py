@@ -16,18 +16,19 @@ from reconciler.shape.inputs import Command
 def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
     """Give each declaration of a shape the position where its source and id stood first.
 
-    ``declared`` are the shape's declarations that the intake still has, in its order.
+    ``declared`` are the shape's declarations that the intake still has, besides these.
     """
-    first: dict[tuple[str, str], int] = {}
+    known = list(commands)
     for message in declared:
         with contextlib.suppress(ValueError):  # a dead letter
-            command = understand(message)[1]
-            first.setdefault((command.actor, command.message_id), command.position)
+            known.append(understand(message)[1])
+    first: dict[tuple[str, str], int] = {}
+    for each in sorted(known, key=lambda command: command.position):
+        first.setdefault((each.actor, each.message_id), each.position)
     return [_placed(command, first) for command in commands]
 
 
 def _placed(command: Command, first: dict[tuple[str, str], int]) -> Command:
     if not isinstance(command.data, (Declared, Withdrawn)):
         return command
-    position = first.get((command.actor, command.message_id), command.position)
-    return replace(command, first_position=min(position, command.position))
+    return replace(command, first_position=first[command.actor, command.message_id])

@@ -1,6 +1,6 @@
 """A decider on the real log: what it guesses without reading is never written when it is wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,9 +55,13 @@ class Bus:
     ) -> Sequence[Sequence[IntakeDelivery]]:
         return [[] for _ in deliveries]
 
-    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+    async def declarations_of(
+        self, known: Mapping[ShapeKey, Collection[int]]
+    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
         self.looks += 1
-        return [[each for each in self.declared if key.tokens in each.subject] for key in keys]
+        return {
+            key: [each for each in self.declared if key.tokens in each.subject] for key in known
+        }
 
     async def close(self) -> None: ...
 

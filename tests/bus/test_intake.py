@@ -8,6 +8,7 @@ from nats.aio.client import Client
 
 from events.intake import Declared, TimerFired, Withdrawn
 from events.manifest import Manifest, Metadata
+from events.names import ShapeKey
 from events.subjects import REPLY_HEADER
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
@@ -130,10 +131,20 @@ async def test_what_was_declared_of_some_shapes_can_be_looked_up(
             IntakeMessageOut("desired", keys[0], Withdrawn(), "second"),
         ]
     )
-    declared = await reader.declarations_of([keys[0], keys[2], keys[1]])
-    ids = [[each.message_id for each in of_one] for of_one in declared]
-    assert ids == [["first", "second"], [], ["of another"]]
-    assert [each.position for each in declared[0]] == sorted(each.position for each in declared[0])
+    nothing_known: dict[ShapeKey, set[int]] = {key: set() for key in keys}
+    declared = await reader.declarations_of(nothing_known)
+    ids = {key: [each.message_id for each in messages] for key, messages in declared.items()}
+    assert ids == {keys[0]: ["first", "second"], keys[1]: ["of another"]}
+
+    first, second = (each.position for each in declared[keys[0]])
+    assert first < second
+    for others in (0, 20):  # few shapes are counted one by one, many at once
+        known = {new_key(): {first} for _ in range(others)} | {
+            keys[0]: {second},
+            keys[1]: {declared[keys[1]][0].position},
+        }
+        assert list(await reader.declarations_of(known)) == [keys[0]]
+    assert not await reader.declarations_of({keys[0]: {first, second}})
 
 
 async def test_trimming_takes_what_is_decided_and_leaves_the_rest(

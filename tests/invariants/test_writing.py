@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -135,8 +135,10 @@ class Inbox:
     ) -> Sequence[Sequence[IntakeDelivery]]:
         return [[] for _ in deliveries]
 
-    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
-        return [[] for _ in keys]
+    async def declarations_of(
+        self, known: Mapping[ShapeKey, Collection[int]]
+    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
+        return {}
 
     async def close(self) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from events.envelope import encode_intake
 from events.names import InvalidNameError, ShapeKey
@@ -303,9 +303,18 @@ class SimulatedIntakeReader:
         stream = self._stream
         return await self._network.ask("read", lambda: [stream.newer(each) for each in deliveries])
 
-    async def declarations_of(self, keys: Sequence[ShapeKey]) -> Sequence[Sequence[IntakeDelivery]]:
+    async def declarations_of(
+        self, known: Mapping[ShapeKey, Collection[int]]
+    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
         stream = self._stream
-        return await self._network.ask("read", lambda: [stream.declared(key) for key in keys])
+        found = await self._network.ask(
+            "read", lambda: {key: stream.declared(key) for key in known}
+        )
+        return {
+            key: messages
+            for key, messages in found.items()
+            if any(each.position not in known[key] for each in messages)
+        }
 
     async def close(self) -> None:
         self._stream.unpin(self._name)
