@@ -2,17 +2,19 @@
 
 import asyncio
 import fcntl
+import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import httpx
 import msgspec
 
 from infra.embedded.binary import find_server_binary
@@ -176,12 +178,7 @@ class EmbeddedServer:
         """Ask the server how it is: nothing if it is well, or has no monitoring, or is away."""
         if not self._monitoring_url:
             return ""
-        try:
-            async with httpx.AsyncClient(timeout=_HEALTH_SECONDS) as http:
-                answer = await http.get(f"{self._monitoring_url}/healthz")
-            return msgspec.json.decode(answer.content, type=_Health).error
-        except (httpx.HTTPError, msgspec.DecodeError):
-            return ""
+        return await asyncio.to_thread(_problem, f"{self._monitoring_url}/healthz")
 
     def pause(self) -> None:
         """Have the server do nothing (SIGSTOP), as a machine that hangs does."""
@@ -213,6 +210,25 @@ class EmbeddedServer:
         if self._process is None:
             raise EmbeddedServerError("this server has not been started: call start() first")
         return self._process
+
+
+def _problem(health_url: str) -> str:
+    """Return what the server says is wrong.
+
+    By the standard library: HTTPX takes 0.3 s of CPU to import, and 26 ms and 0.8 MB a client.
+    """
+    without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as answer:
+            content = answer.read()
+    except urllib.error.HTTPError as error:  # the answer of one that is not well
+        content = error.read()
+    except (OSError, http.client.HTTPException):
+        return ""
+    try:
+        return msgspec.json.decode(content, type=_Health).error
+    except msgspec.DecodeError:
+        return ""
 
 
 def _configuration(folder: Path, port: int, settings: _Settings) -> str:

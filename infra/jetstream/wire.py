@@ -304,7 +304,7 @@ class FastClient(Client):
         return denial.error(str(self.identity or "(unknown)"))
 
     async def _attempt_reconnect(self) -> None:
-        """Reconnect; nats-py's task ends at an error that it does not foresee, and is never missed."""
+        """Reconnect, whatever happens: nats-py's task ends at an error that it does not foresee."""
         while True:
             try:
                 return await super()._attempt_reconnect()

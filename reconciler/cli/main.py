@@ -54,6 +54,9 @@ def _run(tokens: Sequence[str]) -> int:
     except PackageConflictError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
+    from reconciler.cli.spared_imports import import_without_spared  # noqa: PLC0415
+
+    import_without_spared()  # before the first command that imports them
     from cyclopts import CycloptsError  # noqa: PLC0415 - the first page of help needs none of it
 
     from reconciler.cli.app import build_app  # noqa: PLC0415
