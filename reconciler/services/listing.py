@@ -7,7 +7,7 @@ proves that what it does not show is absent (invariant 6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,6 +16,7 @@ from events.intake import LossCount, Observed, SnapshotBegan, StrayCount
 from events.manifest import ProviderConfigSpec, is_within
 from events.names import ShapeKey, name_for_external
 from projections.status import StatusRow
+from reconciler.services.slices import in_slices
 from reconciler.shape.owner_label import OWNER_LABEL, is_of_log
 
 
@@ -86,49 +87,55 @@ class Findings:
     losses: LossCount
 
 
-def observations(
+async def observations(
     snapshot: SnapshotAssembler,
     objects: Mapping[str, ExternalObject],
-    rows: Iterable[StatusRow],
+    rows: Mapping[str, StatusRow],
     config: ProviderConfigSpec,
     log_id: str,
 ) -> Findings:
-    """Compare a complete listing with what the log knows; ``rows`` are of the listing's kind."""
-    began, rows = snapshot.began, list(rows)
-    known = _by_external_name(rows, began.provider_config)
-    taken = {row.key for row in rows if _lives_somewhere(row)}
-    strays = _stray_count(objects, known, config, log_id)
-    losses = _loss_count(objects, known)
+    """Compare a complete listing with what the log knows; ``rows`` are those of all shapes.
+
+    It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may go on
+    meanwhile: what is observed says how old it is, and the shape decides what that proves.
+    """
+    began = snapshot.began
+    known = await _by_external_name(rows, began)
+    strays = await _stray_count(objects, known, config, log_id)
+    losses = await _loss_count(objects, known)
     found: list[tuple[ShapeKey, Observed]] = []
-    for name, each in objects.items():
-        mine = known.get(name)
-        keys = (
-            _interested(each, mine, strays)
-            if mine
-            else [_new_key(name, config.scope.namespace, began, taken)]
-        )
-        found += [(key, _observed(snapshot, name, each, strays)) for key in keys]
+    async for some in in_slices(objects.items()):
+        for name, each in some:
+            mine = known.get(name)
+            keys = (
+                _interested(each, mine, strays)
+                if mine
+                else [_new_key(name, config.scope.namespace, began, rows)]
+            )
+            found += [(key, _observed(snapshot, name, each, strays)) for key in keys]
     doubtful: list[StatusRow] = []
-    for name, mine in known.items():
-        if name in objects or not name.startswith(began.prefix or ""):
-            continue
-        for row in mine:
-            if not row.observed_digest or row.action_id:
+    async for some in in_slices(known.items()):
+        for name, mine in some:
+            if name in objects or not name.startswith(began.prefix or ""):
                 continue
-            if began.labels or row.listing_disproved:
-                doubtful.append(row)
-            else:
-                found.append((row.key, _observed(snapshot, name, None, strays, losses)))
+            for row in mine:
+                if not row.observed_digest or row.action_id:
+                    continue
+                if began.labels or row.listing_disproved:
+                    doubtful.append(row)
+                else:
+                    found.append((row.key, _observed(snapshot, name, None, strays, losses)))
     return Findings(found, doubtful, losses)
 
 
-def _by_external_name(
-    rows: Iterable[StatusRow], provider_config: str
+async def _by_external_name(
+    rows: Mapping[str, StatusRow], began: SnapshotBegan
 ) -> dict[str, list[StatusRow]]:
     known: dict[str, list[StatusRow]] = {}
-    for row in rows:
-        if row.provider_config == provider_config:
-            known.setdefault(row.external_name, []).append(row)
+    async for some in in_slices(list(rows.values())):
+        for row in some:
+            if row.provider_config == began.provider_config and row.kind == began.kind:
+                known.setdefault(row.external_name, []).append(row)
     return known
 
 
@@ -138,7 +145,7 @@ def _lives_somewhere(row: StatusRow) -> bool:
 
 
 def _new_key(
-    name: str, namespace: str, began: SnapshotBegan, taken: Container[ShapeKey]
+    name: str, namespace: str, began: SnapshotBegan, rows: Mapping[str, StatusRow]
 ) -> ShapeKey:
     """Name the shape of an object that nobody knows.
 
@@ -146,7 +153,8 @@ def _new_key(
     to what is seen of this one, or take turns with it.
     """
     key = ShapeKey(namespace, began.kind, name_for_external(name))
-    if key not in taken:
+    of_that_name = rows.get(str(key))
+    if of_that_name is None or not _lives_somewhere(of_that_name):
         return key
     return ShapeKey(namespace, began.kind, name_for_external(name, began.provider_config))
 
@@ -169,7 +177,7 @@ def _may_pass_now(row: StatusRow, strays: StrayCount | None) -> bool:
     return held and strays is not None and (strays.strays, strays.total) != (row.strays, row.total)
 
 
-def _stray_count(
+async def _stray_count(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
     config: ProviderConfigSpec,
@@ -179,13 +187,16 @@ def _stray_count(
     is_ours = _claimed_by(config, log_id)
     if is_ours is None:
         return None
-    ours = [name for name, each in objects.items() if is_ours(each)]
-    strays = sum(
-        1
-        for name in ours
-        if not any(row.declared or row.owned or row.action_id for row in known.get(name, ()))
-    )
-    return StrayCount(strays, len(ours))
+    strays, total = 0, 0
+    async for some in in_slices(objects.items()):
+        ours = [name for name, each in some if is_ours(each)]
+        total += len(ours)
+        strays += sum(
+            1
+            for name in ours
+            if not any(row.declared or row.owned or row.action_id for row in known.get(name, ()))
+        )
+    return StrayCount(strays, total)
 
 
 def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
@@ -202,11 +213,15 @@ def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalOb
     return None
 
 
-def _loss_count(
+async def _loss_count(
     objects: Mapping[str, ExternalObject], known: Mapping[str, Sequence[StatusRow]]
 ) -> LossCount:
-    owned = [name for name, rows in known.items() if any(row.owned for row in rows)]
-    return LossCount(sum(1 for name in owned if name not in objects), len(owned))
+    missing, total = 0, 0
+    async for some in in_slices(known.items()):
+        owned = [name for name, rows in some if any(row.owned for row in rows)]
+        total += len(owned)
+        missing += sum(1 for name in owned if name not in objects)
+    return LossCount(missing, total)
 
 
 def _observed(

@@ -235,8 +235,8 @@ class Observer:
         if config is None:
             raise SnapshotRefusedError("its ProviderConfig was withdrawn meanwhile")
         check_scope(began, config)
-        rows = [row for row in self._models.status.values() if row.kind == began.kind]
-        findings = observations(snapshot, objects, rows, config, self._log_id)
+        rows = self._models.status
+        findings = await observations(snapshot, objects, rows, config, self._log_id)
         seen = findings.observed
         for row in findings.doubtful:
             with self._gates.of(began.provider_config).calls(began.provider_config):
@@ -245,6 +245,8 @@ class Observer:
         if len(found) < len(seen):
             letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
             await tell_too_long(self._sink, letters)
+        if self._configurations.by_name.get(began.provider_config) != config:
+            raise SnapshotRefusedError("its ProviderConfig was changed meanwhile")
         reach(Failpoint.OBSERVER_LISTED)
         age = self._age(snapshot)
         await self._intake.publish(

@@ -22,6 +22,7 @@ from reconciler.services.configurations import Configurations
 from reconciler.services.listing import SnapshotRefusedError
 from reconciler.services.observer import Observer
 from reconciler.services.providers import ProviderPool
+from reconciler.services.slices import SLICE
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 
@@ -66,6 +67,7 @@ class Intake:
     def __init__(self) -> None:
         self.observed: dict[ShapeKey, Observed] = {}
         self.came = asyncio.Event()
+        self.position_asked = asyncio.Event()
         self.position = 1
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
@@ -75,6 +77,7 @@ class Intake:
             self.came.set()
 
     async def last_position(self) -> int:
+        self.position_asked.set()
         return self.position
 
 
@@ -189,3 +192,37 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
     finally:
         watching.cancel()
     assert api.listings > 1
+
+
+async def test_others_go_on_while_a_long_listing_is_compared() -> None:
+    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        going_on = tasks.create_task(others())
+        await stage.observer.list_once("default", "Shape")
+        going_on.cancel()
+    assert turns >= 10, "at least once for each slice"
+
+
+async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_further() -> None:
+    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
+
+    async def narrow() -> None:
+        await stage.intake.position_asked.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        narrower = replace(EXCLUSIVE, scope=Scope(mode="Exclusive", prefix="y-"))
+        stage.configurations.by_name["default"] = narrower
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(narrow())
+        with pytest.raises(SnapshotRefusedError, match="changed meanwhile"):
+            await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
