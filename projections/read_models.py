@@ -144,7 +144,11 @@ class OutdatedRowsError(ValueError):
 
 
 class ReadModels:
-    """Status, ownership and fleet, as of one position of the log."""
+    """Status, ownership and fleet, as of one position of the log.
+
+    ``swept`` names the shapes that a sweep has to look at, as the keys of a dictionary: sets have
+    another order in each process.
+    """
 
     def __init__(self) -> None:
         self.position = 0
@@ -155,6 +159,7 @@ class ReadModels:
         self._dirty: dict[str, None] = {}
         self._dirty_damage: dict[str, None] = {}
         self._dirty_ownership: dict[str, None] = {}
+        self.swept: dict[str, None] = {}
         self._fleet = _FleetCounts()
         self._taken = NOTHING
 
@@ -189,10 +194,17 @@ class ReadModels:
                 self._fleet.move(row, before, after)
             if after is None:
                 del self.status[name]
+            self._note_swept(name, row, is_there=after is not None)
         self._dirty[name] = None
         if type(event.data) in OWNERSHIP_EVENTS:
             self._apply_to_ownership(name, position, event)
         return row
+
+    def _note_swept(self, name: str, row: StatusRow, *, is_there: bool) -> None:
+        if is_there and row.is_swept:
+            self.swept[name] = None
+        else:
+            self.swept.pop(name, None)
 
     def _add_row(self, name: str) -> StatusRow:
         row = self.status[name] = _new_row(name)
@@ -211,6 +223,7 @@ class ReadModels:
             before = _standing(row)
             row.hold_for_damage(damage)
             self._fleet.move(row, before, _standing(row))
+            self._note_swept(name, row, is_there=True)
             self._dirty[name] = None
 
     def show_damage_again(self) -> None:
@@ -300,8 +313,9 @@ class ReadModels:
     def take_up(self, checkpoint: Checkpoint) -> None:
         """Take the rows that are here for those of a checkpoint."""
         self.position, self.losses = checkpoint.position, checkpoint.losses
-        for row in self.status.values():
+        for name, row in self.status.items():
             self._fleet.move(row, None, _standing(row))
+            self._note_swept(name, row, is_there=True)
         self._forget_changes()
 
     def _status_bytes(self, name: str) -> bytes | None:

@@ -131,6 +131,11 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
             or self.finalizers
         )
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether a sweep has to look at it: it waits, is held, refers or is referred to."""
+        return self.outcome == "Held" or bool(self.retry_at or self.target or self.references)
+
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the shape is held: its history must not be folded any further."""
         self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)

@@ -11,35 +11,35 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from events.intake import Referenced, TargetSeen, Unreferenced
-from events.manifest import SHAPE_REF_KIND
 from events.names import ShapeKey
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 
 
 def reference_messages(
-    rows: Iterable[StatusRow], damaged: Container[str] = ()
+    concerned: Iterable[StatusRow],
+    every_row: Mapping[str, StatusRow],
+    damaged: Container[str] = (),
 ) -> list[IntakeMessageOut]:
-    """Give what is still to be told about references, from the rows of the whole fleet.
+    """Give what is still to be told about references.
 
-    Nothing is told to or about the ``damaged``, whose rows are left out: what cannot be read may
-    still be declared, and a target that was kept for it would be let go.
+    ``concerned`` are the rows of those that refer, or know that they are referred to. Nothing is
+    told to or about the ``damaged``: what cannot be read may still be declared, and a target that
+    was kept for it would be let go.
     """
-    by_name = {
-        str(row.key): row for row in rows if _is_concerned(row) and str(row.key) not in damaged
-    }
-    wanted = _wanted(by_name)
-    messages = [*_to_references(by_name, damaged)]
+    rows = [row for row in concerned if str(row.key) not in damaged]
+    wanted = _wanted(rows)
+    messages = [*_to_references(rows, every_row, damaged)]
     for target, references in wanted.items():
         if target in damaged:
             continue
-        row = by_name.get(target)
+        row = every_row.get(target)
         known = {} if row is None else row.references
         for by, reference in references.items():
             if known.get(by) != reference.on_withdrawal:
                 messages.append(_add(target, by, reference, 0 if row is None else row.version))
-    for target, row in by_name.items():
-        for by in row.references.keys() - wanted.get(target, {}).keys():
+    for row in rows:
+        for by in row.references.keys() - wanted.get(str(row.key), {}).keys():
             if by in damaged:
                 continue
             data = Unreferenced(by)
@@ -47,25 +47,21 @@ def reference_messages(
     return messages
 
 
-def _is_concerned(row: StatusRow) -> bool:
-    return row.kind == SHAPE_REF_KIND or row.declared or bool(row.references)
-
-
-def _wanted(by_name: Mapping[str, StatusRow]) -> dict[str, dict[str, StatusRow]]:
+def _wanted(rows: Iterable[StatusRow]) -> dict[str, dict[str, StatusRow]]:
     wanted: dict[str, dict[str, StatusRow]] = {}
-    for name, row in by_name.items():
+    for row in rows:
         if row.declared and row.target:
-            wanted.setdefault(row.target, {})[name] = row
+            wanted.setdefault(row.target, {})[str(row.key)] = row
     return wanted
 
 
 def _to_references(
-    by_name: Mapping[str, StatusRow], damaged: Container[str]
+    rows: Iterable[StatusRow], every_row: Mapping[str, StatusRow], damaged: Container[str]
 ) -> Iterator[IntakeMessageOut]:
-    for row in by_name.values():
+    for row in rows:
         if not row.declared or not row.target or row.target in damaged:
             continue
-        target = by_name.get(row.target)
+        target = every_row.get(row.target)
         declared = target is not None and target.declared
         if row.target_declared != declared:
             yield _message(row.key, TargetSeen(row.target, declared), str(row.version))

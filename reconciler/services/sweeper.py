@@ -85,7 +85,8 @@ class Sweeper:
         """Wake every shape that waits for something that is there; gives how many."""
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
         held = self._models.damage
-        rows = [row for name, row in self._models.status.items() if name not in held]
+        every_row = self._models.status
+        rows = [every_row[name] for name in self._models.swept if name not in held]
         self._targets = {row.target for row in rows if row.target}
         waking = [
             self._wake(row.key, "ConfigChanged")
@@ -93,7 +94,7 @@ class Sweeper:
             if self._has_its_configuration_now(row)
         ]
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
-        telling = reference_messages(rows, held)
+        telling = reference_messages(rows, every_row, held)
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish([*waking, *telling])

@@ -32,8 +32,9 @@ def _told(
         on_withdrawal="Keep",
         target_declared=str(TARGET) not in damaged,
     )
-    rows = [row for row in (target, reference) if str(row.key) not in damaged]
-    return reference_messages(rows, damaged)
+    every_row = {str(row.key): row for row in (target, reference)}
+    concerned = [row for row in every_row.values() if row.is_swept]
+    return reference_messages(concerned, every_row, damaged)
 
 
 def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:

@@ -40,6 +40,7 @@ class Scene:
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
         models = ReadModels()
         models.status[str(FOO)] = self.row
+        models.swept[str(FOO)] = None
         self.sweeper = Sweeper(
             intake=self.intake,
             configurations=Configurations(),

@@ -51,6 +51,10 @@ def changed_rows(models: ReadModels) -> Mapping[str, bytes | None]:
     return changes.rows
 
 
+def to_sweep(models: ReadModels) -> set[str]:
+    return {name for name, row in models.status.items() if row.is_swept}
+
+
 @quick
 @given(histories, st.integers(0, 99), st.integers(1, 7))
 def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed: int, every: int):
@@ -58,6 +62,7 @@ def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed
     live, stored = ReadModels(), dict[str, bytes]()
     for number, (position, event) in enumerate(log):
         live.apply(position, event)
+        assert live.swept.keys() == to_sweep(live)
         if number % every == 0:
             store_changes(stored, live)
             assert stored == dict(rebuild(log[: number + 1]).rows())
@@ -65,6 +70,7 @@ def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed
 
     if log:
         assert stored == dict(rebuild(log).rows()) == dict(live.rows())
+        assert restore(stored).swept.keys() == live.swept.keys()
     assert live.take_changes() is None
 
 

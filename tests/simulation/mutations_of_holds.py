@@ -66,7 +66,7 @@ def _references_keep_nothing(patch: Patch) -> None:
 
 
 def _references_not_told(patch: Patch) -> None:
-    def messages(_rows: Any) -> list[Any]:
+    def messages(*_: Any) -> list[Any]:
         return []
 
     patch.setattr(sweeper, "reference_messages", messages)
