@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from events.envelope import MOST_MESSAGE_BYTES
+from events.names import ShapeKey
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
@@ -87,7 +88,8 @@ def list_letters(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least one letter")
-    letters = run_async(_find(connection, stage, shape, since, only_open=not handled))
+    key = None if shape is None else ShapeKey.parse(shape)
+    letters = run_async(_find(connection, stage, key, since, only_open=not handled))
     shown = letters if limit is None else letters[max(0, len(letters) - limit) :]
     if output == "table":
         print_letters([listed(each) for each in shown])
@@ -224,7 +226,7 @@ def dismiss(
 async def _find(
     connection: Connection,
     stage: Stage | None,
-    shape: str | None,
+    shape: ShapeKey | None,
     since_seconds: float | None,
     *,
     only_open: bool,

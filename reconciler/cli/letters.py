@@ -62,12 +62,17 @@ class Chosen(msgspec.Struct, frozen=True):
     count: int | None
 
     def check(self) -> None:
-        """Raise ``UsageError`` for a choice that could mean more than was thought."""
+        """Raise ``UsageError`` for a choice that could mean more than was thought.
+
+        And ``InvalidNameError`` for a shape that cannot be one.
+        """
         by_filter = self.all_letters or self.stage is not None or self.shape is not None
         if not self.numbers and not by_filter:
             raise UsageError("which letters? Give numbers, --stage, --shape or --all")
         if self.numbers and by_filter:
             raise UsageError("give numbers, or --stage, --shape and --all: not both")
+        if self.shape is not None:
+            ShapeKey.parse(self.shape)  # no server needs to be asked about a wrong one
 
     def of(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Choose among all letters; raises ``CommandError`` where that is not what was meant."""

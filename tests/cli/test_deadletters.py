@@ -108,7 +108,7 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
         (["retry", "1", "2", "--file", "x"], 2, "give exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
         (["show", "99999"], 1, "there is no dead letter 99999"),
-        (["list", "--shape", "foo"], 1, "write namespace/kind/name"),
+        (["list", "--shape", "foo"], 2, "write namespace/kind/name"),
         (["retry", "--all", "--count", "99999"], 1, "you said --count 99999"),
     ],
 )
