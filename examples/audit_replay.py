@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 
 from projections.read_models import ReadModels
-from reconciler.sdk import connect
+from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
@@ -17,7 +17,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 async def owned_at(moment: datetime) -> ReadModels:
     """Fold the log up to a moment: the read models as they were then."""
     models = ReadModels()
-    async with connect(NATS_URL, source="examples/audit_replay") as client:
+    async with connect(NATS_URL, source="examples/audit_replay", patience_seconds=5) as client:
         async for batch in client.replay():
             for position, event in batch:
                 if event.time <= moment:
@@ -38,4 +38,9 @@ if __name__ == "__main__":
         given = datetime.fromisoformat(sys.argv[1]) if len(sys.argv) > 1 else datetime.now(UTC)
     except ValueError as error:
         sys.exit(f"{error}\nusage: python examples/audit_replay.py [2026-11-21T12:00:00Z]")
-    asyncio.run(main(given if given.tzinfo else given.replace(tzinfo=UTC)))
+    try:
+        asyncio.run(main(given if given.tzinfo else given.replace(tzinfo=UTC)))
+    except BusError as error:
+        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+    except ReconcilerError as error:
+        sys.exit(str(error))

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from reconciler.sdk import DeclarationRefusedError, WaitTimeoutError, connect
+from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
@@ -25,7 +25,7 @@ def manifest(name: str, color: str) -> dict[str, object]:
 
 async def main(name: str) -> None:
     key = f"default/Shape/{name}"
-    async with connect(NATS_URL, source="examples/declare_and_wait") as client:
+    async with connect(NATS_URL, source="examples/declare_and_wait", patience_seconds=5) as client:
         for color in ("Red", "Purple"):
             answer = await client.declare(manifest(name, color))
             outcome = await client.wait_for(key, generation=answer.generation)
@@ -38,5 +38,7 @@ async def main(name: str) -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
-    except (DeclarationRefusedError, WaitTimeoutError) as error:
+    except BusError as error:
+        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+    except ReconcilerError as error:  # refused, or not in time
         sys.exit(str(error))

@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from reconciler.sdk import connect
+from reconciler.sdk import BusError, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
@@ -20,7 +20,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 async def main(durable: str, how_many: int) -> None:
     seen = 0
     async with (
-        connect(NATS_URL, source="examples/follow_outcomes") as client,
+        connect(NATS_URL, source="examples/follow_outcomes", patience_seconds=5) as client,
         client.outcomes(after=0, durable=durable) as outcomes,
     ):
         async for outcome in outcomes:
@@ -35,4 +35,9 @@ if __name__ == "__main__":
     arguments = sys.argv[1:]
     if len(arguments) not in (1, 2) or not all(text.isdecimal() for text in arguments[1:]):
         sys.exit("usage: python examples/follow_outcomes.py <durable name> [how many]")
-    asyncio.run(main(arguments[0], int(arguments[1]) if len(arguments) > 1 else 0))
+    try:
+        asyncio.run(main(arguments[0], int(arguments[1]) if len(arguments) > 1 else 0))
+    except BusError as error:
+        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+    except ReconcilerError as error:
+        sys.exit(str(error))

@@ -12,13 +12,19 @@ import sys
 import uuid
 
 import nats
+import nats.errors
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
+async def ignore(_error: Exception) -> None:
+    """What ends the program is raised, and need not be logged, too."""
+
+
 async def main(name: str) -> None:
-    nc = await nats.connect(NATS_URL)
+    # A program that stays would try for longer than this one: the default is two minutes.
+    nc = await nats.connect(NATS_URL, max_reconnect_attempts=1, error_cb=ignore)
     js = nc.jetstream()
     outcomes = await js.subscribe(
         f"outcome.default.Shape.{name}",
@@ -54,4 +60,10 @@ async def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
+    try:
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
+    except (OSError, nats.errors.Error) as error:
+        sys.exit(
+            f"cannot reach {NATS_URL}: {error} "
+            "(`./run up` starts a server, RECONCILER_NATS_URL names another)"
+        )

@@ -16,14 +16,24 @@ import sys
 import uuid
 
 import nats
+import nats.errors
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 NAMESPACE = os.environ.get("NAMESPACE", "default")
 
 
+async def ignore(_error: Exception) -> None:
+    """What ends the program is raised, and need not be logged, too."""
+
+
 async def main(name: str) -> None:
+    # A service that stays would try for longer than this one: the default is two minutes.
     nc = await nats.connect(
-        NATS_URL, nkeys_seed=os.environ["RECONCILER_NKEY"], inbox_prefix=f"_INBOX.{NAMESPACE}"
+        NATS_URL,
+        nkeys_seed=os.environ["RECONCILER_NKEY"],
+        inbox_prefix=f"_INBOX.{NAMESPACE}",
+        max_reconnect_attempts=1,
+        error_cb=ignore,
     )
     # The namespace's own consumer remembers what was dealt with; making it again changes nothing.
     config = {
@@ -78,4 +88,10 @@ if __name__ == "__main__":
         sys.exit(
             "usage: RECONCILER_NKEY=<file with the seed> python examples/plain_service.py [name]"
         )
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
+    try:
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "foo"))
+    except (OSError, nats.errors.Error) as error:
+        sys.exit(
+            f"cannot reach {NATS_URL}: {error} "
+            "(`./run up` starts a server, RECONCILER_NATS_URL names another)"
+        )

@@ -12,14 +12,14 @@ import sys
 
 import msgspec
 
-from reconciler.sdk import ExternalObject, connect
+from reconciler.sdk import BusError, ExternalObject, ReconcilerError, connect
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 
 async def main(provider_config: str, kind: str) -> None:
     async with (
-        connect(NATS_URL, source="examples/publish_snapshot") as client,
+        connect(NATS_URL, source="examples/publish_snapshot", patience_seconds=5) as client,
         client.snapshot(provider_config, kind) as snapshot,
     ):
         # Read the API inside the block: its beginning is the logical time of what is seen.
@@ -33,4 +33,9 @@ if __name__ == "__main__":
         sys.exit(
             "usage: python examples/publish_snapshot.py <ProviderConfig> <kind> < objects.json"
         )
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    try:
+        asyncio.run(main(sys.argv[1], sys.argv[2]))
+    except BusError as error:
+        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")
+    except ReconcilerError as error:
+        sys.exit(str(error))

@@ -262,6 +262,7 @@ def _observer(parts: Running) -> list[Run]:
     sweeper = Sweeper(
         intake=ports.intake,
         configurations=parts.configurations,
+        kinds=parts.kinds,
         models=parts.models,
         now=chance.now,
         new_id=chance.new_id,

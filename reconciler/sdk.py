@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 
 from nats.aio.client import Client as Connection
 
+from events.dead_letter import Discarded
 from events.external import ExternalObject
 from events.intake import Answer, Observed
 from events.log import OutcomeName
@@ -49,6 +50,7 @@ __all__ = [
     "ConfigurationError",
     "DeadLetter",
     "DeclarationRefusedError",
+    "Discarded",
     "ExternalObject",
     "FleetSummary",
     "InvalidManifestError",

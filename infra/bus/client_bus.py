@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
-from events.dead_letter import DeadLetterRecord, LetterHandled
+from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
 from events.envelope import decode_log, encode_intake, encode_snapshot_part
 from events.intake import Answer, SnapshotPart
 from events.log import LogEvent
@@ -21,7 +21,7 @@ from events.names import ShapeKey
 from events.subjects import REPLY_HEADER, log, log_filter, outcome
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
-from infra.bus.dead_letters import read_letters, store_handled
+from infra.bus.dead_letters import read_discarded, read_letters, store_handled
 from infra.bus.intake import store_all
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
@@ -142,6 +142,10 @@ class JetStreamClientBus:
         """Read the dead letters, and what was done about them."""
         stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
         return stored.letters, stored.handled
+
+    async def discarded(self) -> Sequence[Discarded]:
+        """Read how many messages got no dead letter."""
+        return await patiently(self._nc, lambda: read_discarded(self._nc))
 
     async def letter_handled(self, handled: LetterHandled) -> None:
         """Write down what was done about a dead letter."""

@@ -8,13 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest, take_apart
-from events.names import check_token
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.durations import Duration
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, Problem, Read, read_all
+from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, Output
 from reconciler.cli.results import (
     Result,
@@ -66,7 +66,7 @@ def apply(
     output
         How to print the results.
     """
-    check_token(namespace, what="--namespace")
+    check_names(namespace=namespace)
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
         raise CommandError(f"{', '.join(file)}: no documents found")

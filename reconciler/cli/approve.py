@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from events.intake import ApprovalDecision
-from events.names import ShapeKey, check_token
+from events.names import ShapeKey
 from reconciler.cli.asking import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.durations import Duration
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.naming import named
+from reconciler.cli.naming import check_names, named
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.reading import current_models
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
@@ -95,8 +95,7 @@ def approve(
 async def _held(
     connection: Connection, hold: Hold, namespace: str | None, config: str | None
 ) -> list[ShapeKey]:
-    if namespace is not None:
-        check_token(namespace, what="namespace")
+    check_names(namespace=namespace)
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status.values()
     keys = [

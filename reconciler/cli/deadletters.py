@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from events.dead_letter import Discarded
 from events.envelope import MOST_MESSAGE_BYTES
+from events.names import ShapeKey
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
@@ -22,6 +24,7 @@ from reconciler.cli.letters import (
     Stage,
     listed,
     outcome_of,
+    print_discarded,
     print_letter,
     print_letters,
     print_outcomes,
@@ -67,6 +70,8 @@ def list_letters(
 ) -> int:
     """List dead letters, newest last, and count their reasons.
 
+    What a namespace sent beyond its share got no letter: the last line counts it.
+
     For example:
 
         reconciler deadletters list
@@ -87,10 +92,13 @@ def list_letters(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least one letter")
-    letters = run_async(_find(connection, stage, shape, since, only_open=not handled))
+    key = None if shape is None else ShapeKey.parse(shape)
+    begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
+    letters, discarded = run_async(_find(connection, stage, key, begin, only_open=not handled))
     shown = letters if limit is None else letters[max(0, len(letters) - limit) :]
     if output == "table":
         print_letters([listed(each) for each in shown])
+        print_discarded(discarded, stage, key, begin)
     else:
         print_structured([listed(each) for each in shown], output)
     return Exit.OK
@@ -224,14 +232,16 @@ def dismiss(
 async def _find(
     connection: Connection,
     stage: Stage | None,
-    shape: str | None,
-    since_seconds: float | None,
+    shape: ShapeKey | None,
+    since: datetime | None,
     *,
     only_open: bool,
-) -> list[DeadLetter]:
-    since = None if since_seconds is None else datetime.now(UTC) - timedelta(seconds=since_seconds)
+) -> tuple[list[DeadLetter], Sequence[Discarded]]:
     async with client_of(connection) as client:
-        return await client.dead_letters(stage=stage, shape=shape, since=since, only_open=only_open)
+        letters = await client.dead_letters(
+            stage=stage, shape=shape, since=since, only_open=only_open
+        )
+        return letters, await client.discarded()
 
 
 async def _one(connection: Connection, number: int) -> tuple[DeadLetter, int]:

@@ -30,6 +30,7 @@ from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
+from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, coloured, console, print_structured, print_table
 from reconciler.cli.reading import damage_of, find_shape, log_of, models_of
@@ -98,7 +99,7 @@ def describe(
         For people, or for programs.
     """
     text = shape if name is None else f"{shape}/{name}"
-    description = run_async(_describe(connection, text, namespace, events))
+    description = run_async(_describe(connection, meant(text, namespace), events))
     if output == "table":
         _print(description)
     else:
@@ -106,11 +107,9 @@ def describe(
     return Exit.OK
 
 
-async def _describe(
-    connection: Connection, text: str, namespace: str | None, events: int
-) -> Description:
+async def _describe(connection: Connection, shape: Meant, events: int) -> Description:
     async with bus(connection) as nc:
-        key = await find_shape(nc, text, namespace)
+        key = await find_shape(nc, shape)
         log = await log_of(nc)
         stored = list(await log.history(key))
         damage = await damage_of(nc, log, key)

@@ -89,4 +89,6 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> Exit:
     if isinstance(error, CommandError):
         return error.status
+    if isinstance(error, InvalidNameError):  # of the command line: those of messages are told apart
+        return Exit.USAGE
     return Exit.TIMEOUT if isinstance(error, WaitTimeoutError) else Exit.FAILED

@@ -17,9 +17,10 @@ from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
+from reconciler.cli.naming import check_names, same_kind
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import coloured, print_structured, print_table
-from reconciler.cli.reading import current_models, same_kind
+from reconciler.cli.reading import current_models
 from reconciler.kinds import installed_kinds
 
 Listing = Literal["table", "wide", "json", "yaml", "name"]
@@ -57,6 +58,7 @@ def get(
     output
         A table, the same with more columns, JSON, YAML, or only namespace/kind/name.
     """
+    check_names(namespace=namespace, name=name)
     if outcome is not None:
         outcome = _known_outcome(outcome)
     place = None if all_namespaces else (namespace or _namespace_of(kind))

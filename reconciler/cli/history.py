@@ -6,6 +6,7 @@ import sys
 
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
+from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_structured, print_table
 from reconciler.cli.reading import find_shape, log_of
@@ -47,8 +48,7 @@ def history(
     return run_async(
         _history(
             connection,
-            shape,
-            namespace,
+            meant(shape, namespace),
             limit,
             "json" if raw and output == "table" else output,
             raw,
@@ -58,14 +58,13 @@ def history(
 
 async def _history(
     connection: Connection,
-    shape: str,
-    namespace: str | None,
+    shape: Meant,
     limit: int | None,
     output: Format,
     raw: bool,
 ) -> Exit:
     async with bus(connection) as nc:
-        key = await find_shape(nc, shape, namespace)
+        key = await find_shape(nc, shape)
         stored = list(await (await log_of(nc)).history(key))
     first = 0 if limit is None else max(0, len(stored) - limit)
     if raw:

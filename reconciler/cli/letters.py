@@ -11,7 +11,10 @@ from typing import Literal
 
 import msgspec
 
+from events.dead_letter import OTHERS, Discarded
 from events.names import ShapeKey
+from events.subjects import NO_NAMESPACE
+from reconciler.cli.checks.finding import some
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.output import Format, coloured, console, print_structured, print_table
 from reconciler.client.client import Client
@@ -24,6 +27,7 @@ Stage = Literal[
 _SHOWN_REASONS = 10
 _REASON_WIDTH = 120
 _VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|\b[\w/-]*\d[\w.:/@-]*")
+_NAMES = {NO_NAMESPACE: "of no namespace", OTHERS: "other namespaces"}
 _INTAKE_STAGES = frozenset({"intake", "declaration", "decision"})
 
 
@@ -62,12 +66,17 @@ class Chosen(msgspec.Struct, frozen=True):
     count: int | None
 
     def check(self) -> None:
-        """Raise ``UsageError`` for a choice that could mean more than was thought."""
+        """Raise ``UsageError`` for a choice that could mean more than was thought.
+
+        And ``InvalidNameError`` for a shape that cannot be one.
+        """
         by_filter = self.all_letters or self.stage is not None or self.shape is not None
         if not self.numbers and not by_filter:
             raise UsageError("which letters? Give numbers, --stage, --shape or --all")
         if self.numbers and by_filter:
             raise UsageError("give numbers, or --stage, --shape and --all: not both")
+        if self.shape is not None:
+            ShapeKey.parse(self.shape)  # no server needs to be asked about a wrong one
 
     def of(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Choose among all letters; raises ``CommandError`` where that is not what was meant."""
@@ -159,6 +168,34 @@ def print_letters(letters: Sequence[Listed]) -> None:
     sys.stdout.write("\n")
     for (stage, reason), count in counted(letters).most_common(_SHOWN_REASONS):
         console().print(f"{count} x {stage}: {reason}")
+
+
+def discarded_text(counts: Sequence[Discarded]) -> str:
+    """Tell of the messages that got no letter: how many, when the last one came, and whose."""
+    last = max(each.last_at for each in counts)
+    total = sum(each.count for each in counts)
+    most = sorted(counts, key=lambda each: each.count, reverse=True)
+    whose = [
+        f"{_NAMES.get(each.namespace, each.namespace)}: {each.count} at stage {each.stage}"
+        for each in most
+    ]
+    messages = "message" if total == 1 else "messages"
+    return f"{total} {messages} got no dead letter, the last at {_time(last)}; {some(whose)}"
+
+
+def print_discarded(
+    counts: Sequence[Discarded], stage: Stage | None, key: ShapeKey | None, since: datetime | None
+) -> None:
+    """Print how many messages a list of letters does not show; nothing if there are none."""
+    chosen = [
+        each
+        for each in counts
+        if stage in (None, each.stage)
+        and (key is None or each.namespace == key.namespace)
+        and (since is None or each.last_at >= since)
+    ]
+    if chosen:
+        console().print(f"not listed: {discarded_text(chosen)}")
 
 
 def counted(letters: Iterable[Listed]) -> Counter[tuple[str, str]]:

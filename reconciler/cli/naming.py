@@ -3,12 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
 from reconciler.cli.errors import UsageError
-from reconciler.cli.reading import same_kind
 from reconciler.kinds import installed_kinds
+
+
+class Meant(NamedTuple):
+    """The shape that somebody means, as far as they say it."""
+
+    text: str
+    namespace: str | None
+    kind: str | None
+    name: str
+
+
+def meant(text: str, namespace: str | None) -> Meant:
+    """Read NAME, kind/name or namespace/kind/name.
+
+    Raises ``UsageError`` and ``InvalidNameError``, before any server is asked.
+    """
+    parts = text.split("/")
+    if len(parts) > 3:  # noqa: PLR2004 - namespace, kind, name
+        raise UsageError(f"{text!r} is not a shape: write name, kind/name or namespace/kind/name")
+    *places, name = parts
+    kind = places.pop() if places else None
+    given = places.pop() if places else namespace
+    check_names(namespace=given, kind=kind, name=name)
+    return Meant(text, given, kind, name)
+
+
+def check_names(
+    *, namespace: str | None = None, kind: str | None = None, name: str | None = None
+) -> None:
+    """Check what is given of a shape's key; raises ``InvalidNameError``."""
+    for what, token in (("namespace", namespace), ("kind", kind), ("name", name)):
+        if token is not None:
+            check_token(token, what=what)
+
+
+def same_kind(text: str, kind: str) -> bool:
+    """Tell whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
+    return text.lower() in (kind.lower(), f"{kind.lower()}s")
 
 
 def named(

@@ -16,6 +16,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from projections.read_models import OutdatedRowsError, ReadModels, restore
 from reconciler.cli.errors import CommandError
+from reconciler.cli.naming import Meant, same_kind
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DamageListener, StoredEvent
 from reconciler.services.lost_events import mark_lost
@@ -87,13 +88,13 @@ async def read_log(
         return feed.position
 
 
-async def find_shape(nc: Client, text: str, namespace: str | None = None) -> ShapeKey:
-    """Find the one shape that ``text`` names: NAME, kind/name or namespace/kind/name.
+async def find_shape(nc: Client, wanted: Meant) -> ShapeKey:
+    """Find the one shape that somebody means.
 
     Every shape that the log ever spoke of is found. Raises ``CommandError`` when there is none, or
     more than one.
     """
-    found = await _matching(nc, text, namespace)
+    found, text = await _matching(nc, wanted), wanted.text
     if len(found) == 1:
         return found[0]
     if not found:
@@ -102,25 +103,16 @@ async def find_shape(nc: Client, text: str, namespace: str | None = None) -> Sha
     raise CommandError(f"{text!r} names {len(found)} shapes ({names}): write namespace/kind/name")
 
 
-async def _matching(nc: Client, text: str, namespace: str | None) -> list[ShapeKey]:
-    parts = text.split("/")
-    if len(parts) > 3:  # noqa: PLR2004 - namespace, kind, name
-        raise CommandError(f"{text!r} is not a shape: write name, kind/name or namespace/kind/name")
-    *places, name = parts
-    kind = places.pop() if places else None
-    given_namespace = places.pop() if places else namespace
-    # Checked before they become part of a subject.
-    ShapeKey.checked(given_namespace or "any", kind or "any", name)
+async def _matching(nc: Client, wanted: Meant) -> list[ShapeKey]:
+    _, namespace, kind, name = wanted
     await log_of(nc)
-    question = {"subjects_filter": f"log.{given_namespace or '*'}.*.{name}.>"}
+    question = {"subjects_filter": f"log.{namespace or '*'}.*.{name}.>"}
     info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
     keys = {ShapeKey(*subject.split(".")[1:4]) for subject in subjects}
     if not keys:  # the log may have lost all that it had of it
         known = [row.key for row in (await current_models(nc)).status.values()]
-        keys = {
-            key for key in known if key.name == name and given_namespace in (None, key.namespace)
-        }
+        keys = {key for key in known if key.name == name and namespace in (None, key.namespace)}
     return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
 
 
@@ -142,8 +134,3 @@ async def known_kind(nc: Client, text: str) -> str:
         declared = {row.kind for row in (await current_models(nc)).status.values()}
         found = next((kind for kind in declared if same_kind(text, kind)), None)
     return kinds[text].name if found is None else found
-
-
-def same_kind(text: str, kind: str) -> bool:
-    """Tell whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
-    return text.lower() in (kind.lower(), f"{kind.lower()}s")

@@ -11,6 +11,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import (
     AbsenceDoubted,
+    Action,
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
@@ -43,6 +44,7 @@ from events.log import (
     TargetObserved,
 )
 from reconciler.ports import StoredEvent
+from reconciler.shape.owner_label import OWNER_LABEL
 
 _NOTHING: Mapping[str, Any] = {}
 _LONGEST_VALUE = 60
@@ -88,9 +90,14 @@ def tell_all(history: list[StoredEvent]) -> list[Line]:
 
 
 def summary(data: ShapeEvent, before: SpecDeclared | None = None) -> str:
-    """Say what an event changed."""
+    """Say what an event changed; ``before`` as in ``tell``."""
     if isinstance(data, SpecDeclared):
         return _declared(data, before)
+    if isinstance(data, ActionDecided) and before is None and _unlabels(data.action):
+        return (
+            f"Update {data.action.external_name}: takes our owner label off and changes nothing "
+            "else: the object stays in the API, and is let go"
+        )
     return _TELL[type(data)](data)
 
 
@@ -188,6 +195,11 @@ def _claimed(data: OwnershipClaimed) -> str:
 
 def _released(data: OwnershipReleased) -> str:
     return f"{data.external_name} is not ours any more: {data.reason}"
+
+
+def _unlabels(action: Action) -> bool:
+    """Tell an orphan's last write: of what nobody declares nothing else is ever updated."""
+    return action.operation == "Update" and OWNER_LABEL not in action.labels
 
 
 def _decided(data: ActionDecided) -> str:

@@ -14,12 +14,12 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import DriftDetected, LogEvent, OutcomeRecorded
-from events.names import check_token
 from infra.bus.streams import OUTCOMES, SHAPES
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.exits import Exit
+from reconciler.cli.naming import check_names
 from reconciler.cli.options import Namespace
 from reconciler.cli.output import coloured, console, print_json_line
 from reconciler.cli.reading import known_kind, log_of, log_speaks_of
@@ -64,9 +64,7 @@ def watch(
     output
         Lines for people, or one JSON object a line.
     """
-    for what, token in (("namespace", namespace), ("name", name)):
-        if token is not None:
-            check_token(token, what=what)
+    check_names(namespace=namespace, name=name)
 
     async def work() -> None:
         async with bus(connection) as nc:

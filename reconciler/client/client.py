@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
-from events.dead_letter import LetterHandled
+from events.dead_letter import Discarded, LetterHandled
 from events.intake import Answer, ApprovalDecision, Observed
 from events.log import OutcomeName
 from events.manifest import Manifest
@@ -342,6 +342,10 @@ class Client:
         key = None if shape is None else as_key(shape)
         letters = collect(*await self._bus.dead_letters(most=most))
         return matching(letters, stage=stage, shape=key, since=since, only_open=only_open)
+
+    async def discarded(self) -> Sequence[Discarded]:
+        """Read how many messages got no dead letter, beyond the share of their namespace."""
+        return await self._bus.discarded()
 
     async def retry_dead_letter(
         self,

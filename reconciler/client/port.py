@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from events.dead_letter import DeadLetterRecord, LetterHandled
+from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
 from events.intake import Answer, SnapshotPart
 from events.names import ShapeKey
 from reconciler.ports import IntakeMessageOut, StoredEvent
@@ -44,6 +44,10 @@ class ClientBus(Protocol):
         self, *, most: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[LetterHandled]]:
         """Read the dead letters by number, or about the newest, and what was done about them."""
+        ...
+
+    async def discarded(self) -> Sequence[Discarded]:
+        """Read how many messages got no dead letter."""
         ...
 
     async def letter_handled(self, handled: LetterHandled) -> None:

@@ -21,6 +21,7 @@ from events.names import ShapeKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.failpoints import Failpoint, reach
+from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.services.configurations import Configurations
 from reconciler.services.references import reference_messages
@@ -53,12 +54,14 @@ class Sweeper:
         *,
         intake: IntakeWriter,
         configurations: Configurations,
+        kinds: KindRegistry,
         models: ReadModels,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
+        self._kinds = kinds
         self._models = models
         self._now = now
         self._new_id = new_id
@@ -135,11 +138,15 @@ class Sweeper:
             self._soon.set()
 
     def _has_its_configuration_now(self, row: StatusRow) -> bool:
-        return (
-            row.outcome == "Held"
-            and row.reason == "ProviderConfigMissing"
-            and row.provider_config in self._configurations.by_name
-        )
+        config = self._configurations.by_name.get(row.provider_config)
+        match row.outcome, row.reason:
+            case "Held", "ProviderConfigMissing":
+                return config is not None
+            case "Held", "WrongProvider":
+                kind = self._kinds.find(row.kind)
+                return config is None or (kind is not None and kind.provider == config.provider)
+            case _:
+                return False
 
     def _wake(self, key: ShapeKey, purpose: Literal["ConfigChanged", "Sweep"]) -> IntakeMessageOut:
         return IntakeMessageOut("timer", key, TimerFired(purpose), self._new_id())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from events.intake import LossCount
 from events.log import OwnershipClaimed
-from events.manifest import PROVIDER_CONFIG_KIND, SHAPE_REF_KIND, target_of
+from events.manifest import PROVIDER_CONFIG_KIND, SHAPE_REF_KIND, ProviderConfigSpec, target_of
+from reconciler.kinds import Kind
 from reconciler.shape.api_health import standing_of_api
 from reconciler.shape.desired import config_name, config_of
 from reconciler.shape.inputs import Context
@@ -17,7 +18,7 @@ from reconciler.shape.letting_go import claimed, let_go
 from reconciler.shape.observing import LOSS_GUARD
 from reconciler.shape.pursuing import is_paused, pursue
 from reconciler.shape.standing import NOTHING_TO_SAY, PAUSED, Standing, Step
-from reconciler.shape.state import ShapeState
+from reconciler.shape.state import InFlight, ShapeState
 from reconciler.shape.waiting import has_waited
 
 
@@ -27,13 +28,14 @@ def next_step(state: ShapeState, context: Context) -> Step:
         return _internal(state, context)
     config = config_of(state, context)
     if state.in_flight is not None:
-        return pursue(state, state.in_flight, context, config)
+        held = _no_calls(state, state.in_flight, context)
+        return pursue(state, state.in_flight, context, config, held)
     if not state.declared and state.observed is None and state.owned is None:
         return _nothing_left(state)  # whether its API is known does not matter any more
     if context.kind is None:
         return Standing("Held", "UnknownKind", f"kind {context.key.kind!r} is not registered here")
-    if config is None:
-        return _no_config(state)
+    if config is None or config.provider != context.kind.provider:
+        return _no_usable_config(state, context.kind, config)
     returned = _returned(state)
     if returned is not None:
         return returned
@@ -117,11 +119,38 @@ def _reference(state: ShapeState) -> Step:
     return Standing("Held", "Dangling", f"{target} is not declared")
 
 
-def _no_config(state: ShapeState) -> Standing:
+def _no_usable_config(state: ShapeState, kind: Kind, config: ProviderConfigSpec | None) -> Standing:
+    name = config_name(state)
+    if config is not None:
+        return _wrong_provider(state, kind, name, config)
+    return Standing(
+        "Held", "ProviderConfigMissing", f"ProviderConfig {name!r} is not declared: declare it"
+    )
+
+
+def _no_calls(state: ShapeState, flight: InFlight, context: Context) -> Standing | None:
+    """Hold an action whose configuration became one of another provider after it was decided."""
+    name = flight.action.provider_config
+    kind, config = context.kind, context.configs.get(name)
+    if kind is None or config is None or config.provider == kind.provider:
+        return None
+    return _wrong_provider(state, kind, name, config)
+
+
+def _wrong_provider(
+    state: ShapeState, kind: Kind, name: str, config: ProviderConfigSpec
+) -> Standing:
+    """Hold what no worker can call in the API that its configuration names: no retry mends that."""
+    remedy = f"declare {name!r} with provider {kind.provider!r}"
+    if state.owned is not None or state.in_flight is not None:
+        remedy += "; until then what was made there stays as it is"
+    elif state.declared:
+        remedy += ", or name another one in spec.providerConfigRef"
     return Standing(
         "Held",
-        "ProviderConfigMissing",
-        f"ProviderConfig {config_name(state)!r} is not declared: declare it",
+        "WrongProvider",
+        f"ProviderConfig {name!r} is of provider {config.provider!r}, but {kind.name} needs "
+        f"{kind.provider!r}: {remedy}",
     )
 
 

@@ -19,9 +19,16 @@ _ROUNDED_SECONDS = 0.001
 
 
 def pursue(
-    state: ShapeState, flight: InFlight, context: Context, config: ProviderConfigSpec | None
+    state: ShapeState,
+    flight: InFlight,
+    context: Context,
+    config: ProviderConfigSpec | None,
+    held: Standing | None = None,
 ) -> Step:
-    """Bring the action in flight to its end: the same key and parameters until it is known."""
+    """Bring the action in flight to its end: the same key and parameters until it is known.
+
+    ``held`` is how it stands while nothing can be called for it.
+    """
     if flight.abandoned:
         reason = "a person decided to give it up"
         action = flight.action
@@ -40,6 +47,8 @@ def pursue(
             f"generation {state.generation} replaces generation {flight.action.generation}",
             in_doubt=flight.in_doubt,
         )
+    if held is not None:
+        return held
     if is_paused(state):
         return PAUSED
     rung = next_rung(flight, context, is_wanted=is_wanted)

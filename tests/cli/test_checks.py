@@ -9,14 +9,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from events.manifest import ProviderConfigSpec
+from infra.providers.records import RECORD
+from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
+from reconciler.cli.checks.apis import check_api
 from reconciler.cli.checks.bus import check_clock, check_room, check_stage
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
 from reconciler.cli.doctor import look
 from reconciler.cli.rebuilding import differences
+from reconciler.kinds import KindRegistry
+from reconciler.services.configurations import Configurations
+from reconciler.services.providers import ProviderPool
 
 NOON = "2026-01-02T12:00:00.000000000Z"
 NOON_SECONDS = 1767355200.0
@@ -86,6 +93,30 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
         assert broken is not None
         assert (broken.verdict, broken.found) == ("fail", "open because")
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
+
+
+@pytest.mark.parametrize(
+    ("provider", "kinds", "found", "remedy"),
+    [
+        (
+            "shapes",
+            ("Record", "Shpae"),
+            "spec.kinds names Record, Shpae, and provider 'shapes' has only Shape here",
+            "leave spec.kinds out",
+        ),
+        ("dns", (), "no kind of provider 'dns' is installed here", "install the package"),
+        ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "install the package"),
+    ],
+)
+async def test_a_configuration_that_no_kind_is_watched_by_is_told_with_the_reason(
+    provider: str, kinds: tuple[str, ...], found: str, remedy: str
+) -> None:
+    config = ProviderConfigSpec(provider=provider, endpoint="http://127.0.0.1:1", kinds=kinds)
+    registry = KindRegistry([SHAPE, RECORD])
+    pool = ProviderPool(registry, Configurations())
+    told = await check_api(None, "zone", config, registry, pool)
+    assert (told.verdict, told.found) == ("warn", found)
+    assert remedy in told.remedy
 
 
 def plain_row(**values: object) -> StatusRow:

@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from infra.bus.dead_letters import discard
 from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
 from reconciler.cli.app import build_app
-from tests.cli.runner import Cli, Up
+from reconciler.ports import DeadLetter, IntakeDelivery
+from tests.cli.runner import Cli, Up, up
 from tests.scenarios.harness import PATIENCE_SECONDS
 
 
@@ -76,6 +78,33 @@ def test_a_letter_is_listed_shown_corrected_and_retried(
     assert [each["state"] for each in both] == ["Retried", "Retried"]
 
 
+async def discard_as(url: str, *namespaces: str) -> None:
+    """Count a message of each namespace as one beyond its share."""
+    nc = await connect(url, name="test")
+    for namespace in namespaces:
+        delivery = IntakeDelivery(1, f"in.0.desired.{namespace}.Shape.x", b"", "", None, 1, None)
+        await discard(nc, [DeadLetter("intake", "no", delivery)])
+    await nc.close()
+
+
+def test_what_got_no_letter_is_told_under_the_list(inside: Cli) -> None:
+    with up(inside, "--roles", "none") as running:
+        assert inside.ok("deadletters", "list").out == "no dead letters\n"
+
+        asyncio.run(discard_as(running.ready["natsUrl"], "acme", "acme", "other"))
+
+        none, told = inside.ok("deadletters", "list").out.splitlines()
+        assert none == "no dead letters"
+        assert told.startswith("not listed: 3 messages got no dead letter, the last at 20")
+        assert told.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
+        of_one = inside.ok("deadletters", "list", "--shape", "other/Shape/x", "--since", "1h").out
+        assert "not listed: 1 message got no dead letter" in of_one
+        assert "not listed" not in inside.ok("deadletters", "list", "--stage", "decision").out
+        assert inside.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
+        found = {each["check"]: each for each in inside.run("doctor", "-o", "json").json}
+        assert f"not listed: {found['discarded']['found']}" == told
+
+
 def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
@@ -108,7 +137,7 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
         (["retry", "1", "2", "--file", "x"], 2, "give exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
         (["show", "99999"], 1, "there is no dead letter 99999"),
-        (["list", "--shape", "foo"], 1, "write namespace/kind/name"),
+        (["list", "--shape", "foo"], 2, "write namespace/kind/name"),
         (["retry", "--all", "--count", "99999"], 1, "you said --count 99999"),
     ],
 )

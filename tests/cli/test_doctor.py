@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from nats.aio.client import Client
 
+from events.intake import TimerFired
 from events.log import OutcomeRecorded
 from events.manifest import Retry
 from events.subjects import log
@@ -119,6 +120,24 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
         "warn",
         "1 wait, and have no timer: default/Shape/foo",
     )
+
+
+async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: World) -> None:
+    retry = Retry(initial_seconds=600, max_seconds=600)
+    await world.configure(api_config(world.human.url, retry=retry))
+    await world.human.breaks(error_rate=1.0, methods=["POST"])
+    await world.declare("foo")
+    await world.until_outcome("foo", "Degraded")
+    await world.until_settled()
+    await world.configure(api_config(world.human.url, retry=retry, provider="records"))
+    await world.tell(shape("foo"), TimerFired("Sweep"), "timer")
+    await world.until_outcome("foo", "Held", reason="WrongProvider")
+
+    await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
+
+    found = await actions(world.nc)
+    assert (found.verdict, found.found) == ("ok", "none; 1 in flight and taken care of")
+    assert "1 WrongProvider" in (await findings(world))["held"].found
 
 
 async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) -> None:

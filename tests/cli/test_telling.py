@@ -60,6 +60,7 @@ from reconciler.cli.results import Result, exit_status
 from reconciler.cli.summaries import summary, tell_all
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import StoredEvent
+from reconciler.shape.owner_label import OWNER_LABEL
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RED = {"type": "Square", "color": "Red"}
@@ -172,6 +173,24 @@ def test_what_is_declared_after_a_withdrawal_is_told_whole() -> None:
     lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
     assert lines[2].what == lines[0].what
     assert lines[0].time == "2026-01-02T03:04:05.000Z"
+
+
+def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() -> None:
+    action = Action("a@3", "key", "Update", 2, "default", "foo", ("m2",), fields=RED, uid="u1")
+    labelled = msgspec.structs.replace(action, labels={OWNER_LABEL: "log1/default/Shape/foo"})
+    data: list[ShapeEvent] = [
+        DECLARED,
+        ActionDecided(action),  # of an API without labels
+        SpecWithdrawn(2),
+        ActionDecided(action),
+        ActionDecided(labelled),
+    ]
+    lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    assert lines[1].what == lines[4].what == "Update foo {type: Square, color: Red}"
+    assert lines[3].what == (
+        "Update foo: takes our owner label off and changes nothing else: the object stays in the "
+        "API, and is let go"
+    )
 
 
 def _event(version: int, data: ShapeEvent) -> LogEvent:

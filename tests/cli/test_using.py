@@ -152,6 +152,47 @@ def test_an_unreachable_bus_is_told_in_one_line(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("get -n a.b", "namespace"),
+        ("get Shape foo -n a.b", "namespace"),
+        ("get Shape a.b", "name"),
+        ("watch -n a.b", "namespace"),
+        ("watch Shape a.b", "name"),
+        ("history foo -n a.b", "namespace"),
+        ("history a.b", "name"),
+        ("history default/a.b/foo", "kind"),
+        ("describe Shape foo -n a.b", "namespace"),
+        ("describe Shape a.b", "name"),
+        ("delete Shape foo -n a.b", "namespace"),
+        ("delete Shape a.b", "name"),
+        ("apply -f foo.yaml -n a.b", "namespace"),
+        ("approve --all --hold LossGuard -n a.b", "namespace"),
+        ("release Shape a.b --reason x", "name"),
+        ("finalizer add Shape a.b x", "name"),
+        ("deadletters list --shape default/Shape/a.b", "name"),
+        ("deadletters retry --shape default/Shape/a.b", "name"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_wrong_usage_in_the_same_words_everywhere(
+    inside: Cli, command: str, what: str
+) -> None:
+    ran = inside.run(*command.split(), RECONCILER_NATS_URL="nats://127.0.0.1:1")
+    assert (ran.status, ran.out, ran.err) == (
+        2,
+        "",
+        f"error: {what} 'a.b' is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["history", "describe"])
+def test_what_has_too_many_parts_to_be_a_shape_is_wrong_usage(inside: Cli, command: str) -> None:
+    ran = inside.run(command, "a/b/c/d", RECONCILER_NATS_URL="nats://127.0.0.1:1")
+    assert ran.status == 2
+    assert "write name, kind/name or namespace/kind/name" in ran.err
+
+
 def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
     ran = cli.run("get", "--debug", RECONCILER_NATS_URL="nats://me:hunter2@127.0.0.1:1")
     assert ran.status == 1

@@ -12,6 +12,7 @@ import pytest
 
 from reconciler.sdk import Client
 from tests.sdk.conftest import Stack, shape
+from tests.security.keys import Pair
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_SECONDS = 60
@@ -127,6 +128,42 @@ def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: li
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("usage: ")
     assert f"examples/{program}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("audit_replay.py", []),
+        ("declare_and_wait.py", []),
+        ("follow_outcomes.py", ["name"]),
+        ("plain_nats.py", []),
+        ("plain_service.py", []),
+        ("publish_snapshot.py", ["default", "Shape"]),
+    ],
+)
+def test_without_a_server_the_last_line_says_what_to_do(
+    program: str, arguments: list[str], tmp_path: Path
+) -> None:
+    url = "nats://127.0.0.1:1"
+    env = {**os.environ, "RECONCILER_NATS_URL": url}
+    if program == "plain_service.py":
+        env["RECONCILER_NKEY"] = str(Pair.of_user().write(tmp_path / "seed"))
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / program), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=env,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    told = done.stderr.splitlines()
+    for word in (f"cannot reach {url}: ", "`./run up`", "RECONCILER_NATS_URL"):
+        assert word in told[-1]
+    if program.startswith("plain"):
+        assert len(told) == 1
 
 
 def test_every_example_is_tried() -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from events.intake import Withdrawn
-from events.log import DriftDetected, FieldDifference
+from events.log import ActionDecided, DriftDetected, FieldDifference
 from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata, Scope
 from events.names import ShapeKey, name_for_external
 from infra.shapes_api import ShapesProcess
@@ -187,6 +187,26 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
         await world.tell(key, Withdrawn())
         await world.until_outcome(key, "Deleted", generation=3)
         assert (await api.get("/records/www")).status_code == 404
+
+
+async def test_a_record_waits_until_its_configuration_is_of_its_provider(
+    world: World, records_url: str
+):
+    key = ShapeKey("default", "Record", "www")
+    await world.configure(api_config(world.human.url), name="zone")  # an API of shapes
+    await world.declare_all([record("10.0.0.1")])
+    held = await world.until_outcome(key, "Held", reason="WrongProvider")
+    assert "Record needs 'records'" in held.message
+
+    await world.tell(key, Withdrawn())
+    await world.until_outcome(key, "Deleted", generation=2)
+    await world.declare_all([record("10.0.0.1")])
+    await world.until_outcome(key, "Held", generation=3)
+    assert every(ActionDecided, await world.facts(key)) == []
+
+    zone = records_url + "/zones/example.com"
+    await world.configure(api_config(zone, provider="records"), name="zone")
+    await world.until_outcome(key, "Converged", generation=3)
 
 
 async def test_both_kinds_of_one_name_are_two_shapes(world: World, records_url: str):

@@ -6,10 +6,15 @@ import itertools
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from events.intake import TimerFired
+from events.manifest import ProviderConfigSpec
 from events.names import ShapeKey
+from infra.providers.shapes import SHAPE
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.services.configurations import Configurations
 from reconciler.services.sweeper import MOST_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
@@ -37,13 +42,15 @@ class Scene:
     def __init__(self) -> None:
         self.now = BEGIN
         self.intake = Intake()
+        self.configurations = Configurations()
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
         models = ReadModels()
         models.status[str(FOO)] = self.row
         models.swept[str(FOO)] = None
         self.sweeper = Sweeper(
             intake=self.intake,
-            configurations=Configurations(),
+            configurations=self.configurations,
+            kinds=KindRegistry([SHAPE]),
             models=models,
             now=lambda: self.now,
         )
@@ -89,3 +96,29 @@ async def test_who_does_not_wait_any_more_is_forgotten() -> None:
     assert await scene.sweep_for(10) == []
     scene.wait(BEGIN - timedelta(minutes=1))
     assert (await scene.sweep_for(10))[:2] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("reason", "provider", "is_woken"),
+    [
+        ("ProviderConfigMissing", None, False),
+        ("ProviderConfigMissing", "records", True),  # what is wrong now is another thing
+        ("WrongProvider", "records", False),
+        ("WrongProvider", "shapes", True),
+        ("WrongProvider", None, True),
+        ("Referenced", "shapes", False),
+    ],
+)
+async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
+    reason: str, provider: str | None, is_woken: bool
+) -> None:
+    scene = Scene()
+    row = scene.row
+    row.outcome, row.reason, row.provider_config = "Held", reason, "billing"
+    if provider is not None:
+        config = ProviderConfigSpec(provider=provider, endpoint="http://localhost")
+        scene.configurations.by_name["billing"] = config
+    assert await scene.sweeper.sweep() == is_woken
+    assert [each.data for each in scene.intake.published] == [
+        TimerFired("ConfigChanged")
+    ] * is_woken

@@ -267,6 +267,67 @@ def test_without_its_provider_config_a_withdrawn_shape_is_held():
     assert story.outcome == "Held"
 
 
+OF_ANOTHER = replace(SHARED, provider="zones")
+
+
+def test_a_shape_is_held_whose_configuration_is_of_another_provider():
+    story = Story(configs={CONFIG: OF_ANOTHER, "right": SHARED})
+    assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
+    assert (story.outcome, story.reason) == ("Held", "WrongProvider")
+    assert story.state.outcome is not None
+    message = story.state.outcome.message
+    assert f"{CONFIG!r} is of provider 'zones'" in message
+    assert "Block needs 'tests'" in message
+    assert "providerConfigRef" in message
+    assert story.wake(3600) == []
+    assert "ActionDecided" in names(story.declare(config="right"))
+
+
+def test_a_shape_goes_on_when_its_configuration_has_the_right_provider():
+    story = Story(configs={CONFIG: OF_ANOTHER})
+    story.declare()
+    story.configs[CONFIG] = SHARED
+    assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
+
+
+def test_what_was_never_made_in_a_wrong_api_is_deleted_at_once():
+    story = Story(configs={CONFIG: OF_ANOTHER})
+    story.declare()
+    assert "ActionDecided" not in names(story.withdraw())
+    assert (story.outcome, story.idle) == ("Deleted", True)
+    assert story.wake(3600) == []
+
+
+def test_what_was_made_stays_while_its_configuration_is_of_another_provider():
+    story = converged()
+    story.configs[CONFIG] = OF_ANOTHER
+    story.withdraw()
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "WrongProvider")
+    assert story.state.outcome is not None
+    assert "stays" in story.state.outcome.message
+    story.configs[CONFIG] = SHARED
+    story.turn(TimerFired("ConfigChanged"))
+    assert story.action.operation == "Delete"
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_an_action_is_not_called_again_in_an_api_of_another_provider(withdrawn: bool):
+    story = Story()
+    story.declare()
+    story.configs[CONFIG] = OF_ANOTHER
+    events = story.fail("Transient")
+    if withdrawn:
+        events += story.withdraw()
+    events += story.wake(3600)
+    assert not {"RetryScheduled", "ActionRetried", "ActionSought"} & {*names(events)}
+    assert (story.outcome, story.reason) == ("Held", "WrongProvider")
+    story.configs[CONFIG] = SHARED
+    story.turn(TimerFired("ConfigChanged"))
+    story.wake(3600)
+    assert story.flight.attempt == 2
+
+
 def test_a_provider_config_is_what_it_is_declared():
     story = provider_config_story()
     spec = Manifest(

@@ -115,7 +115,9 @@ async def _look(nc: Client, reading: LogReading) -> _Look:
     called = [row for row in rows if row.action_id and row.retry_at is None]
     suspects = await _not_handed_out(nc, called)
     lost = await _really_lost(nc, reading, suspects) if suspects else frozenset[str]()
-    overdue, untimed = await _not_timed(nc, waiting)
+    # What a person holds is not tried again, whenever that would be due; when it is let go, it is.
+    timed = [row for row in waiting if row.outcome != "Held" and not row.paused]
+    overdue, untimed = await _not_timed(nc, timed)
     cared_for = len(called) + len(waiting) - len(lost) - len(overdue) - len(untimed)
     return _Look(cared_for, lost, overdue, untimed)
 

@@ -39,7 +39,7 @@ async def check_apis(nc: Client) -> list[Finding]:
     try:
         return await asyncio.gather(
             *(
-                _check_api(rows.get(_config_row(name)), name, config, kinds, pool)
+                check_api(rows.get(_config_row(name)), name, config, kinds, pool)
                 for name, config in sorted(configurations.by_name.items())
             )
         )
@@ -51,25 +51,22 @@ def _config_row(name: str) -> str:
     return str(ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name))
 
 
-async def _check_api(
+async def check_api(
     row: StatusRow | None,
     name: str,
     config: ProviderConfigSpec,
     kinds: KindRegistry,
     pool: ProviderPool,
 ) -> Finding:
+    """Ask one API with every kind that is watched there."""
     check = f"API {name}"
     found = left_alone(row, datetime.now(UTC))
     if found is not None:
         return found
-    watched = [
-        kind.name
-        for kind in kinds.of_provider(config.provider)
-        if not config.kinds or kind.name in config.kinds
-    ]
+    installed = [kind.name for kind in kinds.of_provider(config.provider)]
+    watched = [kind for kind in installed if not config.kinds or kind in config.kinds]
     if not watched:
-        remedy = f"install the package of provider {config.provider!r} where the roles run, too"
-        return Finding(check, "warn", "no kind of this provider is installed here", remedy)
+        return _nothing_watched(check, config, installed)
     try:
         for kind in watched:
             await _list_one(pool, name, kind, config)
@@ -81,6 +78,20 @@ async def _check_api(
         remedy = "is the API up, and the endpoint right? What is declared waits, nothing is lost"
         return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)
     return Finding(check, "ok", f"{config.endpoint} answers ({', '.join(watched)})")
+
+
+def _nothing_watched(check: str, config: ProviderConfigSpec, installed: list[str]) -> Finding:
+    if not installed:
+        remedy = f"install the package of provider {config.provider!r} where the roles run, too"
+        found = f"no kind of provider {config.provider!r} is installed here"
+        return Finding(check, "warn", found, remedy)
+    named, known = ", ".join(config.kinds), ", ".join(installed)
+    found = f"spec.kinds names {named}, and provider {config.provider!r} has only {known} here"
+    remedy = (
+        "declare it with kinds of its provider, or leave spec.kinds out, which means all of them; "
+        "where what it names is another package's kind, install that where the roles run, too"
+    )
+    return Finding(check, "warn", found, remedy)
 
 
 async def _list_one(pool: ProviderPool, name: str, kind: str, config: ProviderConfigSpec) -> None:

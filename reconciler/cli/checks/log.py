@@ -9,10 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from nats.aio.client import Client
 
-from events.dead_letter import OTHERS
 from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
-from events.subjects import NO_NAMESPACE
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
 from infra.bus.shape_log import JetStreamShapeLog
@@ -24,6 +22,7 @@ from projections.read_models import (
 )
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
+from reconciler.cli.letters import discarded_text
 from reconciler.cli.log_reading import LogReading
 from reconciler.cli.reading import log_of, models_of
 from reconciler.cli.rebuilding import Rebuild, compare, differences
@@ -32,7 +31,6 @@ from reconciler.client.dead_letters import collect, matching
 SAMPLE = 50
 _MOST_LETTERS = 20_000
 _DISCARDED_SHOWN = timedelta(days=7)
-_NAMES = {NO_NAMESPACE: "of no namespace", OTHERS: "other namespaces"}
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
@@ -152,14 +150,7 @@ async def check_discarded(nc: Client) -> Finding:
     if not counts:
         return Finding("discarded", "ok", "none: whatever cannot be used is a dead letter")
     last = max(each.last_at for each in counts)
-    total = sum(each.count for each in counts)
-    most = sorted(counts, key=lambda each: each.count, reverse=True)
-    text = f"{total} messages got no dead letter, the last at {last:%Y-%m-%dT%H:%M:%SZ}; " + some(
-        [
-            f"{_NAMES.get(each.namespace, each.namespace)}: {each.count} at stage {each.stage}"
-            for each in most
-        ]
-    )
+    text = discarded_text(counts)
     if datetime.now(UTC) - last > _DISCARDED_SHOWN:
         return Finding("discarded", "ok", f"{text}; none since")
     remedy = (
