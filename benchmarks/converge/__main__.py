@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,7 @@ def converge(
     json: Annotated[str | None, Parameter(help="Write JSON to this file; -: to stdout.")] = None,
     quick: bool = False,
     worker_apart: bool = False,
+    python: Path | None = None,
 ) -> int:
     """Measure how declared shapes come to exist, and what an unchanged fleet costs.
 
@@ -52,12 +54,16 @@ def converge(
         One small case, to see that everything works.
     worker_apart
         Run the worker in a process of its own.
+    python
+        Measure the reconciler of another checkout, by the Python of its environment.
     """
     sizes = [_QUICK_SHAPES] if quick else [int(each) for each in shapes.split(",")]
     latencies = [0.0] if quick else [float(each) for each in latency_ms.split(",")]
     samples = _QUICK_IDLE_SAMPLES if quick else _IDLE_SAMPLES
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 160)
-    report = uvloop.run(_run(sizes, latencies, samples, console, worker_apart=worker_apart))
+    layout = WORKER_APART if worker_apart else ALL_IN_ONE
+    whose = sys.executable if python is None else str(python.absolute())
+    report = uvloop.run(_run(sizes, latencies, samples, console, layout, whose))
     show(report, console)
     _write(report, json)
     return int(any(target.is_fact and not target.met for target in report.targets))
@@ -68,17 +74,18 @@ async def _run(
     latencies: list[float],
     idle_samples: int,
     console: Console,
-    *,
-    worker_apart: bool,
+    layout: Sequence[str],
+    python: str,
 ) -> Report:
     started, load = datetime.now(UTC), os.getloadavg()[0]
-    layout = WORKER_APART if worker_apart else ALL_IN_ONE
     cases: list[Case] = []
     for size in sizes:
         for latency in latencies:
             with console.status(f"{size:,} shapes, API latency {latency:g} ms"):
                 cases.append(
-                    await run_case(size, latency, idle_samples=idle_samples, layout=layout)
+                    await run_case(
+                        size, latency, idle_samples=idle_samples, layout=layout, python=python
+                    )
                 )
     return Report(
         started=started.isoformat(timespec="seconds"),

@@ -22,12 +22,14 @@ from reconciler.wiring import connected
 
 
 async def run_case(
-    shapes: int, latency_ms: float, *, idle_samples: int, layout: Sequence[str]
+    shapes: int, latency_ms: float, *, idle_samples: int, layout: Sequence[str], python: str
 ) -> Case:
     """Run every phase on a stack of its own."""
     with tempfile.TemporaryDirectory(prefix="converge-") as folder:
         async with (
-            running_stack(Path(folder), latency_ms=latency_ms, layout=layout) as stack,
+            running_stack(
+                Path(folder), latency_ms=latency_ms, layout=layout, python=python
+            ) as stack,
             connected(stack.server.url) as nc,
             client_on(nc, source="benchmark") as client,
             aiohttp.ClientSession(stack.api.url) as session,
@@ -48,7 +50,7 @@ async def _measure(
     before_restart = Meter(stack.pids).read()
     restarted = await phases.restart(stack, bus, api, shapes)
     drifted = await phases.drift(stack, bus, api, names)
-    withdrawn = await phases.withdraw(bus, api, names)
+    withdrawn = await phases.withdraw(stack, bus, api, names)
     latency = await phases.idle(bus, api, idle_samples) if idle_samples else None
     peaks = highest(before_restart, Meter(stack.pids).read())  # before the ceilings raise them
     reading = await replay(bus.nc, stack.server.url)

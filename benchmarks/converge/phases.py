@@ -13,7 +13,7 @@ from benchmarks.converge.client import PATIENCE_SECONDS, Bus
 from benchmarks.converge.listings import listings_that_saw
 from benchmarks.converge.results import Converge, Drift, Latency, Restart, Withdrawal
 from benchmarks.converge.stack import Stack
-from benchmarks.converge.usage import Meter
+from benchmarks.converge.usage import Meter, since_start
 from infra.bus.streams import INTAKE
 from infra.jetstream.reads import stream_state
 from infra.shapes_api.counters import Statistics
@@ -62,11 +62,13 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
     events_before = await bus.log_position()
     stopped = await stack.stop_reconcilers()
     await api.forget_counts()
+    others = Meter({name: stack.pids[name] for name in ("nats-server", "shapes-api")})
     began = time.perf_counter()
     ready = await stack.start_reconcilers()
     await _until_read(api, settings.pages(shapes))
     await bus.until_nothing_waits()
     settled = time.perf_counter() - began
+    usage = others.read() + since_start(stack.reconciler_pids)
     await asyncio.sleep(settings.SETTLE_SECONDS)
     await bus.until_nothing_waits()
     statistics = await api.statistics()
@@ -78,6 +80,7 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
         listing_requests=settings.pages(shapes),
         shape_reads=reads(statistics) - settings.pages(shapes),
         new_events=await bus.log_position() - events_before,
+        usage=usage,
     )
 
 
@@ -89,11 +92,12 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
     await _until_read(api, 2 * settings.pages(len(names)))
     await api.new_effects()
     intake_before = (await stream_state(bus.nc, INTAKE)).last_seq
-    began = time.perf_counter()
+    meter, began = Meter(stack.pids), time.perf_counter()
     await api.delete(victims)
     deleting = time.perf_counter() - began
     await _until(api, lambda found: found.shapes == len(names), "all shapes again")
     await bus.until_nothing_waits()
+    usage = meter.read()
     effects = await api.new_effects()
     deletions = [each for each in effects if each.idempotency_key is None]
     restored = {
@@ -111,19 +115,22 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         seconds=round(max(restored.values()) - last_moment(deletions), 3),
         since_listing_seconds=round(_longest(seen, restored), 3),
         other_effects=len(effects) - len(deletions) - len(restored.keys() & set(victims)),
+        usage=usage,
     )
 
 
-async def withdraw(bus: Bus, api: Api, names: Sequence[str]) -> Withdrawal:
+async def withdraw(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Withdrawal:
     """Take every declaration back."""
     await bus.until_nothing_waits()
     await api.new_effects()
     await api.forget_counts()
     bus.expect(names, "Deleted")
+    meter = Meter(stack.pids)
     clock, began = time.time(), time.perf_counter()
     await bus.withdraw(names)
     await bus.expected()
     seconds = time.perf_counter() - began
+    usage = meter.read()
     statistics = await api.statistics()
     return Withdrawal(
         seconds=round(seconds, 3),
@@ -131,6 +138,7 @@ async def withdraw(bus: Bus, api: Api, names: Sequence[str]) -> Withdrawal:
         empty_seconds=round(last_moment(await api.new_effects()) - clock, 3),
         shapes_in_api=statistics.shapes,
         requests=statistics.requests,
+        usage=usage,
     )
 
 

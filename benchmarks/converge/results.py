@@ -49,6 +49,7 @@ class Restart(_Result, frozen=True):
     listing_requests: int
     shape_reads: int
     new_events: int
+    usage: tuple[ProcessUsage, ...]
 
 
 class Drift(_Result, frozen=True):
@@ -66,6 +67,7 @@ class Drift(_Result, frozen=True):
     seconds: float
     since_listing_seconds: float
     other_effects: int
+    usage: tuple[ProcessUsage, ...]
 
 
 class Withdrawal(_Result, frozen=True):
@@ -76,6 +78,7 @@ class Withdrawal(_Result, frozen=True):
     empty_seconds: float
     shapes_in_api: int
     requests: dict[str, dict[str, int]]
+    usage: tuple[ProcessUsage, ...]
 
 
 class Latency(_Result, frozen=True):

@@ -28,9 +28,11 @@ class ReconcilerFailedError(Exception):
 class ReconcilerProcess:
     """One `reconciler up` on a bus that runs already."""
 
-    def __init__(self, roles: str, nats_url: str, folder: Path) -> None:
+    def __init__(
+        self, roles: str, nats_url: str, folder: Path, *, python: str = sys.executable
+    ) -> None:
         self.roles = roles
-        self._command = [sys.executable, "-m", "reconciler", "up", "--no-api", "--output", "json"]
+        self._command = [python, "-m", "reconciler", "up", "--no-api", "--output", "json"]
         self._command += ["--nats-url", nats_url, "--data", str(folder), "--roles", roles]
         self._log = folder / "up.log"
         self._process: asyncio.subprocess.Process | None = None
@@ -46,7 +48,10 @@ class ReconcilerProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log
+                *self._command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=self._log.parent,  # not here: Python would import what lies around
             )
         assert self._process.stdout is not None
         async with asyncio.timeout(_READY_SECONDS):
@@ -79,14 +84,18 @@ class Stack:
         self.reconcilers = reconcilers
 
     @property
+    def reconciler_pids(self) -> dict[str, int]:
+        """Process ids of the reconcilers as they run now, by name."""
+        names = ["reconciler", *(f"reconciler ({each.roles})" for each in self.reconcilers[1:])]
+        return {name: each.pid for name, each in zip(names, self.reconcilers, strict=True)}
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids by name; the client is this process."""
-        names = ["reconciler", *(f"reconciler ({each.roles})" for each in self.reconcilers[1:])]
-        running = {name: each.pid for name, each in zip(names, self.reconcilers, strict=True)}
         return {
             "nats-server": self.server.pid,
             "shapes-api": self.api.pid,
-            **running,
+            **self.reconciler_pids,
             "client": os.getpid(),
         }
 
@@ -106,16 +115,19 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    folder: Path, *, latency_ms: float, layout: Sequence[str]
+    folder: Path, *, latency_ms: float, layout: Sequence[str], python: str = sys.executable
 ) -> AsyncGenerator[Stack]:
-    """Start everything in an empty folder; ``layout`` has the roles of each reconciler process."""
+    """Start everything in an empty folder.
+
+    ``layout``: the roles of each reconciler process. ``python``: whose environment they run in.
+    """
     server, api = EmbeddedServer(), ShapesProcess()
     reconcilers: list[ReconcilerProcess] = []
     try:
         url = await server.start(folder / "nats")
         await api.start(folder / "shapes-api", latency_ms=latency_ms)
         reconcilers += [
-            ReconcilerProcess(roles, url, folder / f"up-{number}")
+            ReconcilerProcess(roles, url, folder / f"up-{number}", python=python)
             for number, roles in enumerate(layout)
         ]
         stack = Stack(server, api, reconcilers)

@@ -79,17 +79,24 @@ def _results(cases: Sequence[Case]) -> Table:
 
 
 def _usage(cases: Sequence[Case]) -> Table:
-    table = Table("process", title="CPU seconds of the converge; peak MB of the whole case")
+    """CPU of each phase, and the peak of the whole case."""
+    table = Table("CPU, s: converge / restart / drift / withdrawal", title="What it took")
     for case in cases:
         table.add_column(f"{case.shapes:,} shapes\n{case.latency_ms:g} ms", justify="right")
-    for number, usage in enumerate(cases[0].peaks):
-        cells = [
-            f"{case.converge.usage[number].cpu_seconds:.2f} s; {case.peaks[number].peak_mb:.0f} MB"
-            for case in cases
-        ]
-        table.add_row(usage.process, *cells)
-    table.add_row("all but the client", *(f"{case.stack_peak_mb:.0f} MB" for case in cases))
+    for peak in cases[0].peaks:
+        table.add_row(peak.process, *(_cpu(case, peak.process) for case in cases))
+    table.add_row("peak of the stack, MB", *(f"{case.stack_peak_mb:.0f}" for case in cases))
     return table
+
+
+def _cpu(case: Case, process: str) -> str:
+    phases = (case.converge.usage, case.restart.usage, case.drift.usage, case.withdrawal.usage)
+    used = [
+        next((f"{each.cpu_seconds:.2f}" for each in usage if each.process == process), "-")
+        for usage in phases
+    ]
+    peak = next(each.peak_mb for each in case.peaks if each.process == process)
+    return f"{' / '.join(used)}; {peak:.0f} MB"
 
 
 def _targets(report: Report) -> Table:

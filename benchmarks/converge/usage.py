@@ -45,6 +45,14 @@ class Meter:
         )
 
 
+def since_start(processes: Mapping[str, int]) -> tuple[ProcessUsage, ...]:
+    """Give what processes have used in all their life."""
+    return tuple(
+        ProcessUsage(name, cpu_seconds(pid), round(peak_mb(pid), 1))
+        for name, pid in processes.items()
+    )
+
+
 def highest(*readings: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
     """Give each process's highest peak; its CPU time is that of the last reading."""
     found: dict[str, ProcessUsage] = {}
