@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Protocol, TypeVar
 
-import httpx
 import msgspec
 
 from reconciler.errors import (
@@ -43,8 +44,24 @@ _CONFIGURATION_AT_FAULT = {
 }
 """What no other generation of an object would mend: it is tried again until people have."""
 
+_REDIRECTED = 300
 _SERVER_ERROR = 500
 _UNUSABLE_REQUEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One call and its whole answer.
+
+    ``url`` is without the query, which may be long. ``headers`` know no upper and lower case, and
+    ``content`` is unpacked.
+    """
+
+    method: str
+    url: str
+    status_code: int
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    content: bytes = b""
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -65,7 +82,7 @@ def inconclusive(method: str) -> type[TransientError | UnknownResultError]:
     return TransientError if is_read(method) else UnknownResultError
 
 
-def refusal(response: httpx.Response) -> ProviderError:
+def refusal(response: Answer) -> ProviderError:
     """Classify an answer that is not a success, and that means nothing special to this API.
 
     404 is of the collection: that an object is not there is for the provider to tell.
@@ -77,17 +94,17 @@ def refusal(response: httpx.Response) -> ProviderError:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
     if status in _NOTHING_DONE_YET:
         return TransientError(text, status=status, retry_after_seconds=wait)
-    if status in _CONFIGURATION_AT_FAULT or response.is_redirect:
+    if status in _CONFIGURATION_AT_FAULT or _REDIRECTED <= status < _UNUSABLE_REQUEST:
         hint = _CONFIGURATION_AT_FAULT.get(status, "redirects are not followed: set spec.endpoint")
         return TransientError(f"{text} ({hint})", status=status, retry_after_seconds=wait)
     if _UNUSABLE_REQUEST <= status < _SERVER_ERROR:
-        if wait is not None or (status == HTTPStatus.GONE and is_read(response.request.method)):
+        if wait is not None or (status == HTTPStatus.GONE and is_read(response.method)):
             return TransientError(text, status=status, retry_after_seconds=wait)
         return PermanentError(text, status=status)
-    return inconclusive(response.request.method)(text, status=status, retry_after_seconds=wait)
+    return inconclusive(response.method)(text, status=status, retry_after_seconds=wait)
 
 
-def decoded(response: httpx.Response, decoder: msgspec.json.Decoder[_T]) -> _T:
+def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
     try:
         return decoder.decode(response.content)
@@ -95,9 +112,7 @@ def decoded(response: httpx.Response, decoder: msgspec.json.Decoder[_T]) -> _T:
         raise unusable(response, str(error)) from error
 
 
-def decoded_about(
-    external_name: str, response: httpx.Response, decoder: msgspec.json.Decoder[_N]
-) -> _N:
+def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.Decoder[_N]) -> _N:
     """Decode a success's body, which must be about the object that was asked for."""
     thing = decoded(response, decoder)
     if thing.name != external_name:
@@ -105,15 +120,15 @@ def decoded_about(
     return thing
 
 
-def unusable(response: httpx.Response, why: str) -> ProviderError:
+def unusable(response: Answer, why: str) -> ProviderError:
     """Describe a success whose body is not what the API promises."""
-    return inconclusive(response.request.method)(
+    return inconclusive(response.method)(
         f"{_call(response)} was answered {response.status_code} with an unusable body: {why}",
         status=response.status_code,
     )
 
 
-def problem_text(response: httpx.Response) -> str:
+def problem_text(response: Answer) -> str:
     """Give the API's own words: an RFC 9457 problem's, or the start of the body."""
     try:
         problem = msgspec.json.decode(response.content, type=_Problem)
@@ -125,7 +140,7 @@ def problem_text(response: httpx.Response) -> str:
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 
-def retry_after_seconds(response: httpx.Response) -> float | None:
+def retry_after_seconds(response: Answer) -> float | None:
     """Read ``Retry-After``: seconds, or a date (told by the API's own clock where it sends one)."""
     text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
@@ -146,6 +161,5 @@ def _http_date(text: str) -> datetime | None:
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-def _call(response: httpx.Response) -> str:
-    """Name a call in a message, without its query: that may be long."""
-    return f"{response.request.method} {response.request.url.copy_with(query=None)}"
+def _call(response: Answer) -> str:
+    return f"{response.method} {response.url}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import quote
 
-import httpx
+from yarl import URL
 
 from reconciler.errors import ConfigurationError, PermanentError
 
@@ -13,12 +13,14 @@ from reconciler.errors import ConfigurationError, PermanentError
 def checked_endpoint(endpoint: str) -> str:
     """Return an endpoint's URL without a trailing slash; raises ``ConfigurationError``."""
     try:
-        url = httpx.URL(endpoint)
-    except (httpx.InvalidURL, TypeError):
+        url = URL(endpoint) if endpoint.isprintable() else None
+    except ValueError:
+        url = None
+    if url is None:
         raise ConfigurationError(
             f"spec.endpoint: {_shown(endpoint)} is not a URL: write http://HOST:PORT or https://HOST"
-        ) from None
-    if url.userinfo:
+        )
+    if url.user or url.password:
         raise ConfigurationError(
             f"spec.endpoint of {url.host}: a URL must not contain credentials, since it is kept in"
             " the log: use spec.credentialsRef"
@@ -27,7 +29,7 @@ def checked_endpoint(endpoint: str) -> str:
         raise ConfigurationError(
             f"spec.endpoint: {_shown(endpoint)} cannot be called: write http://HOST:PORT or https://HOST"
         )
-    if url.query or url.fragment:
+    if url.query_string or url.fragment:
         raise ConfigurationError(
             f"spec.endpoint of {url.host}: leave out the query (?...) and the fragment (#...)"
         )

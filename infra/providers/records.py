@@ -14,13 +14,12 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Literal
 
-import httpx
 import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields, ProviderConfigSpec, Scope
-from infra.providers.answers import decoded, decoded_about, problem_text, refusal
+from infra.providers.answers import Answer, decoded, decoded_about, problem_text, refusal
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
@@ -192,7 +191,7 @@ class RecordsProvider:
         await self._api.close()
         await self._feed.close()
 
-    async def _put(self, action: Action, condition: dict[str, str]) -> httpx.Response:
+    async def _put(self, action: Action, condition: dict[str, str]) -> Answer:
         tags = [f"{key}={value}" for key, value in sorted(action.labels.items())]
         content = {**action.fields, "tags": [*tags, f"{KEY_TAG}={action.idempotency_key}"]}
         return await self._api.call(
@@ -236,7 +235,7 @@ def _path(external_name: str) -> str:
     return f"/records/{path_segment(external_name, name_problem)}"
 
 
-def _shown(response: httpx.Response, external_name: str) -> _Record:
+def _shown(response: Answer, external_name: str) -> _Record:
     return decoded_about(external_name, response, _record_decoder)
 
 

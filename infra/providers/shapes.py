@@ -18,13 +18,13 @@ from functools import partial
 from http import HTTPStatus
 from typing import Literal
 
-import httpx
 import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import ProviderConfigSpec, Scope
 from infra.providers.answers import (
+    Answer,
     decoded,
     decoded_about,
     problem_text,
@@ -192,7 +192,7 @@ class ShapesProvider:
         if any(thing.name == external_name for thing in page.objects):
             raise TransientError(f"shape {external_name!r} is listed, but was answered 404")
 
-    async def _refused(self, response: httpx.Response, action: Action) -> ProviderError:
+    async def _refused(self, response: Answer, action: Action) -> ProviderError:
         """Classify a refused write, with what stands in its way."""
         status = response.status_code
         text = f"shape {action.external_name!r}: {problem_text(response)}"
@@ -227,21 +227,21 @@ def _body(action: Action) -> bytes:
     return _encoder.encode({"name": action.external_name, "labels": action.labels, **action.fields})
 
 
-def _effect(response: httpx.Response, action: Action) -> Effect:
+def _effect(response: Answer, action: Action) -> Effect:
     thing = _shown(response, action.external_name)
     return Effect(object=thing, replayed=_is_replay(response))
 
 
-def _shown(response: httpx.Response, external_name: str) -> ExternalObject:
+def _shown(response: Answer, external_name: str) -> ExternalObject:
     return decoded_about(external_name, response, _shape_decoder).as_object()
 
 
-def _is_replay(response: httpx.Response) -> bool:
+def _is_replay(response: Answer) -> bool:
     """Tell whether the API says so; the contract names no header, these two are in use."""
     return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
 
 
-def _is_still_running(response: httpx.Response) -> bool:
+def _is_still_running(response: Answer) -> bool:
     """Tell the two meanings of 409 apart: only the running request may be waited for."""
     return "Retry-After" in response.headers or bool(_STILL_RUNNING.search(problem_text(response)))
 

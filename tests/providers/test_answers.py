@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import httpx
 import msgspec
 import pytest
 
 from infra.providers.answers import (
     MAX_DETAIL_CHARACTERS,
+    Answer,
     decoded,
     problem_text,
     refusal,
@@ -24,9 +24,8 @@ from reconciler.errors import (
 
 def answered(
     status: int, body: bytes = b"", *, method: str = "PUT", headers: dict[str, str] | None = None
-) -> httpx.Response:
-    request = httpx.Request(method, "https://api.example/shapes?continue=long")
-    return httpx.Response(status, headers=headers, content=body, request=request)
+) -> Answer:
+    return Answer(method, "https://api.example/shapes", status, headers or {}, body)
 
 
 @pytest.mark.parametrize(
