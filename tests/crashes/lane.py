@@ -141,9 +141,7 @@ class Lane:
     async def settle(self) -> None:
         """Have what was declared so far decided, by a process that ends afterwards."""
         process = self.fork()
-        await self.until_outcome(
-            ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default"), "Converged"
-        )
+        await self.until_outcome(config_key("default"), "Converged")
         await self.until_at_rest()
         await process.stop()
 
@@ -227,7 +225,7 @@ class Lane:
 
     async def withdraw_config(self, name: str) -> None:
         """Take a configuration back."""
-        await self.tell(ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name), Withdrawn())
+        await self.tell(config_key(name), Withdrawn())
 
     # --- what people do
 
@@ -355,3 +353,8 @@ class Lane:
 def key(name: str) -> ShapeKey:
     """Name a shape of the lane."""
     return ShapeKey("default", "Shape", name)
+
+
+def config_key(name: str) -> ShapeKey:
+    """Name a configuration."""
+    return ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)

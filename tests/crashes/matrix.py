@@ -9,7 +9,7 @@ from pathlib import Path
 from events.log import ActionDecided, ActionSucceeded, Operation
 from reconciler.failpoints import Failpoint
 from tests.crashes.cases import Case, Trouble
-from tests.crashes.lane import PREFIX, Lane
+from tests.crashes.lane import PREFIX, Lane, config_key
 from tests.crashes.role_process import RoleProcess
 
 LANES = 4
@@ -55,8 +55,10 @@ class Story:
             await self.lane.until_outcome(self.name, "Converged")
         if self.case.point in _BY_SWEEP:
             await self.lane.withdraw_config(self.config)
+            # The two are of different partitions: asked before it is withdrawn, it would be done.
+            await self.lane.until_outcome(config_key(self.config), "Deleted")
             await self.ask()
-            await self.lane.until_outcome(self.name, "Held")
+            await self.lane.until_outcome(self.name, "Held", self.generation)
 
     # --- the operation
 
