@@ -53,7 +53,7 @@ from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.shapes_api import ShapesProcess
-from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess
+from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
 from tests.history_checker import Acknowledged
 from tests.history_reading import check
 
@@ -88,6 +88,7 @@ class Lane:
     @asynccontextmanager
     async def here(self) -> AsyncGenerator[Lane]:
         """Start the servers, and end everything afterwards."""
+        await ready_to_fork()
         try:
             await self.server.start(self._folder / "nats")
             await self.api.start(self._folder / "api")
