@@ -396,7 +396,7 @@ def _late_observations(history: History) -> Iterator[Finding]:
         for each in events:
             data = each.event.data
             if isinstance(data, ActionSucceeded):
-                effect = each.event.causeposition
+                effect = max(effect, each.event.causeposition)  # a late report may be older
             elif isinstance(data, ExternalObserved) and data.as_of < effect:
                 yield Finding(
                     "late",

@@ -12,7 +12,7 @@ from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 8
+STATE_SCHEMA = 9
 """Raised whenever the meaning of a stored state changes: older snapshots are then ignored."""
 
 REMEMBERED_DECLARATIONS = 64

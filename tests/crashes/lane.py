@@ -53,7 +53,7 @@ from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.shapes_api import ShapesProcess
-from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess
+from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
 from tests.history_checker import Acknowledged
 from tests.history_reading import check
 
@@ -88,6 +88,7 @@ class Lane:
     @asynccontextmanager
     async def here(self) -> AsyncGenerator[Lane]:
         """Start the servers, and end everything afterwards."""
+        await ready_to_fork()
         try:
             await self.server.start(self._folder / "nats")
             await self.api.start(self._folder / "api")
@@ -141,9 +142,7 @@ class Lane:
     async def settle(self) -> None:
         """Have what was declared so far decided, by a process that ends afterwards."""
         process = self.fork()
-        await self.until_outcome(
-            ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default"), "Converged"
-        )
+        await self.until_outcome(config_key("default"), "Converged")
         await self.until_at_rest()
         await process.stop()
 
@@ -227,7 +226,7 @@ class Lane:
 
     async def withdraw_config(self, name: str) -> None:
         """Take a configuration back."""
-        await self.tell(ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name), Withdrawn())
+        await self.tell(config_key(name), Withdrawn())
 
     # --- what people do
 
@@ -355,3 +354,8 @@ class Lane:
 def key(name: str) -> ShapeKey:
     """Name a shape of the lane."""
     return ShapeKey("default", "Shape", name)
+
+
+def config_key(name: str) -> ShapeKey:
+    """Name a configuration."""
+    return ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)

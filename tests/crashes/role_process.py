@@ -28,6 +28,20 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["__main__", "tests.crashes.roles"])
 
 
+async def ready_to_fork() -> None:
+    """Wait until the server that forks has imported everything: the first fork waits for that.
+
+    On a busy machine it is longer than a request of another lane may take, on the same event loop.
+    """
+    await asyncio.to_thread(_fork_once)
+
+
+def _fork_once() -> None:
+    process = _context.Process(target=os.getpid)
+    process.start()
+    process.join()
+
+
 class RoleProcess:
     """One process that runs roles."""
 

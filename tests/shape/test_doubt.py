@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from msgspec.structs import replace
 
@@ -283,6 +285,19 @@ def test_a_report_that_is_delivered_again_is_no_late_success():
     command = story.command(told)
     assert every(ActionSucceeded, story.give([command]))
     assert story.give([command]) == []
+
+
+def test_a_report_that_was_overtaken_makes_no_older_observation_count():
+    """A decider that died held the first; that of the second worker was decided before."""
+    story = withdrawn()
+    told = Reported(story.action.action_id, 1, story.now, story.now, "w1")
+    overtaken = story.command(told)
+    story.turn(replace(told, worker="w2", redelivered=True))
+    story.declare({"color": "Blue"})
+    story.succeed()
+    story.now += timedelta(seconds=5)
+    assert only(ActionSucceeded, story.give([overtaken])).late
+    assert story.see(None, as_of=overtaken.position) == [], "it began before the creation"
 
 
 def test_a_late_update_counts_by_the_object_that_it_met():

@@ -135,7 +135,7 @@ def _succeeded(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> Sha
     perhaps_twice = data.redelivered and data.operation == "Create"
     uncertain = perhaps_twice or (flight is not None and flight.uncertain)
     after = {
-        **_settled(data, event),
+        **_settled(state, data, event),
         "in_flight": None,
         # An attempt of unknown result may still be under way where the API keeps no keys.
         "uncertain_create": state.uncertain_create or uncertain,
@@ -157,20 +157,31 @@ def _succeeded_late(state: ShapeState, data: ActionSucceeded, event: LogEvent) -
             replace(each, told_late=True) if each is ended else each for each in state.ended
         ),
         "uncertain_create": state.uncertain_create or data.operation == "Create",
-        "effect_position": event.causeposition,
-        "effect_at": data.reported_at or event.time,
+        **_effect(state, data, event),
     }
     if data.outdated:
         after["applied"] = _perhaps_applied(state, ended)
     else:
-        settled = {} if state.in_flight is not None else _settled(data, event)
+        settled = {} if state.in_flight is not None else _settled(state, data, event)
         after |= {**settled, **_result(state, ended, data), "because": event.id}
         if data.operation == "Update":
             after["applied"] = _perhaps_applied(state, ended)  # what came after it is ours as well
     return replace(state, **after)
 
 
-def _settled(data: ActionSucceeded, event: LogEvent) -> dict[str, Any]:
+def _effect(
+    state: ShapeState, data: ActionSucceeded | ActionFailed, event: LogEvent
+) -> dict[str, Any]:
+    """An observation that began before the newest report is stale."""
+    if event.causeposition < state.effect_position:
+        return {}  # it was overtaken: the newest effect stays the newest
+    return {
+        "effect_position": event.causeposition,
+        "effect_at": data.reported_at or event.time,
+    }
+
+
+def _settled(state: ShapeState, data: ActionSucceeded, event: LogEvent) -> dict[str, Any]:
     """Nothing is wrong any more, as of this report."""
     return {
         "version": event.shapeversion,
@@ -178,8 +189,7 @@ def _settled(data: ActionSucceeded, event: LogEvent) -> dict[str, Any]:
         "conflicts": 0,
         "failure": None,
         "hold_until": None,
-        "effect_position": event.causeposition,
-        "effect_at": data.reported_at or event.time,
+        **_effect(state, data, event),
     }
 
 
@@ -236,8 +246,7 @@ def _failed(state: ShapeState, data: ActionFailed, event: LogEvent) -> ShapeStat
     after |= {
         "in_flight": None,
         "ended": _remembered(state, flight, in_doubt=flight is not None and flight.in_doubt),
-        "effect_position": event.causeposition,
-        "effect_at": data.reported_at or event.time,
+        **_effect(state, data, event),
     }
     if flight is not None and data.operation == "Create":
         after["uncertain_create"] = state.uncertain_create or flight.uncertain or data.redelivered
