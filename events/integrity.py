@@ -12,7 +12,6 @@ and from the first digest on by both.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Literal, NamedTuple
@@ -28,7 +27,6 @@ DIGEST_HEADER = "Reconciler-Digest"
 
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
-_LEAST_TOKENS = 5
 _PLACE = 4
 
 Problem = Literal[
@@ -168,34 +166,46 @@ class ShapeChain:
 
 
 class LogChains:
-    """The histories of all shapes of a log, checked in one pass; about 500 bytes a shape.
+    """The histories of all shapes of a log, checked in one pass; about 300 bytes a shape.
 
     ``after`` is the position that the pass begins behind: unless it is 0, a shape's first event
     that is seen is taken as it is. What is found is told to ``damaged``: a shape once, and it is
     not looked at any further; and positions that are missing. A log never removes anything, so a
     position that is missing is an event that was lost, even if it was the last of its shape.
+
+    ``most``: of how many shapes, at least, the end of their history is kept in mind, those of the
+    newest events; twice as many at most. The next event of another one is taken as it is.
     """
 
-    def __init__(self, damaged: Callable[[LogDamage], object], *, after: int = 0) -> None:
+    def __init__(
+        self,
+        damaged: Callable[[LogDamage], object],
+        *,
+        after: int = 0,
+        most: int | None = None,
+    ) -> None:
         self.chains: dict[str, ShapeChain] = {}
         self.undigested = 0
         self._tell = damaged
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
-        self._names: dict[str, str] = {}
+        self._most = most
+        self._older: dict[str, ShapeChain] = {}
 
     def take(self, recorded: Recorded) -> LogEvent | None:
         """Give a sound event, or None for one of a damaged shape, or of none."""
         if recorded.position != self._position + 1:
             self._tell_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
-        shape = self._names.get(recorded.subject) or self._shape_of(recorded)
-        if not shape or shape in self._damaged:
+        log, *key = recorded.subject.split(".", _PLACE)
+        shape = "/".join(key[:3])
+        chain = self.chains.get(shape) or self._chain_of(shape)
+        if log != "log" or len(key) < _PLACE or chain is None:
+            self._tell_misplaced(recorded)
             return None
-        chain = self.chains.get(shape)
-        if chain is None:
-            chain = self.chains[shape] = ShapeChain(self._begins_with)
+        if shape in self._damaged:
+            return None
         try:
             event = chain.take(recorded, shape)
         except LogDamagedError as error:
@@ -205,6 +215,21 @@ class LogChains:
         if not recorded.digest:
             self.undigested += 1
         return event
+
+    def _chain_of(self, shape: str) -> ShapeChain | None:
+        """Begin a shape's chain, or take one up again; None if nothing can have that name."""
+        chain = self._older.pop(shape, None)
+        if chain is None:
+            try:
+                ShapeKey.parse(shape)
+            except InvalidNameError:
+                return None
+            chain = ShapeChain(self._begins_with)
+        if self._most is not None and len(self.chains) >= self._most:
+            self._older, self.chains = self.chains, {}
+            self._begins_with = None  # what seems to be new may be forgotten
+        self.chains[shape] = chain
+        return chain
 
     def end(self, last_position: int) -> None:
         """Say that all events up to a position were taken: those before it must have been there."""
@@ -219,17 +244,8 @@ class LogChains:
             what = f"events at positions {first} to {last}"
         self._tell(LogDamage("Missing", first, 0, what, found))
 
-    def _shape_of(self, recorded: Recorded) -> str:
-        """Name the shape that a message is stored under; empty, and told, if there is none.
-
-        Everything below a shape's subject is in its history, also what no event is stored under.
-        """
-        parts = recorded.subject.split(".")
-        if len(parts) >= _LEAST_TOKENS and parts[0] == "log":
-            with contextlib.suppress(InvalidNameError):
-                shape = self._names[recorded.subject] = str(ShapeKey.checked(*parts[1:4]))
-                return shape
+    def _tell_misplaced(self, recorded: Recorded) -> None:
+        """Everything below a shape's subject is in its history, also what is no event's place."""
         expected = "a subject log.<namespace>.<kind>.<name>.<class>"
         found = recorded.subject[:_SHOWN_CHARACTERS]
         self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))
-        return ""

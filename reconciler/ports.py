@@ -127,12 +127,17 @@ class ShapeLog(Protocol):
         ...
 
     def follow(
-        self, after: int = 0, *, damaged: DamageListener | None = None
+        self,
+        after: int = 0,
+        *,
+        damaged: DamageListener | None = None,
+        most_shapes: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log from behind a position.
 
         ``damaged`` is told where the log is not what was written; what a shape has behind its
-        damage is not handed out.
+        damage is not handed out. ``most_shapes`` bounds of how many shapes the feed remembers the
+        newest event, to check that the next one follows on it (``events.integrity.LogChains``).
         """
         ...
 

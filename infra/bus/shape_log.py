@@ -336,17 +336,21 @@ class JetStreamShapeLog:
         return _sound_of_some(messages)
 
     def follow(
-        self, after: int = 0, *, damaged: DamageListener | None = None
+        self,
+        after: int = 0,
+        *,
+        damaged: DamageListener | None = None,
+        most_shapes: int | None = None,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log from behind a position."""
-        return self._follow(after, damaged or _tell)
+        return self._follow(after, LogChains(damaged or _tell, after=after, most=most_shapes))
 
     @asynccontextmanager
-    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[CheckedFeed]:
+    async def _follow(self, after: int, chains: LogChains) -> AsyncGenerator[CheckedFeed]:
         async with AsyncExitStack() as stack:
             log_from = follow(self._nc, SHAPES, start_seq=after + 1)
             follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
-            feed = CheckedFeed(follower, LogChains(damaged, after=after))
+            feed = CheckedFeed(follower, chains)
             feed.check_end()
             yield feed
 

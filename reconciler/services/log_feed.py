@@ -11,6 +11,10 @@ from events.integrity import LogDamage
 from events.log import LogEvent
 from reconciler.ports import DamageListener, ShapeLog
 
+REMEMBERED_SHAPES = 50_000
+"""Of so many shapes, and of twice as many at most, each new event is checked to follow on the one
+before: some 300 bytes each. The scrubber checks all of them, now and then."""
+
 _logger = structlog.get_logger(__name__)
 
 Subscriber = Callable[[int, LogEvent], object]
@@ -52,7 +56,9 @@ class LogFeed:
 
     async def run(self) -> None:
         """Follow for ever."""
-        async with self._log.follow(self._after, damaged=self._damaged) as feed:
+        async with self._log.follow(
+            self._after, damaged=self._damaged, most_shapes=REMEMBERED_SHAPES
+        ) as feed:
             while True:
                 if feed.caught_up:
                     self.caught_up.set()

@@ -40,9 +40,9 @@ class Pass:
     undigested: int = 0
 
 
-def passed(stored: Sequence[Recorded], *, after: int = 0) -> Pass:
+def passed(stored: Sequence[Recorded], *, after: int = 0, most: int | None = None) -> Pass:
     result = Pass()
-    chains = LogChains(result.damage.append, after=after)
+    chains = LogChains(result.damage.append, after=after, most=most)
     for one in stored:
         event = chains.take(one)
         if event is not None:
@@ -169,3 +169,15 @@ def test_a_pass_that_begins_in_the_middle_takes_the_first_event_as_it_is() -> No
     stored = recorded(events(FOO, 1, 6))
     assert passed(stored[3:], after=3).damage == []
     assert passed([stored[3], at(stored[5], 5)], after=3).damage[0].problem == "Missing"
+
+
+def test_a_bounded_pass_checks_those_shapes_of_which_it_saw_the_newest_events() -> None:
+    foo = recorded(events(FOO, 1, 4))
+    others = [recorded(events(ShapeKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)]
+    skipped = [*foo[:2], foo[3]]
+    soon = renumbered([*skipped[:2], *others[:2], skipped[2]])
+    late = renumbered([*skipped[:2], *others, skipped[2]])
+    assert [each.problem for each in passed(soon, most=2).damage] == ["Missing"]
+    assert passed(late, most=2).damage == [], "its history is forgotten: taken as it is"
+    assert [each.problem for each in passed(late).damage] == ["Missing"]
+    assert len(passed(late, most=2).sound) == len(late)

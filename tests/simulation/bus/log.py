@@ -198,18 +198,22 @@ class SimulatedLog:
         )
 
     def follow(
-        self, after: int = 0, *, damaged: DamageListener | None = None
+        self,
+        after: int = 0,
+        *,
+        damaged: DamageListener | None = None,
+        most_shapes: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
-        return self._follow(after, damaged or _nobody)
+        return self._follow(after, LogChains(damaged or _nobody, after=after, most=most_shapes))
 
     @asynccontextmanager
-    async def _follow(self, after: int, damaged: DamageListener) -> AsyncGenerator[EventFeed]:
+    async def _follow(self, after: int, chains: LogChains) -> AsyncGenerator[EventFeed]:
         stream, network = self._stream, self._network
         target = await network.ask("feed", lambda: stream.last_position)
         if stream.recorded is None:
             yield _Feed(stream, network, after, target)
         else:
-            yield _CheckedFeed(stream, network, after, target, damaged)
+            yield _CheckedFeed(stream, network, after, target, chains)
 
     async def missing_events(self) -> int:
         recorded = self._stream.recorded
@@ -249,11 +253,11 @@ class _CheckedFeed:
         network: Network,
         after: int,
         target: int,
-        damaged: DamageListener,
+        chains: LogChains,
     ) -> None:
         assert stream.recorded is not None
         self._target = target
-        self._chains = LogChains(damaged, after=after)
+        self._chains = chains
         self._pushed = Pushed(stream.recorded.events, network, after, "feed")
         self.position = after
         stream.after_store.append(lambda _append, _stored: self._pushed.send())
