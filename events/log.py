@@ -263,7 +263,10 @@ class ActionSucceeded(_Event, frozen=True):
 
 
 class ActionNotDone(_Event, frozen=True):
-    """A look showed that the action had no effect: it is tried again, with the same key."""
+    """A look showed nothing of the action's effect: it is tried again, with the same key.
+
+    What a creation made may have been deleted by others before the look.
+    """
 
     action_id: str
     operation: Operation
