@@ -240,10 +240,11 @@ FoundBy = Literal["Label", "Key", "Content", "Absence"]
 class ActionSucceeded(_Event, frozen=True):
     """The effect is known to have happened.
 
-    ``found_by``: not the API's answer said so, but a look at what is there: it carries our label or
-    the action's key, has the action's content, or is gone as it should be. ``late``: the answer
-    came when the action had been taken for failed or was given up; ``outdated``: and something
-    newer is known by then, so that it explains the effect and changes nothing else.
+    ``found_by``: not this call did it, as far as is known, but what is there shows it: it carries
+    our label or the action's key, has the action's content, or is gone as it should be.
+    ``late``: the answer came when the action had been taken for failed or was given up;
+    ``outdated``: and something newer is known by then, so that it explains the effect and changes
+    nothing else.
     ``redelivered``: another worker had the attempt as well, and may still make its call; of a
     creation only where the API keeps no keys.
     ``reported_at``: when the bus got the worker's report, for an API that shows effects only after

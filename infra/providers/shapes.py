@@ -136,7 +136,7 @@ class ShapesProvider:
         if action.uid is not None:
             found = await self.read(action.external_name)
             if found is None:
-                return Effect(object=None)
+                return Effect(object=None, absent=True)
             check_uid(found, action)
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers=_headers(action)
@@ -146,9 +146,10 @@ class ShapesProvider:
             HTTPStatus.OK,
             HTTPStatus.NOT_FOUND,
         }:
-            if response.status_code == HTTPStatus.NOT_FOUND:
+            absent = response.status_code == HTTPStatus.NOT_FOUND
+            if absent:
                 await self._confirm_absence(action.external_name)
-            return Effect(object=None, replayed=_is_replay(response))
+            return Effect(object=None, replayed=_is_replay(response), absent=absent)
         raise await self._refused(response, action)
 
     async def read(self, external_name: str) -> ExternalObject | None:

@@ -110,6 +110,10 @@ TOLD: list[tuple[ShapeEvent, str]] = [
         ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
         "Create, attempt 3, found by its label, told late",
     ),
+    (
+        ActionSucceeded("a@2", "Delete", 1, found_by="Absence"),
+        "Delete, attempt 1, found by its absence",
+    ),
     (DriftDetected(1, missing=True), "the object is gone"),
     (
         DriftDetected(

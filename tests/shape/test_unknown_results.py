@@ -430,6 +430,13 @@ def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_i
     assert story.outcome == "Deleted"
 
 
+def test_a_deletion_that_meets_nothing_does_not_claim_what_somebody_else_did():
+    story = converged()
+    story.withdraw()
+    assert only(ActionSucceeded, story.report(absent=True)).found_by == "Absence"
+    assert story.outcome == "Deleted"
+
+
 def test_a_success_that_is_told_late_makes_the_object_ours():
     """The same attempt ran twice, and the one that was refused reported first."""
     story = begun()
