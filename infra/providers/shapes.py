@@ -3,7 +3,8 @@
 What the API cannot promise, and what is done about it:
 
 - A version counts from one again when a new shape takes a name, so ``If-Match`` alone could replace
-  a stranger: an update reads the shape first and compares the uid.
+  a stranger: an update reads the shape first and compares the uid. A shape that takes the name
+  between these two calls, and has that version, is replaced.
 - ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
   that takes the name between these two calls is deleted; only the API could prevent that.
 - One status, 409, says that the name is taken and that a request with the key still runs. The
