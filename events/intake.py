@@ -169,7 +169,8 @@ class Reported(_Intake, frozen=True):
     the way, if it could be read. ``sought``: the worker did not call again but looked what came of
     the action; without an error, no object says that there is none. ``redelivered``: another worker
     had this attempt before, or may have it too by now: it may have made the call. ``replayed``: the
-    API said that this answer, a refusal too, was kept with the action's key.
+    API said that this answer, a refusal too, was kept with the action's key. ``absent``: a deletion
+    met nothing, so that it is not known who made it.
     """
 
     action_id: str
@@ -182,6 +183,7 @@ class Reported(_Intake, frozen=True):
     replayed: bool = False
     sought: bool = False
     redelivered: bool = False
+    absent: bool = False
 
 
 class ApiReported(_Intake, frozen=True):

@@ -240,10 +240,11 @@ FoundBy = Literal["Label", "Key", "Content", "Absence"]
 class ActionSucceeded(_Event, frozen=True):
     """The effect is known to have happened.
 
-    ``found_by``: not the API's answer said so, but a look at what is there: it carries our label or
-    the action's key, has the action's content, or is gone as it should be. ``late``: the answer
-    came when the action had been taken for failed or was given up; ``outdated``: and something
-    newer is known by then, so that it explains the effect and changes nothing else.
+    ``found_by``: not this call did it, as far as is known, but what is there shows it: it carries
+    our label or the action's key, has the action's content, or is gone as it should be.
+    ``late``: the answer came when the action had been taken for failed or was given up;
+    ``outdated``: and something newer is known by then, so that it explains the effect and changes
+    nothing else.
     ``redelivered``: another worker had the attempt as well, and may still make its call; of a
     creation only where the API keeps no keys.
     ``reported_at``: when the bus got the worker's report, for an API that shows effects only after
@@ -263,7 +264,10 @@ class ActionSucceeded(_Event, frozen=True):
 
 
 class ActionNotDone(_Event, frozen=True):
-    """A look showed that the action had no effect: it is tried again, with the same key."""
+    """A look showed nothing of the action's effect: it is tried again, with the same key.
+
+    What a creation made may have been deleted by others before the look.
+    """
 
     action_id: str
     operation: Operation

@@ -46,10 +46,12 @@ class Effect(msgspec.Struct, frozen=True):
     """What a write did: the object as the API shows it afterwards (None after a deletion).
 
     ``replayed``: the API said that this was the kept answer to an earlier call with the same key.
+    ``absent``: a deletion met nothing: an earlier call of ours, or somebody else, had done it.
     """
 
     object: ExternalObject | None
     replayed: bool = False
+    absent: bool = False
 
 
 class Provider(Protocol):
@@ -75,7 +77,7 @@ class Provider(Protocol):
         ...
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the object if it is still ``action.uid``; an object that is gone is a success.
+        """Delete the object if it is still ``action.uid``; one that is gone is a success, absent.
 
         Raises ``ConflictError`` with the obstacle if another object has taken the name.
         """

@@ -150,14 +150,14 @@ class RecordsProvider:
         """Delete a record that is still the action's, whatever its version."""
         found = await self._found(action.external_name)
         if found is None:
-            return Effect(object=None)
+            return Effect(object=None, absent=True)
         check_uid(found.as_object(), action)
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.etag}"'}
         )
         if response.status_code == HTTPStatus.NOT_FOUND:
             await self._confirm_zone()
-            return Effect(object=None)
+            return Effect(object=None, absent=True)
         if response.status_code == HTTPStatus.NO_CONTENT:
             return Effect(object=None)
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:

@@ -3,7 +3,8 @@
 What the API cannot promise, and what is done about it:
 
 - A version counts from one again when a new shape takes a name, so ``If-Match`` alone could replace
-  a stranger: an update reads the shape first and compares the uid.
+  a stranger: an update reads the shape first and compares the uid. A shape that takes the name
+  between these two calls, and has that version, is replaced.
 - ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
   that takes the name between these two calls is deleted; only the API could prevent that.
 - One status, 409, says that the name is taken and that a request with the key still runs. The
@@ -136,7 +137,7 @@ class ShapesProvider:
         if action.uid is not None:
             found = await self.read(action.external_name)
             if found is None:
-                return Effect(object=None)
+                return Effect(object=None, absent=True)
             check_uid(found, action)
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers=_headers(action)
@@ -146,9 +147,10 @@ class ShapesProvider:
             HTTPStatus.OK,
             HTTPStatus.NOT_FOUND,
         }:
-            if response.status_code == HTTPStatus.NOT_FOUND:
+            absent = response.status_code == HTTPStatus.NOT_FOUND
+            if absent:
                 await self._confirm_absence(action.external_name)
-            return Effect(object=None, replayed=_is_replay(response))
+            return Effect(object=None, replayed=_is_replay(response), absent=absent)
         raise await self._refused(response, action)
 
     async def read(self, external_name: str) -> ExternalObject | None:

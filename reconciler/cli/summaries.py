@@ -221,6 +221,8 @@ def _held(data: ActionHeld) -> str:
 
 
 def _not_done(data: ActionNotDone) -> str:
+    if data.operation == "Create":  # what it made may have been deleted by others since
+        return "Create: a look shows none: it is called again"
     return f"{data.operation}: a look shows that it was not done"
 
 

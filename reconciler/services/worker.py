@@ -175,6 +175,7 @@ class Worker:
             replayed=_is_kept_answer(error if effect is None else effect),
             sought=sought,
             redelivered=self._may_be_another_workers(delivery),
+            absent=effect is not None and effect.absent,
         )
         self._results.append(
             (

@@ -95,9 +95,9 @@ def _find_created(action: Action, found: ExternalObject | None, context: Context
     label = found.labels.get(OWNER_LABEL)
     if label is not None:
         return "Label" if label == context.owner else "Another"
-    if not (capabilities.labels or _has_content(action, found, context)):
-        return "Another"
-    return "Unclear"  # nobody claims it: somebody may have taken our label off
+    # Nobody claims it: somebody may have taken our label off. Its content tells nothing, since
+    # anybody may have changed it since, and a stranger can want the same.
+    return "Unclear"
 
 
 def _find_updated(action: Action, found: ExternalObject | None, context: Context) -> Finding:

@@ -41,6 +41,7 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
             data.attempt,
             data.object,
             data.replayed,
+            found_by=_found_by(data),
             redelivered=redelivered,
         )
         record(_dated(done, flight.action, command, context))
@@ -54,6 +55,11 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
     after = record(_dated(ended, flight.action, command, context))
     if isinstance(ended, ActionFailed) and after.in_flight is None:
         _record_what_stands_there(after, ended, context, record)
+
+
+def _found_by(data: Reported) -> FoundBy | None:
+    """Tell what a success rests on, if the call itself had no effect: who had is not known."""
+    return "Absence" if data.absent else None
 
 
 def _dated(event: ShapeEvent, action: Action, command: Command, context: Context) -> ShapeEvent:
@@ -83,6 +89,7 @@ def _record_late_success(
                 data.attempt,
                 data.object,
                 data.replayed,
+                found_by=_found_by(data),
                 late=True,
                 outdated=bool(ended.known_by) or not _still_counts(state, ended.action, data),
             )

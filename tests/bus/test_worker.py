@@ -47,6 +47,7 @@ class Api:
     ) -> None:
         self.calls = 0
         self.shown = shown
+        self.absent = False
         self.fails = fails
 
     def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
@@ -59,7 +60,7 @@ class Api:
         self.calls += 1
         if self.fails is not None:
             raise self.fails
-        return Effect(self.shown)
+        return Effect(self.shown, absent=self.absent)
 
     update = delete = create
 
@@ -232,6 +233,16 @@ async def test_a_report_tells_whether_another_worker_had_the_action_before(
 ) -> None:
     bus = await work(log, Api(), [decided(new_key(), "Create")], delivered=delivered)
     assert [report.redelivered for report in bus.reports] == [delivered > 1]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+async def test_a_report_tells_whether_a_deletion_met_nothing(
+    log: JetStreamShapeLog, absent: bool
+) -> None:
+    api = Api()
+    api.absent = absent
+    bus = await work(log, api, [decided(new_key(), "Delete")], delivered=1)
+    assert [report.absent for report in bus.reports] == [absent]
 
 
 @pytest.mark.parametrize("delivered", [1, 2])

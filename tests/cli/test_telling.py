@@ -101,10 +101,18 @@ TOLD: list[tuple[ShapeEvent, str]] = [
     (TargetObserved("default/Shape/foo", False), "default/Shape/foo is not declared"),
     (ActionSought(ACTION, 3), "what came of Create foo? A look, no call"),
     (ActionHeld("a@2", "nobody can tell"), "nobody can tell"),
-    (ActionNotDone("a@2", "Create", 3), "Create: a look shows that it was not done"),
+    (
+        ActionNotDone("a@2", "Create", 3),  # it may have been made, and deleted by somebody since
+        "Create: a look shows none: it is called again",
+    ),
+    (ActionNotDone("a@2", "Delete", 3), "Delete: a look shows that it was not done"),
     (
         ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
         "Create, attempt 3, found by its label, told late",
+    ),
+    (
+        ActionSucceeded("a@2", "Delete", 1, found_by="Absence"),
+        "Delete, attempt 1, found by its absence",
     ),
     (DriftDetected(1, missing=True), "the object is gone"),
     (

@@ -134,7 +134,7 @@ async def test_a_deleted_object_is_read_as_absent(
     created = (await provider.create(action("Create", name, case.fields))).object
     effect = await provider.delete(upon("Delete", created, {}))
 
-    assert effect.object is None
+    assert (effect.object, effect.absent) == (None, False)
     assert await provider.read(name) is None
 
 
@@ -161,9 +161,10 @@ async def test_a_deletion_spares_another_object_that_has_taken_the_name(
 
 
 async def test_deleting_what_is_absent_is_a_success(provider: Provider, name: str) -> None:
-    assert (await provider.delete(action("Delete", name, {}))).object is None
+    effect = await provider.delete(action("Delete", name, {}))
+    assert (effect.object, effect.absent) == (None, True), "not this call deleted it"
     delete = msgspec.structs.replace(action("Delete", name, {}), uid="uid-of-ours")
-    assert (await provider.delete(delete)).object is None
+    assert (await provider.delete(delete)).absent
 
 
 async def test_an_absent_object_is_read_as_none(provider: Provider, name: str) -> None:

@@ -235,6 +235,7 @@ class Story:
         action_id: str | None = None,
         redelivered: bool = False,
         replayed: bool = False,
+        absent: bool = False,
     ) -> list[ShapeEvent]:
         flight = self.flight if action_id is None else None
         return self.turn(
@@ -248,6 +249,7 @@ class Story:
                 object=shown,
                 replayed=replayed,
                 redelivered=redelivered,
+                absent=absent,
             )
         )
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
+from events.external import ExternalObject
 from events.intake import ActionError, Approved
 from events.log import (
     ActionAbandoned,
@@ -256,15 +257,26 @@ def test_what_an_earlier_action_of_ours_made_is_changed_to_what_is_declared_now(
     assert only(ActionDecided, events).action.operation == "Update"
 
 
-def test_without_labels_a_taken_name_after_an_unknown_result_is_held_if_it_looks_like_ours():
+@pytest.mark.parametrize("shown", [thing(uid="u1"), thing({"type": "Circle"}, uid="u1")])
+def test_without_labels_a_taken_name_after_an_unknown_result_is_held_for_a_person(
+    shown: ExternalObject,
+):
+    """Somebody may have changed what our first call made before the second meets it."""
     story = begun(UNMARKED)
     unknown(story)
-    story.fail("Conflict", shown=thing(uid="u1"))
+    assert only(ActionHeld, story.fail("Conflict", shown=shown)).object == shown
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
     story = begun(UNMARKED)
+    unknown(story, 3)
+    assert only(ActionHeld, story.look(shown)).object == shown
+
+
+def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_taken_for_a_strangers():
+    story = begun(UNMARKED)
     unknown(story)
+    story.withdraw()
     story.fail("Conflict", shown=thing({"type": "Circle"}, uid="u1"))
-    assert story.outcome == "Conflict", "that is another's"
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult"), "it would leak"
 
 
 # --- without keys, what carries no label may be ours all the same
@@ -415,6 +427,13 @@ def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_i
     assert every(ActionRetried, story.look(story.seen))
     unknown(story, 3)
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
+    assert story.outcome == "Deleted"
+
+
+def test_a_deletion_that_meets_nothing_does_not_claim_what_somebody_else_did():
+    story = converged()
+    story.withdraw()
+    assert only(ActionSucceeded, story.report(absent=True)).found_by == "Absence"
     assert story.outcome == "Deleted"
 
 

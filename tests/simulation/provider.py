@@ -63,7 +63,7 @@ class SimulatedProvider:
             try:
                 await self._look_before(action)
             except NotFoundError:
-                return Effect(None)
+                return Effect(None, absent=True)
         return await self._write(action)
 
     async def _look_before(self, action: Action) -> None:

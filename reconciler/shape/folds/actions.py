@@ -44,7 +44,7 @@ SETTLED: frozenset[OutcomeName] = frozenset(
 
 _MAY_HAVE_HAPPENED = ("Transient", "Throttled", "Unknown")
 LABEL_KEPT = ActionError("Permanent", "it took the write, and kept the label")
-NOT_DONE = ActionError("Transient", "the action had no effect: it is called again")
+NOT_DONE = ActionError("Transient", "a look shows nothing of it: it is called again")
 
 
 def _decided(state: ShapeState, data: ActionDecided, event: LogEvent) -> ShapeState:
