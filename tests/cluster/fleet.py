@@ -100,6 +100,11 @@ class Fleet:
     def of(self, role: Role) -> list[RoleProcess]:
         return [each for each in self.processes if each.role == role]
 
+    @property
+    def last_words(self) -> str:
+        """The end of each role's log."""
+        return "\n".join(f"{each.role}: ...{each.words[-2_000:]}" for each in self.processes)
+
     def restart(self, process: RoleProcess) -> None:
         """Kill a process without warning, and start it again."""
         process.kill()

@@ -178,6 +178,9 @@ async def told(
         following = asyncio.create_task(story.follow())
         try:
             yield story
+        except AssertionError:
+            print(processes.last_words, f"gave up: {processes.gave_up}", following, sep="\n")
+            raise
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
