@@ -102,7 +102,8 @@ class Worker:
         self._old_until = 0
         self._leased: dict[int, ActionDelivery] = {}
         self._lapsed: set[int] = set()
-        self._leases_known_at = self._clock()
+        self._known_since: dict[int, float] = {}
+        self._signs_at = (self._clock(), self._clock())
         self._results: list[tuple[ActionDelivery, IntakeMessageOut]] = []
         self._result_came = asyncio.Event()
 
@@ -116,6 +117,9 @@ class Worker:
             while True:
                 for delivery in await self._reader.next_batch():
                     self._leased[delivery.position] = delivery
+                    # It may have lain unread since before the newest sign of life, if this process
+                    # stood still: not since before the one before, for then this one came at once.
+                    self._known_since[delivery.position] = self._signs_at[0]
                     tasks.create_task(self._work(delivery))
 
     # --- taking
@@ -285,24 +289,28 @@ class Worker:
 
     def _forget_lease(self, delivery: ActionDelivery) -> None:
         self._leased.pop(delivery.position, None)
+        self._known_since.pop(delivery.position, None)
         self._lapsed.discard(delivery.position)
 
     async def _show_signs_of_life(self) -> None:
         while True:
             await asyncio.sleep(_SIGN_OF_LIFE_SECONDS)
             self._notice_lapsed_leases()
+            leased, now = list(self._leased.values()), self._clock()
+            self._signs_at = (self._signs_at[1], now)
             try:
-                if self._leased:
-                    await self._reader.still_working(list(self._leased.values()))
+                if leased:
+                    await self._reader.still_working(leased)
             except Exception as error:  # noqa: BLE001 - the next sign may come through
                 _logger.warning("leases could not be extended", error=str(error))
             else:
-                self._leases_known_at = self._clock()
+                known = self._known_since
+                known.update((each.position, now) for each in leased if each.position in known)
 
     def _notice_lapsed_leases(self) -> None:
         """Remember whose lease may have ended: a later sign of life does not undo that."""
-        if self._clock() - self._leases_known_at > LEASE_SECONDS:
-            self._lapsed |= self._leased.keys()
+        long_ago = self._clock() - LEASE_SECONDS
+        self._lapsed |= {position for position, at in self._known_since.items() if at < long_ago}
 
 
 def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:

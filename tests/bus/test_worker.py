@@ -364,7 +364,7 @@ class Paused(Bus):
     def __init__(self, log: JetStreamShapeLog, history: Sequence[LogEvent]) -> None:
         super().__init__()
         self._log, self._history = log, history
-        self.now = 0.0
+        self.now: float = 0.0
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         key = self._history[0].key
@@ -384,6 +384,51 @@ async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
     async with at_work(log, api, bus, clock=lambda: bus.now):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     assert (api.calls, bus.reports) == (0, [])
+
+
+class Resumed(Paused):
+    """The delivery came while the process stood still; it is read after the next sign of life."""
+
+    def __init__(self, log: JetStreamShapeLog, history: Sequence[LogEvent]) -> None:
+        super().__init__(log, history)
+        self.shown_life = asyncio.Event()
+        self._first: list[ActionDelivery] = [ActionDelivery(10**6, decided(new_key()), 1, None)]
+
+    async def next_batch(self) -> Sequence[ActionDelivery]:
+        first, self._first = self._first, list[ActionDelivery]()
+        if first:
+            return first
+        if not self.shown_life.is_set():
+            self.now += LEASE_SECONDS + 1
+            await self.shown_life.wait()
+            self.now -= LEASE_SECONDS + 1  # which the next line adds again
+            return await super().next_batch()
+        return await Bus.next_batch(self)
+
+    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
+        self.shown_life.set()
+
+
+class Hanging(Api):
+    """Its first call takes for ever."""
+
+    async def delete(self, action: Action) -> Effect:
+        if self.calls:
+            return await self.create(action)
+        self.calls += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    update = delete
+
+
+async def test_a_delivery_that_lay_unread_while_the_process_stood_still_may_be_anothers_by_now(
+    log: JetStreamShapeLog,
+) -> None:
+    bus = Resumed(log, [decided(new_key())])
+    async with at_work(log, Hanging(), bus, clock=lambda: bus.now):
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
+    assert [report.redelivered for report in bus.reports] == [True]
 
 
 async def test_who_stood_still_before_its_report_says_that_another_may_have_the_action_by_now(
