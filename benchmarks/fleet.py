@@ -1,0 +1,232 @@
+"""The command: `./run python -m benchmarks.fleet`: what one event costs as the fleet grows."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import uvloop
+from cyclopts import App
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.converge.usage import resident_mb
+from events.external import ExternalObject
+from events.intake import SnapshotBegan
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionSucceeded,
+    LogEvent,
+    OutcomeRecorded,
+    ShapeEvent,
+    SpecDeclared,
+    event_type,
+)
+from events.manifest import Policy, ProviderConfigSpec
+from events.names import ShapeKey
+from projections.read_models import ReadModels
+from reconciler.kinds import KindRegistry
+from reconciler.ports import IntakeMessageOut
+from reconciler.services.configurations import Configurations
+from reconciler.services.listing import SnapshotAssembler, observations
+from reconciler.services.projector import Projector
+from reconciler.services.sweeper import Sweeper
+
+EVENT_MS: Final = 1.0
+SWEEP_MS: Final = 5.0
+HOLD_MS: Final = 50.0
+
+_KIND, _CONFIG = "Shape", "default"
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+_SPEC = ProviderConfigSpec("shapes", "http://api.test")
+_SAMPLES = 200
+
+app = App(name="benchmarks.fleet", help_format="plaintext", result_action="return_value")
+
+
+class Costs(NamedTuple):
+    """What was measured with so many shapes; times in milliseconds of CPU: others may run, too."""
+
+    shapes: int
+    event: float
+    sweep: float
+    compared: float
+    held: float
+    kilobytes: float
+
+
+@app.default
+def fleet(*, shapes: str = "1000,100000") -> int:
+    """Measure an event, a sweep with nothing to do, and an unchanged listing, without any server.
+
+    The smallest fleet is what the others are compared with: nothing but the listing may grow. The
+    exit status is 0 whatever was measured.
+
+    Parameters
+    ----------
+    shapes
+        Numbers of converged shapes, separated by commas.
+    """
+    _show([uvloop.run(_measure(int(each))) for each in shapes.split(",")])
+    return 0
+
+
+async def _measure(shapes: int) -> Costs:
+    gc.collect()
+    before = resident_mb()
+    models, position = ReadModels(), 0
+    for name in _names(shapes):
+        for version, data in enumerate(_life(name), 1):
+            position += 1
+            models.apply(position, _event(name, version, data))
+    models.take_all()
+    gc.collect()
+    gc.freeze()  # as roles do: what is there at the start is never looked at again
+    kilobytes = (resident_mb() - before) * 1_024 / shapes
+    event = await _event_costs(models, position)
+    sweep = await _timed(_sweeper(models).sweep)
+    objects = {name: _object(name) for name in _names(shapes)}
+    async with _longest_hold() as held:
+        compared = await _timed(lambda: _compare(models, objects))
+    return Costs(shapes, event, sweep, compared, held(), kilobytes)
+
+
+def _names(shapes: int) -> Sequence[str]:
+    return [f"shape-{number}" for number in range(shapes)]
+
+
+def _object(name: str) -> ExternalObject:
+    return ExternalObject(name, {"type": "Square", "color": "Red"}, uid=f"uid-{name}", version="1")
+
+
+def _life(name: str) -> Sequence[ShapeEvent]:
+    """Everything from a declaration until it has converged."""
+    fields = {"type": "Square", "color": "Red"}
+    action = Action(f"{name}@1", f"{name}@1", "Create", 1, _CONFIG, name, ("declared",), fields)
+    return (
+        SpecDeclared(1, "shapes/v1", _CONFIG, name, fields, policy=Policy()),
+        ActionDecided(action),
+        ActionSucceeded(action.action_id, "Create", 1, _object(name)),
+        OutcomeRecorded("Converged", 1, "", ""),
+    )
+
+
+def _event(name: str, version: int, data: ShapeEvent) -> LogEvent:
+    key = str(ShapeKey("default", _KIND, name))
+    kind = event_type(data)
+    return LogEvent(f"{key}@{version}", "reconciler", kind, key, _NOW, version, data)
+
+
+class _Store:
+    """Implements ``reconciler.ports.RowStore``: the projector's own work is what is measured."""
+
+    rows_at_once = 900
+
+    def __init__(self) -> None:
+        self._checkpoint = b""
+        self._revision = 0
+
+    async def load(self) -> Mapping[str, bytes]:
+        return {}
+
+    async def checkpoint(self) -> tuple[bytes, int]:
+        return self._checkpoint, self._revision
+
+    async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
+        assert revision == self._revision
+        self._checkpoint = changes["checkpoint"] or b""
+        self._revision = revision + 1
+        return self._revision
+
+    async def clear(self, before: int) -> None: ...
+
+
+class _Intake:
+    """Implements ``reconciler.ports.IntakeWriter``: there is nothing to say."""
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        assert not messages, "an unchanged fleet is left alone"
+
+    async def last_position(self) -> int:
+        return 0
+
+
+async def _event_costs(models: ReadModels, position: int) -> float:
+    """Fold and write single events; give the 99th percentile."""
+    projector, took = Projector(models, _Store()), list[float]()
+    for number in range(1, _SAMPLES + 1):
+        event = _event("shape-0", 4 + number, OutcomeRecorded("Converged", 1, "", str(number)))
+        began = time.thread_time()
+        projector.apply(position + number, event)
+        await projector.flush()
+        took.append((time.thread_time() - began) * 1_000)
+    return sorted(took)[int(0.99 * _SAMPLES)]
+
+
+def _sweeper(models: ReadModels) -> Sweeper:
+    return Sweeper(
+        intake=_Intake(), configurations=Configurations(), kinds=KindRegistry([]), models=models
+    )
+
+
+async def _compare(models: ReadModels, objects: Mapping[str, ExternalObject]) -> None:
+    snapshot = SnapshotAssembler(SnapshotBegan(_CONFIG, _KIND, 0), _NOW)
+    findings = await observations(snapshot, objects, models.status, _SPEC, "log")
+    assert not findings.observed, "nothing has changed"
+
+
+async def _timed(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    doing = work()
+    assert asyncio.iscoroutine(doing)
+    await doing
+    return (time.thread_time() - began) * 1_000
+
+
+@asynccontextmanager
+async def _longest_hold() -> AsyncGenerator[Callable[[], float]]:
+    """Watch the event loop; the longest time that it did not come round is in milliseconds."""
+    longest, seen = 0.0, time.thread_time()
+
+    async def watch() -> None:
+        nonlocal longest, seen
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, seen = max(longest, now - seen), now
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    yield lambda: longest * 1_000
+    watching.cancel()
+
+
+def _show(found: Sequence[Costs]) -> None:
+    table = Table("ms of CPU", title="What a fleet costs")
+    for each in found:
+        table.add_column(f"{each.shapes:,} shapes", justify="right")
+    table.add_column("target", justify="right")
+    table.add_row(
+        "one event folded and written, p99", *(f"{e.event:.3f}" for e in found), f"{EVENT_MS}"
+    )
+    table.add_row("a sweep with nothing to do", *(f"{e.sweep:.3f}" for e in found), f"{SWEEP_MS}")
+    table.add_row("an unchanged listing compared", *(f"{e.compared:,.0f}" for e in found), "-")
+    table.add_row(
+        "  the longest that it held the event loop", *(f"{e.held:.1f}" for e in found), f"{HOLD_MS}"
+    )
+    table.add_row("memory of the rows, KB a shape", *(f"{e.kilobytes:.2f}" for e in found), "-")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    largest = found[-1]
+    met = largest.event < EVENT_MS and largest.sweep < SWEEP_MS and largest.held < HOLD_MS
+    print(f"targets at {largest.shapes:,} shapes: {'met' if met else 'missed'}")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

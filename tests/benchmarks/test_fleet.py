@@ -1,0 +1,14 @@
+"""The benchmark of what a fleet costs runs to its end; times are never judged here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_small_fleet_is_measured() -> None:
+    command = [sys.executable, "-m", "benchmarks.fleet", "--shapes", "20,60"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "targets at 60 shapes" in done.stdout
