@@ -103,6 +103,7 @@ class Worker:
         self._leased: dict[int, ActionDelivery] = {}
         self._lapsed: set[int] = set()
         self._known_since: dict[int, float] = {}
+        self._none_lapses_before = math.inf
         self._signs_at = (self._clock(), self._clock())
         self._results: list[tuple[ActionDelivery, IntakeMessageOut]] = []
         self._result_came = asyncio.Event()
@@ -116,10 +117,7 @@ class Worker:
             tasks.create_task(self._take_from_every_api())
             while True:
                 for delivery in await self._reader.next_batch():
-                    self._leased[delivery.position] = delivery
-                    # It may have lain unread since before the newest sign of life, if this process
-                    # stood still: not since before the one before, for then this one came at once.
-                    self._known_since[delivery.position] = self._signs_at[0]
+                    self._begin_lease(delivery)
                     tasks.create_task(self._work(delivery))
 
     # --- taking
@@ -287,6 +285,17 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - it is delivered again, and settled then, too
             _logger.warning("a settled action was not acknowledged", error=str(error))
 
+    def _begin_lease(self, delivery: ActionDelivery) -> None:
+        """Take a delivery for ours since the sign of life before the newest one.
+
+        If this process stood still, it may have lain unread since before the newest sign; not since
+        before the one before, for then this one came at once.
+        """
+        since = self._signs_at[0]
+        self._leased[delivery.position] = delivery
+        self._known_since[delivery.position] = since
+        self._none_lapses_before = min(self._none_lapses_before, since + LEASE_SECONDS)
+
     def _forget_lease(self, delivery: ActionDelivery) -> None:
         self._leased.pop(delivery.position, None)
         self._known_since.pop(delivery.position, None)
@@ -309,8 +318,15 @@ class Worker:
 
     def _notice_lapsed_leases(self) -> None:
         """Remember whose lease may have ended: a later sign of life does not undo that."""
-        long_ago = self._clock() - LEASE_SECONDS
-        self._lapsed |= {position for position, at in self._known_since.items() if at < long_ago}
+        now = self._clock()
+        if now <= self._none_lapses_before:
+            return  # asked three times an action, and nearly always so
+        known = self._known_since
+        self._lapsed |= {position for position, at in known.items() if at + LEASE_SECONDS < now}
+        since = min(
+            (at for position, at in known.items() if position not in self._lapsed), default=math.inf
+        )
+        self._none_lapses_before = since + LEASE_SECONDS
 
 
 def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
