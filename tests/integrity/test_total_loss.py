@@ -88,6 +88,32 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     assert (await world.human.sees("later"))["color"] == "Green"
 
 
+async def test_an_action_with_the_id_of_a_lost_one_has_another_key(
+    bare_world: World, operator: Operator
+) -> None:
+    """The API keeps the answer to the lost one: under its key, nothing would be made."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.until_settled()
+    await operator.succeeds(world.server.url, "backup", "monday")
+    await world.declare("foo")
+    await _settle(world, "foo")
+    await world.stop_reconciler()
+    (lost,) = await _keys(world, "foo")
+    await world.human.deletes("foo")
+    await _lose_everything(world)
+    await operator.succeeds(world.server.url, "restore", "monday")
+
+    await world.start_reconciler()
+    await world.declare("foo")
+    await _settle(world, "foo")
+    (fresh,) = await _keys(world, "foo")
+    assert fresh.action_id == lost.action_id
+    assert fresh.idempotency_key != lost.idempotency_key
+    assert (await world.human.sees("foo"))["color"] == "Red"
+
+
 async def _keys(world: World, name: str) -> list[Action]:
     return [each.action for each in every(ActionDecided, await world.facts(name))]
 
