@@ -1,10 +1,12 @@
 """What every test may use: a real server for the session, a connection and names of its own."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import structlog
 from nats.aio.client import Client
 
 from infra.embedded import EmbeddedServer
@@ -29,6 +31,17 @@ async def nc(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
     client = await connect(nats_server.url, name="test")
     yield client
     await client.close()
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Undo what a test says about logs: a later one would wait for a warning that nobody sees."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

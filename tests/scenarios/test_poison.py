@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-import structlog
 
 from events.envelope import MOST_MESSAGE_BYTES, encode_intake, encode_log
 from events.external import ExternalObject
@@ -29,12 +27,10 @@ WHALE = {f"l{number}": "x" * 250 for number in range(12)}
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be decided is parked within a second; tracebacks are as the product's."""
     monkeypatch.setattr(decider, "_HELD_SECONDS", 0.05)
     configure_logs("error")
-    yield
-    structlog.reset_defaults()
 
 
 async def letters_of(world: World, count: int = 1, **filters: Any) -> list[DeadLetter]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from nats.aio.client import Client
 
 from events.manifest import Manifest, Metadata
@@ -111,16 +110,6 @@ def _log_everything() -> list[str]:
     root = logging.getLogger()
     root.addHandler(Keeping())
     return lines
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before():  # pyright: ignore[reportUnusedFunction]
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 async def _until_told(client: Sdk, shape: str) -> None:
