@@ -280,13 +280,14 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
         BusUnavailableError: no answer.
     """
     counts: dict[str, int] = {}
-    total, first_seq = 1, 0
-    while len(counts) < total:
-        question = {"subjects_filter": subject_filter, "offset": len(counts)}
+    seen, total, first_seq = 0, 1, 0
+    while seen < total:  # not by what is counted: a page may repeat a subject when others come in
+        question = {"subjects_filter": subject_filter, "offset": seen}
         info = await api_request(nc, f"STREAM.INFO.{stream}", question)
         first_seq = first_seq or info["state"]["first_seq"]
         page: dict[str, int] = info["state"].get("subjects") or {}
         counts |= page
+        seen += len(page)
         total = info.get("total", 0) if page else 0
     return SubjectCounts(first_seq, counts)
 

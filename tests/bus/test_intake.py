@@ -139,12 +139,14 @@ async def test_what_was_declared_of_some_shapes_can_be_looked_up(
     first, second = (each.position for each in declared[keys[0]])
     assert first < second
     for others in (0, 20):  # few shapes are counted one by one, many at once
-        known = {new_key(): {first} for _ in range(others)} | {
+        known = {new_key(): set[int]() for _ in range(others)} | {
             keys[0]: {second},
             keys[1]: {declared[keys[1]][0].position},
         }
         assert list(await reader.declarations_of(known)) == [keys[0]]
     assert not await reader.declarations_of({keys[0]: {first, second}})
+    missed = {keys[0]: {first, second, second + 1}}
+    assert list(await reader.declarations_of(missed)) == [keys[0]], "the count is not the whole"
 
 
 async def test_trimming_takes_what_is_decided_and_leaves_the_rest(

@@ -18,7 +18,7 @@ NAMES = [f"n{number}" for number in range(20)]
 async def test_scenario_32_a_tenant_that_floods_the_intake_with_rubbish_delays_nobody_for_long(
     world: World,
 ) -> None:
-    """15,000 messages over all partitions, some of which fit none."""
+    """Of scenario 32 the rubbish: 15,000 messages over all partitions, some fit none."""
     hostile = [ShapeKey("hostile", "Shape", f"x{number}") for number in range(SUBJECTS)]
     subjects = [*(intake("desired", key) for key in hostile), "rec.nothing.hostile"]
     rubbish = [OutgoingMessage(subject, b"not JSON") for subject in subjects * A_SUBJECT]
