@@ -291,6 +291,18 @@ class ActionFailed(_Event, frozen=True):
     reported_at: datetime | None = None
 
 
+class ActionDoubted(_Event, frozen=True):
+    """A call of the action that nobody waited for any more has an unknown result.
+
+    Another worker had the attempt, or the action was given up: what it did may show itself later.
+    """
+
+    action_id: str
+    operation: Operation
+    attempt: int
+    message: str
+
+
 class ActionAbandoned(_Event, frozen=True):
     """An action is given up: as far as is known it has done nothing, and something newer is wanted.
 
@@ -405,6 +417,7 @@ ShapeEvent = (
     | ActionHeld
     | ActionSucceeded
     | ActionNotDone
+    | ActionDoubted
     | ActionFailed
     | ActionAbandoned
     | RetryScheduled

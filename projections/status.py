@@ -16,6 +16,7 @@ from events.log import (
     Action,
     ActionAbandoned,
     ActionDecided,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
@@ -293,6 +294,10 @@ def _not_done(_row: StatusRow, _data: ActionNotDone) -> None:
     """The same action is called again."""
 
 
+def _action_doubted(_row: StatusRow, _data: ActionDoubted) -> None:
+    """What it did, if anything, is seen later."""
+
+
 def _held(row: StatusRow, _data: ActionHeld) -> None:
     row.retry_at = None
 
@@ -359,6 +364,7 @@ _FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
     ActionSought: _decided,
     ActionHeld: _held,
     ActionNotDone: _not_done,
+    ActionDoubted: _action_doubted,
     ActionSucceeded: _succeeded,
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,

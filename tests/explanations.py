@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from events.log import (
     ActionAbandoned,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionSucceeded,
@@ -22,7 +23,11 @@ def explained(events: Iterable[LogEvent]) -> set[str]:
 def _may_be_done(event: ShapeEvent) -> str | None:
     """Name the action of which an event says that it was done, or that this is not known."""
     match event:
-        case ActionSucceeded(action_id=name) | ActionHeld(action_id=name):
+        case (
+            ActionSucceeded(action_id=name)
+            | ActionHeld(action_id=name)
+            | ActionDoubted(action_id=name)
+        ):
             return name
         case ActionAbandoned(action_id=name, in_doubt=True):
             return name

@@ -14,6 +14,7 @@ from events.log import (
     Action,
     ActionAbandoned,
     ActionDecided,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
@@ -226,6 +227,13 @@ def _not_done(data: ActionNotDone) -> str:
     return f"{data.operation}: a look shows that it was not done"
 
 
+def _action_doubted(data: ActionDoubted) -> str:
+    told = " ".join(data.message.split())
+    return (
+        f"{data.operation}, attempt {data.attempt}: another call of it may have been done: {told}"
+    )
+
+
 def _succeeded(data: ActionSucceeded) -> str:
     known = ", the kept answer to an earlier call" if data.replayed else ""
     if data.found_by is not None:
@@ -340,6 +348,7 @@ _TELL: dict[type[ShapeEvent], Callable[[Any], str]] = {
     ActionSought: _sought,
     ActionHeld: _held,
     ActionNotDone: _not_done,
+    ActionDoubted: _action_doubted,
     ActionSucceeded: _succeeded,
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,

@@ -8,6 +8,7 @@ from events.external import ExternalObject
 from events.intake import ActionError, Reported
 from events.log import (
     Action,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
@@ -22,7 +23,7 @@ from reconciler.shape.ladder import Finding, capabilities_of, find, found_in_the
 from reconciler.shape.observing import record_loss_and_drift
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.plan import next_step
-from reconciler.shape.state import InFlight, ShapeState
+from reconciler.shape.state import Ended, InFlight, ShapeState
 
 
 def report(state: ShapeState, command: Command, context: Context, record: Record) -> None:
@@ -31,6 +32,7 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
     flight = state.in_flight
     if flight is None or flight.action.action_id != data.action_id:
         _record_late_success(state, command, context, record)
+        _record_doubt(state.ended, data, record)
         return
     operation = flight.action.operation
     if data.error is None and not data.sought:
@@ -47,6 +49,7 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
         record(_dated(done, flight.action, command, context))
         return
     if data.attempt != flight.attempt or flight.failed is not None:
+        _record_doubt((flight,), data, record)
         return
     if data.error is None:
         ended = _after_look(state, flight, data, context)
@@ -94,6 +97,16 @@ def _record_late_success(
                 outdated=bool(ended.known_by) or not _still_counts(state, ended.action, data),
             )
             record(_dated(done, ended.action, command, context))
+
+
+def _record_doubt(known: tuple[InFlight | Ended, ...], data: Reported, record: Record) -> None:
+    """Record that a call which nobody waits for may have been done, unless that is known."""
+    if data.error is None or data.error.error_class != "Unknown" or data.sought:
+        return
+    for each in known:
+        if each.action.action_id == data.action_id and not each.in_doubt:
+            operation, message = each.action.operation, data.error.message
+            record(ActionDoubted(data.action_id, operation, data.attempt, message))
 
 
 def _still_counts(state: ShapeState, action: Action, data: Reported) -> bool:

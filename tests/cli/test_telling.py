@@ -17,6 +17,7 @@ from events.log import (
     Action,
     ActionAbandoned,
     ActionDecided,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
@@ -106,6 +107,10 @@ TOLD: list[tuple[ShapeEvent, str]] = [
         "Create: a look shows none: it is called again",
     ),
     (ActionNotDone("a@2", "Delete", 3), "Delete: a look shows that it was not done"),
+    (
+        ActionDoubted("a@2", "Delete", 3, "no answer\nin time"),
+        "Delete, attempt 3: another call of it may have been done: no answer in time",
+    ),
     (
         ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
         "Create, attempt 3, found by its label, told late",

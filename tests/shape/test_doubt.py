@@ -11,6 +11,7 @@ from events.intake import ActionError, Approved, ErrorClass, ForcedRelease, Repo
 from events.log import (
     ActionAbandoned,
     ActionDecided,
+    ActionDoubted,
     ActionFailed,
     ActionNotDone,
     ActionRetried,
@@ -27,6 +28,7 @@ from tests.shape.building import (
     SHARED,
     Story,
     converged,
+    error,
     every,
     names,
     only,
@@ -298,6 +300,48 @@ def test_a_report_that_was_overtaken_makes_no_older_observation_count():
     story.now += timedelta(seconds=5)
     assert only(ActionSucceeded, story.give([overtaken])).late
     assert story.see(None, as_of=overtaken.position) == [], "it began before the creation"
+
+
+def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_up():
+    """The first worker was refused; the second, which had the attempt too, heard no answer."""
+    story = withdrawn()
+    there = story.seen
+    story.fail("Transient")
+    doubted = story.fail("Unknown", redelivered=True)
+    assert names(doubted)[0] == "ActionDoubted"
+    assert story.fail("Unknown", redelivered=True) == [], "it is known"
+    assert not every(ActionAbandoned, story.declare({"color": "Red"}))
+    assert only(ActionSought, story.wake(3600))
+    assert only(ActionAbandoned, story.look(there)).in_doubt
+
+
+def test_a_late_unknown_result_of_what_was_given_up_explains_a_loss():
+    story = withdrawn()
+    deletion = story.action
+    story.fail("Transient")
+    story.declare({"color": "Red"})
+    events = story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
+    assert only(ActionDoubted, events).operation == "Delete"
+    assert not story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
+    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+
+
+def test_a_late_refusal_is_no_doubt():
+    story = withdrawn()
+    deletion = story.action
+    story.fail("Transient")
+    story.declare({"color": "Red"})
+    assert story.report(error("Transient"), action_id=deletion.action_id) == []
+
+
+@pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
+def test_a_late_unknown_creation_that_was_refused_makes_the_next_one_careful(kind: object):
+    story = begun(BLOCK if kind is BLOCK else KEYLESS)
+    creation = story.action
+    story.fail("Permanent")
+    assert not story.state.uncertain_create
+    story.report(error("Unknown"), action_id=creation.action_id, redelivered=True)
+    assert story.state.uncertain_create
 
 
 def test_a_late_update_counts_by_the_object_that_it_met():

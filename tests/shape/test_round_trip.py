@@ -19,6 +19,7 @@ from events.log import (
     Action,
     ActionAbandoned,
     ActionDecided,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
@@ -204,6 +205,7 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
     ActionSought: st.builds(ActionSought, actions, numbers),
     ActionHeld: st.builds(ActionHeld, texts, texts),
     ActionNotDone: st.builds(ActionNotDone, texts, literal(Operation), numbers),
+    ActionDoubted: st.builds(ActionDoubted, texts, literal(Operation), numbers, texts),
     ActionSucceeded: st.builds(
         ActionSucceeded,
         texts,

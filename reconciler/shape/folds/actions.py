@@ -13,6 +13,7 @@ from events.log import (
     Action,
     ActionAbandoned,
     ActionDecided,
+    ActionDoubted,
     ActionFailed,
     ActionHeld,
     ActionNotDone,
@@ -118,6 +119,23 @@ def _not_done(state: ShapeState, _data: ActionNotDone, event: LogEvent) -> Shape
             retry_seconds=0.0,
         )
     return replace(state, version=event.shapeversion, in_flight=flight)
+
+
+def _doubted(state: ShapeState, data: ActionDoubted, event: LogEvent) -> ShapeState:
+    """Look before anything else is decided, if it is under way; else remember what it may do."""
+    flight = state.in_flight
+    after: dict[str, Any] = {"version": event.shapeversion}
+    if flight is not None and flight.action.action_id == data.action_id:
+        after["in_flight"] = replace(
+            flight, unknown=flight.unknown + 1, in_doubt=True, uncertain=True
+        )
+        return replace(state, **after)
+    after["ended"] = tuple(
+        replace(each, in_doubt=True) if each.action.action_id == data.action_id else each
+        for each in state.ended
+    )
+    after["uncertain_create"] = state.uncertain_create or data.operation == "Create"
+    return replace(state, **after)
 
 
 def _held(state: ShapeState, data: ActionHeld, event: LogEvent) -> ShapeState:
@@ -330,6 +348,7 @@ FOLDS: dict[type[ShapeEvent], Callable[[ShapeState, Any, LogEvent], ShapeState]]
     ActionSought: _retried,
     ActionHeld: _held,
     ActionNotDone: _not_done,
+    ActionDoubted: _doubted,
     ActionSucceeded: _succeeded,
     ActionFailed: _failed,
     ActionAbandoned: _abandoned,
