@@ -266,7 +266,25 @@ class AccessFailedError(nats.errors.Error):
 
 
 class EndingTransport(TcpTransport):
-    """The transport without a wait that has no end: nats-py awaits this before it reconnects."""
+    """The transport whose end is an end: nats-py awaits it before it reconnects, and sends on.
+
+    uvloop raises `RuntimeError` for what is sent when the connection has just been lost, before
+    nats-py has heard of it; as an `OSError` it is what nats-py expects of a lost connection.
+    """
+
+    def write(self, payload: bytes) -> None:
+        """Send, or raise `ConnectionResetError`."""
+        try:
+            super().write(payload)  # pyright: ignore[reportUnknownMemberType]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
+
+    def writelines(self, payload: list[bytes]) -> None:
+        """Send all, or raise `ConnectionResetError`."""
+        try:
+            super().writelines(payload)  # pyright: ignore[reportUnknownMemberType]
+        except RuntimeError as error:
+            raise ConnectionResetError(str(error)) from error
 
     async def wait_closed(self) -> None:
         """Wait until it is closed, or some time: after a TLS handshake that failed it never is."""

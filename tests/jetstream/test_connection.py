@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nats.errors
 import pytest
+import uvloop
 from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 
@@ -22,7 +23,7 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
-from infra.jetstream.wire import EndingTransport, request, subscribe, write
+from infra.jetstream.wire import EndingTransport, bus_errors, request, subscribe, write
 from tests.faults.tcp_proxy import proxied
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
@@ -266,6 +267,38 @@ async def test_a_reconnection_that_fails_late_leaves_nobody_who_reads_the_next_o
     tasks = [str(task.get_coro()) for task in asyncio.all_tasks()]
     for each in ("_read_loop", "_ping_interval", "_flusher"):
         assert sum(f"Client.{each}" in task for task in tasks) == 1, each
+
+
+def test_what_is_sent_on_a_broken_connection_is_sent_on_the_next_or_fails_as_ours(
+    tmp_path: Path,
+) -> None:
+    """uvloop raises `RuntimeError` where asyncio's own transport takes the bytes and drops them."""
+
+    async def story() -> None:
+        server = EmbeddedServer()
+        await server.start(tmp_path)
+        nc = await connect(server.url, name="test")
+        for _ in range(5):
+            break_off(nc)
+            await asyncio.gather(*(ask_at_turn(nc, turn) for turn in range(10)))
+            await until(lambda: is_answered(nc))
+        await nc.close()
+        await server.stop()
+
+    uvloop.run(story())
+
+
+async def ask_at_turn(nc: Client, turn: int) -> None:
+    """Ask when the loop has gone round so often: who reads the connection learns it in a few."""
+    for _ in range(turn):
+        await asyncio.sleep(0)
+    with contextlib.suppress(BusUnavailableError), bus_errors("flush"):
+        await nc.flush(1)
+
+
+def break_off(nc: Client) -> None:
+    transport: EndingTransport = nc.__dict__["_transport"]
+    transport.__dict__["_io_writer"].transport.abort()
 
 
 async def is_answered(nc: Client) -> bool:
