@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -75,7 +75,7 @@ class LogDamagedError(ValueError):
         self.damage = damage
 
 
-class Recorded(NamedTuple):
+class Recorded(msgspec.Struct, frozen=True, gc=False):
     """An event as the log has it: its place, its bytes, and its digest (empty for none)."""
 
     position: int
@@ -125,9 +125,11 @@ class ShapeChain:
         if event.subject != shape:
             found = f"event {event.shapeversion} of {event.subject[:_SHOWN_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, shape, found)
-        place, wanted = recorded.subject.split(".", _PLACE)[_PLACE:], log_class(event.data)
-        # Older releases recorded an action without its configuration.
-        if place != [log_place(event.data)] and place != [wanted]:
+        place = recorded.subject.split(".", _PLACE)[_PLACE:]
+        if place == [log_place(event.data)]:
+            return
+        wanted = log_class(event.data)
+        if place != [wanted]:  # older releases recorded an action without its configuration
             found = f"event {event.shapeversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, shape, found)
 

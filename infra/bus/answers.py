@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import msgspec
 import structlog
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from events.intake import Answer
+from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import subscribe, unsubscribe
 
 _decoder = msgspec.json.Decoder(Answer)
@@ -79,7 +79,7 @@ class AnswerBox:
         finally:
             del self._rounds[number]
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Incoming) -> None:
         try:
             number, index = map(int, message.subject.rpartition(".")[2].split("-"))
             answer = _decoder.decode(message.data)

@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError, StreamFullError
 from infra.jetstream.outgoing import OutgoingMessage, subjects_of
+from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import ApiError, status_of, to_bus_error
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -43,7 +44,7 @@ class Acknowledgement(msgspec.Struct):
 _ack = msgspec.json.Decoder(Acknowledgement)
 
 
-def checked(answer: Msg, messages: Sequence[OutgoingMessage]) -> Acknowledgement:
+def checked(answer: Msg | Incoming, messages: Sequence[OutgoingMessage]) -> Acknowledgement:
     """Return the acknowledgement in an answer, or raise what it says instead."""
     if status_of(answer) == "503":
         raise BusUnavailableError(f"publish: no stream takes {subjects_of(messages)}, or it starts")

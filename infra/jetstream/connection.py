@@ -22,6 +22,7 @@ from infra.jetstream.errors import (
     IncompatibleServerError,
 )
 from infra.jetstream.identity import Identity
+from infra.jetstream.parser import Incoming
 from infra.jetstream.transport_security import TransportSecurity
 from infra.jetstream.wire import (
     PENDING_BYTES,
@@ -326,7 +327,7 @@ def is_clustered(nc: Client) -> bool:
     return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
-def _is_doubtful(message: Msg) -> bool:
+def _is_doubtful(message: Msg | Incoming) -> bool:
     """Whether a server says that a stream has no leader, which is so only as far as it knows."""
     answer = _answer.decode(message.data)
     if answer.error is not None:
@@ -334,15 +335,15 @@ def _is_doubtful(message: Msg) -> bool:
     return answer.cluster is not None and not answer.cluster.leader
 
 
-async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) -> Msg:
+async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) -> Msg | Incoming:
     """Ask again and wait a moment for a better answer; give the first one if there is none.
 
     A server whose copy has lost its way answers at once, and may do so for minutes; the leader
     answers too, as the second. A request takes the first answer only.
     """
-    better: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+    better: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
 
-    async def take(message: Msg) -> None:
+    def take(message: Incoming) -> None:
         if not better.done() and not status_of(message) and not _is_doubtful(message):
             better.set_result(message)
 

@@ -47,7 +47,7 @@ def parse_denial(text: str) -> Denial | None:
     return Denial(verb, found.group(2), text.strip("' "))
 
 
-Listener = Callable[[Denial], bool]
+DenialListener = Callable[[Denial], bool]
 """Told of each denial; gives whether it was about what the listener waits for."""
 
 
@@ -57,7 +57,7 @@ class Denials:
     def __init__(self, inbox_prefix: str) -> None:
         self.of_inbox: Denial | None = None
         self._inbox = f"{inbox_prefix}.".lower()
-        self._listeners: set[Listener] = set()
+        self._listeners: set[DenialListener] = set()
 
     def tell(self, denial: Denial) -> bool:
         """Tell all listeners; gives whether one of them waited for it."""
@@ -71,7 +71,7 @@ class Denials:
         self.of_inbox = None
 
     @contextmanager
-    def noticed(self, listener: Listener) -> Generator[None]:
+    def noticed(self, listener: DenialListener) -> Generator[None]:
         """Have a listener told meanwhile."""
         self._listeners.add(listener)
         try:

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request, is_clustered
@@ -24,6 +23,7 @@ from infra.jetstream.errors import (
     NotFoundOnBusError,
     StreamReplacedError,
 )
+from infra.jetstream.parser import Incoming
 from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
 from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
 
@@ -321,7 +321,7 @@ class _Feed:
         if self._nc.is_closed:
             raise BusUnavailableError("the connection to the bus was closed")
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Incoming) -> None:
         if self._gap:
             return
         reply = message.reply
@@ -339,7 +339,7 @@ class _Feed:
             self.nothing_pending = pending == "0"
         self._arrived.set()
 
-    def _control(self, message: Msg) -> None:
+    def _control(self, message: Incoming) -> None:
         """Take a heartbeat, or a question whether more may be sent."""
         self._heard = time.monotonic()
         headers = message.headers or {}

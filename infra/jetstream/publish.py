@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, PublishAck, checked
 from infra.jetstream.append import MAX_BATCH, append_acknowledged
@@ -16,6 +15,7 @@ from infra.jetstream.errors import (
     MessageTooLargeError,
 )
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage, check_expectation, headers_of
+from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import (
     FastClient,
     denial_noticed,
@@ -111,7 +111,7 @@ class _Pipeline:
         self._messages = messages
         self._window = max(1, window)
         self._patience = patience
-        self._answers: list[Msg | BusError | None] = [None] * len(messages)
+        self._answers: list[Incoming | BusError | None] = [None] * len(messages)
         self._in_flight = 0
         self._sent = 0
         self._lost = False
@@ -156,7 +156,7 @@ class _Pipeline:
             self._answers[index] = BusRefusedError(str(error))
         return b""
 
-    async def _answered(self, message: Msg) -> None:
+    def _answered(self, message: Incoming) -> None:
         index = int(message.subject.rsplit(".", 1)[1])
         if self._answers[index] is None:
             self._answers[index] = message

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import msgspec
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, nak
 from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
+from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import (
     DESCRIPTION,
     FastClient,
@@ -261,14 +261,14 @@ class PullGroup:
     def _next_subject(self, source: "_Source") -> str:
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{source.name}"
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Incoming) -> None:
         if message.reply.startswith("$JS.ACK."):
             self._received(message)
         else:
             self._status(message)
         self._arrived.set()
 
-    def _received(self, message: Msg) -> None:
+    def _received(self, message: Incoming) -> None:
         reply = message.reply
         name, delivered, seq, _, stamp, *_ = split_reply(reply)
         source = self._sources[name]
@@ -290,7 +290,7 @@ class PullGroup:
             )
         )
 
-    def _status(self, message: Msg) -> None:
+    def _status(self, message: Incoming) -> None:
         """Take the end of a request."""
         index, number = message.subject.rsplit(".", 1)[1].split("-")
         source = self._by_index[int(index)]

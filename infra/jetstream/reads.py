@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from infra.jetstream.connection import API_TIMEOUT_SECONDS, api_request
 from infra.jetstream.errors import (
@@ -17,6 +16,7 @@ from infra.jetstream.errors import (
     BusUnavailableError,
     NotFoundOnBusError,
 )
+from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import (
     DESCRIPTION,
     ended_by_denial,
@@ -298,11 +298,11 @@ class _Answers:
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
         self.pending = 0
-        self._end: Msg | None = None
+        self._end: Incoming | None = None
         self._lost = False
         self._moved = asyncio.Event()
 
-    async def take(self, message: Msg) -> None:
+    def take(self, message: Incoming) -> None:
         headers = message.headers or {}
         if status_of(message):
             self._end = message
@@ -315,7 +315,7 @@ class _Answers:
         self._lost = True
         self._moved.set()
 
-    async def end(self, patience_seconds: float) -> Msg:
+    async def end(self, patience_seconds: float) -> Incoming:
         """Return the last answer; TimeoutError when nothing more will come."""
         while self._end is None:
             if self._lost:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from events.envelope import encode_log
 from events.integrity import LogChains, LogDamage, Problem, Recorded, next_digest
@@ -52,7 +53,7 @@ def passed(stored: Sequence[Recorded], *, after: int = 0, most: int | None = Non
 
 
 def at(stored: Recorded, position: int) -> Recorded:
-    return stored._replace(position=position)
+    return replace(stored, position=position)
 
 
 def renumbered(stored: Sequence[Recorded]) -> list[Recorded]:
@@ -67,24 +68,24 @@ def test_a_sound_history_has_no_damage() -> None:
 
 def _changed(stored: list[Recorded]) -> list[Recorded]:
     payload = stored[2].payload.replace(b"AsDeclared", b"AsDecIared")
-    return [*stored[:2], stored[2]._replace(payload=payload), *stored[3:]]
+    return [*stored[:2], replace(stored[2], payload=payload), *stored[3:]]
 
 
 def _of_a_newer_release(stored: list[Recorded]) -> list[Recorded]:
     content = json.loads(stored[2].payload)
     content["type"] = "reconciler.shape.ShapeTeleported"
     content["data"]["event"] = "ShapeTeleported"
-    newer = stored[2]._replace(payload=json.dumps(content).encode())
+    newer = replace(stored[2], payload=json.dumps(content).encode())
     return [*stored[:2], newer, *stored[3:]]
 
 
 def _misplaced(stored: list[Recorded]) -> list[Recorded]:
-    alien = recorded(events(BAR, 1, 1))[0]._replace(subject=stored[2].subject, position=3)
+    alien = replace(recorded(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3)
     return [*stored[:2], alien, *stored[3:]]
 
 
 def _on_another_class(stored: list[Recorded]) -> list[Recorded]:
-    other = stored[2]._replace(subject=log(FOO, "action"))
+    other = replace(stored[2], subject=log(FOO, "action"))
     return [*stored[:2], other, *stored[3:]]
 
 
@@ -94,11 +95,11 @@ CASES: list[tuple[Problem, Damages, str]] = [
     ("Repeated", lambda s: renumbered([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
     ("OutOfOrder", lambda s: renumbered([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
     ("Changed", _changed, "expected event 3 with digest"),
-    ("Unreadable", lambda s: [*s[:2], s[2]._replace(payload=b"?"), *s[3:]], "not an event"),
+    ("Unreadable", lambda s: [*s[:2], replace(s[2], payload=b"?"), *s[3:]], "not an event"),
     ("Unreadable", _of_a_newer_release, "ShapeTeleported"),
     ("Misplaced", _misplaced, "found event 1 of default/Shape/bar"),
     ("Misplaced", _on_another_class, "found event 3 (outcome) on log.default.Shape.foo.action"),
-    ("Undigested", lambda s: [*s[:2], s[2]._replace(digest=""), *s[3:]], "found event 3 without"),
+    ("Undigested", lambda s: [*s[:2], replace(s[2], digest=""), *s[3:]], "found event 3 without"),
 ]
 
 

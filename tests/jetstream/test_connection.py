@@ -10,7 +10,6 @@ import nats.errors
 import pytest
 import uvloop
 from nats.aio.client import Client, ServerVersion
-from nats.aio.msg import Msg
 
 from infra.embedded import EmbeddedServer
 from infra.jetstream import connection
@@ -21,6 +20,7 @@ from infra.jetstream.errors import (
     IncompatibleServerError,
     NotFoundOnBusError,
 )
+from infra.jetstream.parser import Incoming
 from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
 from infra.jetstream.wire import EndingTransport, bus_errors, request, subscribe, write
@@ -167,7 +167,7 @@ async def test_a_connection_outlives_its_server(
     await until(works)
 
 
-async def _never_answer(message: Msg) -> None:
+def _never_answer(message: Incoming) -> None:
     """Listen, so that the request is not refused for want of anybody."""
 
 

@@ -161,7 +161,7 @@ async def test_a_service_may_not_listen(guarded: Guarded, subject: str) -> None:
         assert denied == [subject]
 
 
-async def _never(_message: object) -> None:
+def _never(_message: object) -> None:
     raise AssertionError("nothing may come")
 
 
@@ -224,7 +224,7 @@ async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
     """In one account, the acknowledgement of my message would be stored in another's log."""
     heard: list[str] = []
 
-    async def hear(message: Any) -> None:
+    def hear(message: Any) -> None:
         heard.append(message.subject)
 
     await subscribe(admin, target, hear)

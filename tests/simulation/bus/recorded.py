@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from events.integrity import LogDamagedError, Recorded, ShapeChain, next_digest
 from events.log import LogEvent, log_place
 from events.names import ShapeKey
@@ -60,7 +62,7 @@ class RecordedLog:
         middle = len(payload) // 2
         flipped = payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
         self.events[position - 1] = (
-            None if step.how == "lose" else recorded._replace(payload=flipped)
+            None if step.how == "lose" else replace(recorded, payload=flipped)
         )
         return position
 

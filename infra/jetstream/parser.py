@@ -1,0 +1,76 @@
+"""The short way for messages: from the socket's bytes to who listens, without a queue between."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
+
+_LINE_END: Final = b"\r\n"
+_WORDS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
+"""How many words a message's line has: without a subject to reply to, and with one."""
+
+
+class Incoming(msgspec.Struct, gc=False):
+    """A message that came for a listener."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: dict[str, str] | None
+
+
+Listener = Callable[[Incoming], None]
+"""Takes one message at once: it does not wait, and what it raises is logged."""
+
+Process = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
+"""Takes a message: number of the subscription, subject, reply, payload and header block."""
+
+
+class MessageParser(Parser):
+    """nats-py's parser, which is passed by where a whole message is there.
+
+    It needs two regular expressions and two rounds a message. Whatever is not a whole message of
+    the usual form goes that way.
+    """
+
+    def __init__(self, client: Client, process: Process) -> None:
+        super().__init__(client)  # pyright: ignore[reportUnknownMemberType]
+        self._process = process
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take what the socket gave."""
+        if self.state == AWAITING_MSG_PAYLOAD:
+            missing = self.needed + CRLF_SIZE - len(self.buf)
+            await super().parse(data[:missing])
+            data = data[missing:]
+        elif self.buf:
+            data = bytes(self.buf) + data
+            self.buf.clear()
+        rest = await self._take_messages(data)
+        if rest:
+            await super().parse(rest)
+
+    async def _take_messages(self, data: bytes) -> bytes:
+        """Process the messages that are there as a whole; give what comes behind them."""
+        begin, size, process = 0, len(data), self._process
+        while begin < size:
+            line_end = data.find(_LINE_END, begin)
+            operation, *words = data[begin : max(begin, line_end)].split(b" ")
+            if 1 + len(words) not in _WORDS.get(operation, ()) or b"" in words:
+                break
+            head = line_end + CRLF_SIZE
+            try:
+                number, end = int(words[1]), head + int(words[-1])
+                body = head if operation == b"MSG" else head + int(words[-2])
+            except ValueError:
+                break
+            if end + CRLF_SIZE > size:
+                break
+            begin = end + CRLF_SIZE
+            reply = words[2] if 1 + len(words) == _WORDS[operation][1] else b""
+            await process(number, words[0], reply, data[body:end], data[head:body])
+        return data[begin:]
