@@ -59,6 +59,9 @@ from reconciler.ports import (
 _POSITION_HEADER: Final = "Reconciler-Position"
 _NO_DIGEST: Final = "none"
 _READS_AT_ONCE: Final = 32
+_EVENTS_FOR_ONE_READ: Final = 50
+"""To read the rest of one shape's history takes as long as to read so many events in a row."""
+
 _EVENTS_ONE_BY_ONE: Final = 2
 _LEADER_TRIES: Final = 40
 _LEADER_PAUSE_SECONDS: Final = 0.05
@@ -201,11 +204,15 @@ class JetStreamShapeLog:
         """Load many shapes.
 
         One read for all of them; for those with a longer history one more for all their snapshots,
-        and a few for the events of each.
+        and a few for the events of each; or one pass over the log, where that is less.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
             snapshots = await self._snapshots(longer) if use_snapshots else {}
+            loaded |= await self._load_in_one_pass(
+                {key: heads.newest for key, heads in longer.items() if key not in snapshots}
+            )
+            longer = {key: heads for key, heads in longer.items() if key not in loaded}
             rest = await asyncio.gather(
                 *(self._load_long(key, heads, snapshots.get(key)) for key, heads in longer.items())
             )
@@ -235,6 +242,32 @@ class JetStreamShapeLog:
         async with self._reads:
             newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
         return 0 if newest is None else newest.seq
+
+    async def _load_in_one_pass(
+        self, newest: Mapping[ShapeKey, int]
+    ) -> dict[ShapeKey, LoadedShape]:
+        """Load shapes, given the position of each one's newest event, if one pass costs less.
+
+        Gives only those of which the pass saw all, and nothing wrong.
+        """
+        last = max(newest.values(), default=0)
+        if last > len(newest) * _EVENTS_FOR_ONE_READ:
+            return {}
+        messages: dict[ShapeKey, list[StoredMessage]] = {key: [] for key in newest}
+        filters = sorted({f"log.{key.namespace}.{key.kind}.>" for key in newest})
+        async with follow(self._nc, SHAPES, filters=filters) as follower:
+            async for some in follower.replay():
+                for message in some:
+                    if (mine := messages.get(_key_of(message.subject))) is not None:
+                        mine.append(message)
+                if follower.position >= last:
+                    break
+        whole = {key: self._whole(key, mine) for key, mine in messages.items()}
+        return {
+            key: shape
+            for key, shape in whole.items()
+            if shape is not None and shape.last_position >= newest[key]
+        }
 
     async def _load_long(
         self, key: ShapeKey, heads: _Heads, snapshot: StoredMessage | None

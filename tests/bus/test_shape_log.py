@@ -52,6 +52,23 @@ async def test_a_new_shape_is_loaded_empty_with_no_read_of_its_own(
     assert reads == []
 
 
+async def test_many_histories_are_read_in_one_pass_and_are_those_that_are_read_one_by_one(
+    log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [new_key() for _ in range(20)]
+    positions = dict.fromkeys(keys, 0)
+    for version in (1, 3):  # all of one subject, so that the heads are not enough
+        some = [ShapeAppend(key, events(key, version, version + 1), positions[key]) for key in keys]
+        positions = dict(zip(keys, await log.append(some), strict=True))
+    monkeypatch.setattr(shape_log, "_EVENTS_FOR_ONE_READ", 0)
+    one_by_one = await log.load(keys)
+    monkeypatch.setattr(shape_log, "_EVENTS_FOR_ONE_READ", 1_000_000)
+    monkeypatch.setattr(shape_log, "read_subject", None)  # not called
+    assert await log.load(keys) == one_by_one
+    assert {key: each.last_position for key, each in one_by_one.items()} == positions
+    assert all(len(each.events) == 4 for each in one_by_one.values())
+
+
 async def test_a_short_history_comes_with_the_heads(
     log: JetStreamShapeLog, reads: list[int]
 ) -> None:
