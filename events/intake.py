@@ -129,7 +129,8 @@ class Observed(_Intake, frozen=True):
     and the observation is taken as older than everything. For APIs that show an effect only after a
     grace: ``began_at`` is the same moment by the observer's clock, and ``age_seconds`` how long ago
     it was when this was sent, by no clock that can be set. ``exclusive`` and ``losses`` count the
-    whole listing, for the guards.
+    whole listing, for the guards. ``taken_by`` is another shape that has this object, empty if none
+    has, None if nobody looked.
     """
 
     provider_config: str
@@ -141,6 +142,7 @@ class Observed(_Intake, frozen=True):
     exclusive: StrayCount | None = None
     losses: LossCount | None = None
     age_seconds: float | None = None
+    taken_by: str | None = None
 
 
 ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]

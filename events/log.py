@@ -62,7 +62,10 @@ class DeclarationSuperseded(_Event, frozen=True):
 
 
 class ExternalObserved(_Event, frozen=True):
-    """Something new was seen in the external API: the object, or None: proof that there is none."""
+    """Something new was seen in the external API: the object, or None: proof that there is none.
+
+    ``taken_by``: another shape of the log that has this object, empty if none is known.
+    """
 
     provider_config: str
     external_name: str
@@ -71,6 +74,7 @@ class ExternalObserved(_Event, frozen=True):
     as_of: int
     strays: int | None = None
     total: int | None = None
+    taken_by: str = ""
 
 
 class AbsenceDoubted(_Event, frozen=True):

@@ -67,7 +67,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     did not show the object though it was there; from now on only a read of its own proves its
     absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
-    not believe that it is gone, and wants to be told whatever the next listing shows.
+    not believe that it is gone, or a person lets go what it holds; the next listing decides,
+    whatever it shows. ``taken_by`` is another shape that has the object.
     ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target`` is what it
     refers to, and ``target_declared`` what it knows of that. ``throttled_until`` and
     ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
@@ -101,6 +102,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     drifts: int = 0
     listing_disproved: bool = False
     doubted: bool = False
+    taken_by: str = ""
     strays: int | None = None
     total: int | None = None
     finalizers: dict[str, str] = {}
@@ -190,6 +192,7 @@ def _observed(row: StatusRow, data: ExternalObserved) -> None:
     row.observed_digest = "" if data.object is None else digest(data.object)
     row.doubted = False
     row.strays, row.total = data.strays, data.total
+    row.taken_by = data.taken_by
     if not row.declared:
         row.provider_config = data.provider_config
         row.external_name = data.external_name
@@ -228,8 +231,8 @@ def _release_forced(row: StatusRow, _data: ReleaseForced) -> None:
     row.finalizers = {}
 
 
-def _approved(_row: StatusRow, _data: HoldApproved) -> None:
-    """What follows from it is told by what follows."""
+def _approved(row: StatusRow, _data: HoldApproved) -> None:
+    row.doubted = not row.action_id  # what is held without an action waits for the next listing
 
 
 def _reference_added(row: StatusRow, data: ReferenceAdded) -> None:

@@ -56,6 +56,7 @@ class HttpApi:
         needs_trust = config.tls is not None or self.endpoint.startswith("https:")
         self._ssl = trusting(config.tls) if needs_trust else True
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
 
     async def call(
         self,
@@ -73,6 +74,8 @@ class HttpApi:
         """
         await may_call()
         url = self.endpoint + path
+        if self._is_closed:
+            raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared anew")
         target = f"{url}?{urlencode(query)}" if query else url
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -111,7 +114,8 @@ class HttpApi:
         return answer
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; who still waits for his turn calls nothing any more."""
+        self._is_closed = True
         if self._session is not None:
             await self._session.close()
 

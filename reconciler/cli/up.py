@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from nats.aio.client import Client
 
 from events.manifest import LEAST_SECONDS, MOST_SECONDS
 from infra.jetstream.access import Access
+from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.banner import print_banner
 from reconciler.cli.connection import (
     ANY_BUS,
@@ -28,11 +32,12 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.logs import configure_logs
 from reconciler.cli.main import STARTED
 from reconciler.cli.output import print_json_line
-from reconciler.cli.stack import Stack, StackOptions, started, write_up_file
+from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
 from reconciler.cli.stopping import until_stopped
 from reconciler.wiring import ROLES, Role, connected, initialise, running
 
 _PATIENCE_SECONDS = 15.0
+_DYING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +144,12 @@ def parse_roles(text: str) -> tuple[Role, ...]:
 async def _start_and_serve(plan: Plan) -> None:
     async with started(plan.stack) as stack:
         try:
-            await _serve(plan, stack)
-        except Exception:
+            await _watched(_serve(plan, stack), stack)
+        except Exception as error:
+            if isinstance(error, BusUnavailableError):  # its connection ends before the server has
+                with contextlib.suppress(TimeoutError, StackError):
+                    async with asyncio.timeout(_DYING_SECONDS):
+                        await stack.watch()
             if stack.failure is not None:
                 raise stack.failure from None  # all else that failed, failed because of it
             raise
@@ -158,7 +167,20 @@ async def _serve(plan: Plan, stack: Stack) -> None:
             await declare_config(parts, change, wait="decider" in plan.roles)
             write_up_file(stack)
             _tell(plan, stack)
-            await stack.watch()
+            await asyncio.Event().wait()  # for ever, as far as this is concerned
+
+
+async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
+    """Serve until a server of ours has ended by itself, be it while the roles still start."""
+    tasks = [asyncio.ensure_future(each) for each in (serving, stack.watch())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _prepare(plan: Plan, stack: Stack, nc: Client) -> Change:

@@ -107,12 +107,14 @@ async def observations(
     async for some in in_slices(objects.items()):
         for name, each in some:
             mine = known.get(name)
-            keys = (
-                _interested(each, mine, strays)
-                if mine
-                else [_new_key(name, config.scope.namespace, began, rows)]
-            )
-            found += [(key, _observed(snapshot, name, each, strays)) for key in keys]
+            if not mine:
+                key = _new_key(name, config.scope.namespace, began, rows)
+                found.append((key, _observed(snapshot, name, each, strays)))
+                continue
+            found += [
+                (key, _observed(snapshot, name, each, strays, taken_by=taken))
+                for key, taken in _interested(each, mine, strays)
+            ]
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
         for name, mine in some:
@@ -124,7 +126,9 @@ async def observations(
                 if began.labels or row.listing_disproved:
                     doubtful.append(row)
                 else:
-                    found.append((row.key, _observed(snapshot, name, None, strays, losses)))
+                    taken = _taken_by(row, mine)
+                    gone = _observed(snapshot, name, None, strays, losses, taken_by=taken)
+                    found.append((row.key, gone))
     return Findings(found, doubtful, losses)
 
 
@@ -161,14 +165,38 @@ def _new_key(
 
 def _interested(
     seen: ExternalObject, rows: Sequence[StatusRow], strays: StrayCount | None
-) -> Iterable[ShapeKey]:
-    """Which shapes learn something from the object: those that know it otherwise."""
+) -> Iterable[tuple[ShapeKey, str]]:
+    """Which shapes learn something from the object: those that know it otherwise.
+
+    Beside each, which other one has the object.
+    """
     shown = digest(seen)
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this
-        if row.observed_digest != shown or row.doubted or _may_pass_now(row, strays):
-            yield row.key
+        taken = _taken_by(row, rows)
+        if taken and taken == row.taken_by and not _has(row):
+            continue  # how it goes on with it is the other's
+        is_news = row.observed_digest != shown or row.taken_by != taken or row.doubted
+        if is_news or _may_pass_now(row, strays):
+            yield row.key, taken
+
+
+def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
+    """Name another shape that has the object of this external name, if one has.
+
+    Who owns it has it; and who declares it, where this one does not.
+    """
+    if len(rows) == 1:
+        return ""
+    others = (each for each in rows if each is not row)
+    if _has(row):
+        return min((str(each.key) for each in others if each.owned), default="")
+    return min((str(each.key) for each in others if _has(each)), default="")
+
+
+def _has(row: StatusRow) -> bool:
+    return row.declared or row.owned or row.action_id != ""
 
 
 def _may_pass_now(row: StatusRow, strays: StrayCount | None) -> bool:
@@ -191,11 +219,7 @@ async def _stray_count(
     async for some in in_slices(objects.items()):
         ours = [name for name, each in some if is_ours(each)]
         total += len(ours)
-        strays += sum(
-            1
-            for name in ours
-            if not any(row.declared or row.owned or row.action_id for row in known.get(name, ()))
-        )
+        strays += sum(1 for name in ours if not any(map(_has, known.get(name, ()))))
     return StrayCount(strays, total)
 
 
@@ -230,6 +254,8 @@ def _observed(
     seen: ExternalObject | None,
     strays: StrayCount | None,
     losses: LossCount | None = None,
+    *,
+    taken_by: str = "",
 ) -> Observed:
     return Observed(
         provider_config=snapshot.began.provider_config,
@@ -240,4 +266,5 @@ def _observed(
         began_at=snapshot.began_at,
         exclusive=strays,
         losses=losses,
+        taken_by=taken_by,
     )

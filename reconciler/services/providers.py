@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from reconciler.kinds import KindRegistry
 from reconciler.provider import Capabilities, Provider
 from reconciler.secrecy import Secrecy
 from reconciler.services.configurations import Configurations
-from reconciler.services.secretive import secretive, without_secret
+from reconciler.services.secretive import SecretiveProvider, secretive, without_secret
+
+_LONGEST_CALL_SECONDS = 120.0
 
 _Stamp = tuple[int, int, int]
 _Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
@@ -28,7 +31,7 @@ class ProviderPool:
     def __init__(self, kinds: KindRegistry, configurations: Configurations) -> None:
         self._kinds = kinds
         self._configurations = configurations
-        self._open: dict[tuple[str, str], tuple[_Basis, Provider]] = {}
+        self._open: dict[tuple[str, str], tuple[_Basis, SecretiveProvider]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, config_name: str, kind_name: str) -> Provider:
@@ -54,7 +57,7 @@ class ProviderPool:
         kind = self._kinds.get(kind_name)
         return None if kind is None else kind.capabilities
 
-    def _build(self, name: str, config: ProviderConfigSpec, kind_name: str) -> Provider:
+    def _build(self, name: str, config: ProviderConfigSpec, kind_name: str) -> SecretiveProvider:
         kind = self._kinds[kind_name]
         if kind.connect is None or kind.provider != config.provider:
             raise ConfigurationError(
@@ -66,9 +69,9 @@ class ProviderPool:
         with without_secret(secrecy):
             return secretive(kind.connect(config, secret=secret), secrecy)
 
-    def _close_later(self, provider: Provider) -> None:
-        """Close a replaced client; calls that are under way on it end as unknown results."""
-        task = asyncio.create_task(provider.close())
+    def _close_later(self, provider: SecretiveProvider) -> None:
+        """Close a replaced client when its calls have ended; the results of others are unknown."""
+        task = asyncio.create_task(_closed_when_idle(provider))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -77,6 +80,13 @@ class ProviderPool:
         for _basis, provider in self._open.values():
             await provider.close()
         self._open.clear()
+
+
+async def _closed_when_idle(provider: SecretiveProvider) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LONGEST_CALL_SECONDS):
+            await provider.until_idle()
+    await provider.close()
 
 
 def _stamps(config: ProviderConfigSpec) -> tuple[_Stamp | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 
@@ -18,30 +19,49 @@ _encoder = msgspec.json.Encoder()
 
 
 class SecretiveProvider:
-    """Implements ``reconciler.provider.Provider`` by another one."""
+    """Implements ``reconciler.provider.Provider`` by another one, and knows of its calls."""
 
     def __init__(self, provider: Provider, secrecy: Secrecy) -> None:
         self._provider = provider
         self._secrecy = secrecy
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def until_idle(self) -> None:
+        """Wait until no call of it is under way."""
+        await self._idle.wait()
+
+    @contextmanager
+    def _calling(self) -> Generator[None]:
+        self._calls += 1
+        self._idle.clear()
+        try:
+            with without_secret(self._secrecy):
+                yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
 
     async def create(self, action: Action) -> Effect:
         """Create."""
-        with without_secret(self._secrecy):
+        with self._calling():
             return await self._provider.create(action)
 
     async def update(self, action: Action) -> Effect:
         """Update."""
-        with without_secret(self._secrecy):
+        with self._calling():
             return await self._provider.update(action)
 
     async def delete(self, action: Action) -> Effect:
         """Delete."""
-        with without_secret(self._secrecy):
+        with self._calling():
             return await self._provider.delete(action)
 
     async def read(self, external_name: str) -> ExternalObject | None:
         """Read one."""
-        with without_secret(self._secrecy):
+        with self._calling():
             return await self._provider.read(external_name)
 
     async def pages(
@@ -71,7 +91,7 @@ class SecretiveWatchingProvider(SecretiveProvider):
             return await self._watching.changes(after)
 
 
-def secretive(provider: Provider, secrecy: Secrecy) -> Provider:
+def secretive(provider: Provider, secrecy: Secrecy) -> SecretiveProvider:
     """Give a provider that can do the same, and whose errors never repeat the secret."""
     if isinstance(provider, WatchingProvider):
         return SecretiveWatchingProvider(provider, secrecy)

@@ -61,9 +61,16 @@ def labels_of(state: ShapeState, context: Context) -> dict[str, str]:
 
 def open_differences(state: ShapeState, context: Context) -> tuple[FieldDifference, ...]:
     """Compare the desired with the observed object; empty if there is none of either."""
-    if state.spec is None or state.observed is None or context.kind is None:
+    return () if state.observed is None else differences_of(state, state.observed, context)
+
+
+def differences_of(
+    state: ShapeState, seen: ExternalObject, context: Context
+) -> tuple[FieldDifference, ...]:
+    """Compare the desired with an object; empty if nothing is desired."""
+    if state.spec is None or context.kind is None:
         return ()
-    return differences(wanted(state, context), state.observed, context.kind.normalize)
+    return differences(wanted(state, context), seen, context.kind.normalize)
 
 
 def api_keeps_its_own(state: ShapeState, context: Context) -> bool:

@@ -76,6 +76,8 @@ def _take_over(
     """An object of that name is there, and the log does not say that it is ours."""
     assert state.spec is not None
     policy = state.spec.policy
+    if state.taken_by:
+        return Standing("Conflict", "OwnedByAnother", f"{state.taken_by} has it: name another one")
     said = replace(evidence(state, found, context, config), referenced=False)
     judged = verdict(said, config.ownership)
     if judged.claim is not None:

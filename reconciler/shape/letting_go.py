@@ -7,6 +7,7 @@ from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
 from events.manifest import DeletionGuard, Policy, ProviderConfigSpec
 from reconciler.shape.actions import new_action
 from reconciler.shape.inputs import Context
+from reconciler.shape.observing import DELETION_GUARD
 from reconciler.shape.owner_label import OWNER_LABEL
 from reconciler.shape.ownership import ClaimReason, Verdict, evidence, keepers, verdict
 from reconciler.shape.standing import Standing, Step
@@ -16,9 +17,6 @@ from reconciler.shape.waiting import (
     hold_deletion,
     wait_after_conflicts,
 )
-
-DELETION_GUARD = "DeletionGuard"
-"""Reason of the outcome of what the guard holds, and what an approval names."""
 
 _GUARD_PERCENT_FROM = 10
 """In smaller scopes a percentage means little: there the count alone guards."""
@@ -61,7 +59,7 @@ def _unlabel(
     found, policy = state.observed, Policy() if state.spec is None else state.spec.policy
     if found is None or found.labels.get(OWNER_LABEL) != context.owner or context.kind is None:
         return None
-    if state.orphan_forced or policy.mode == "ObserveOnly" or policy.paused:
+    if state.orphan_forced or state.taken_by or policy.mode == "ObserveOnly" or policy.paused:
         return None
     if state.conflicts > CONFLICTS_BEFORE_WAITING or _is_refused(state):
         return None
@@ -99,6 +97,8 @@ def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -
         return Standing("Deleted", "Gone")
     if state.orphaned:
         return _orphaned(found, state, context)
+    if state.taken_by:
+        return _anothers(state)
     judged = verdict(evidence(state, found, context, config), config.ownership)
     if judged.claim in ("Returned", "Found"):
         return claimed(state, found, judged.claim)
@@ -107,10 +107,22 @@ def _not_ours(state: ShapeState, context: Context, config: ProviderConfigSpec) -
         return guarded or claimed(state, found, judged.claim)
     if judged.owner == "disputed":
         return disputed(judged, found)
+    return _never_ours(state) or Standing(
+        "Unowned", judged.reason, "nobody declared it here: left alone"
+    )
+
+
+def _never_ours(state: ShapeState) -> Standing | None:
+    """Tell of the object that a withdrawn shape has met and never had."""
     told_so = state.outcome is not None and state.outcome.reason == "NotOurs"
     if state.generation and (state.settled_generation != state.generation or told_so):
         return Standing("Deleted", "NotOurs", "an object of that name is not ours: left alone")
-    return Standing("Unowned", judged.reason, "nobody declared it here: left alone")
+    return None
+
+
+def _anothers(state: ShapeState) -> Standing:
+    """Leave to another shape what it has: it knows what shall become of it."""
+    return _never_ours(state) or Standing("Unowned", "Taken", f"{state.taken_by} has it")
 
 
 def claimed(state: ShapeState, found: ExternalObject, reason: ClaimReason) -> OwnershipClaimed:
@@ -133,18 +145,26 @@ def _guard(state: ShapeState, guard: DeletionGuard) -> Standing | None:
     too_much = total >= _GUARD_PERCENT_FROM and strays * 100 > total * guard.max_percent
     if strays > 0 and not too_many and not too_much:
         return None
+    what = f"{strays} of {total} objects of the scope are undeclared, and would be deleted"
     if state.approved == DELETION_GUARD:
-        return None
+        # Somebody may have declared it since it was seen: only a later listing shows that.
+        if state.observed_position >= state.approved_position:
+            return None
+        return Standing(
+            "Held", DELETION_GUARD, f"{what}: approved, with the next listing this one goes"
+        )
     return Standing(
         "Held",
         DELETION_GUARD,
-        f"{strays} of {total} objects of the scope are undeclared, and would be deleted; the guard "
-        f"lets {guard.max_count} or {guard.max_percent} % go at a time: approve it, or declare it",
+        f"{what}; the guard lets {guard.max_count} or {guard.max_percent} % go at a time: "
+        "approve it, or declare it",
     )
 
 
 def remove(state: ShapeState, context: Context, config: ProviderConfigSpec) -> Step:
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
+    if state.taken_by:
+        return Standing("Disputed", "OwnedByAnother", f"{state.taken_by} has it too: left alone")
     if state.observed is not None:
         judged = verdict(evidence(state, state.observed, context, config), config.ownership)
         if judged.owner == "disputed":

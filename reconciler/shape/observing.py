@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from events.external import same_content
+from events.external import ExternalObject, same_content
 from events.intake import Observed
 from events.log import (
     AbsenceDoubted,
+    Action,
     DriftDetected,
     ExternalObserved,
+    FieldDifference,
     Operation,
     OwnershipReleased,
 )
-from reconciler.shape.desired import grace_seconds, is_applied, open_differences
+from reconciler.shape.desired import (
+    differences_of,
+    grace_seconds,
+    is_applied,
+    open_differences,
+)
 from reconciler.shape.inputs import Command, Context, Record
 from reconciler.shape.state import Owned, ShapeState
 
 _RIGHT_CLOCK = timedelta(seconds=60)
 """What an observer's clock may lag behind the bus's, and is still believed."""
+
+DELETION_GUARD = "DeletionGuard"
+"""Reason of the outcome of what the guard holds, and what an approval names."""
 
 LOSS_GUARD = "LossGuard"
 """Reason of the outcome of a shape whose loss is not believed, and what an approval names."""
@@ -34,6 +45,8 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
         and not _guard_changed(state, data)
         and not _ends_conflict(state, data)
         and not (state.doubted is not None and data.object is not None)
+        and data.taken_by in (None, state.taken_by)
+        and not _decides_approval(state, data)
     ):
         return
     if _is_doubtful(state, data, context):
@@ -52,6 +65,7 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
             min(data.as_of, command.position),  # no read began after its own message
             None if strays is None else strays.strays,
             None if strays is None else strays.total,
+            state.taken_by if data.taken_by is None else data.taken_by,
         )
     )
     record_loss_and_drift(after, context, record)
@@ -126,6 +140,11 @@ def _guard_changed(state: ShapeState, data: Observed) -> bool:
     )
 
 
+def _decides_approval(state: ShapeState, data: Observed) -> bool:
+    """Tell whether a person has approved a deletion, and this is the first look since."""
+    return state.approved == DELETION_GUARD and data.as_of >= state.approved_position
+
+
 def _ends_conflict(state: ShapeState, data: Observed) -> bool:
     """Tell whether our writes conflict, and this is the version that we did not know."""
     return (
@@ -143,7 +162,7 @@ def record_loss_and_drift(state: ShapeState, context: Context, record: Record) -
         return
     if state.observed is None:
         if state.declared:
-            deleted = _in_doubt(state, owned, "Delete")
+            deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
             state = record(DriftDetected(state.generation, missing=True, perhaps_by=deleted))
         record(OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config))
     elif owned.uid is not None and state.observed.uid not in (None, owned.uid):
@@ -151,11 +170,25 @@ def record_loss_and_drift(state: ShapeState, context: Context, record: Record) -
     elif state.declared and is_applied(state, context):
         found = open_differences(state, context)
         if found:
-            written = _in_doubt(state, owned, "Update")
+            written = _in_doubt(state, owned, "Update", _explains(state, found, context))
             record(DriftDetected(state.generation, differences=found, perhaps_by=written))
 
 
-def _in_doubt(state: ShapeState, owned: Owned, operation: Operation) -> str:
+def _explains(
+    state: ShapeState, found: Sequence[FieldDifference], context: Context
+) -> Callable[[Action], bool]:
+    """Give the test whether a write would leave something of what is found, had it come last."""
+
+    def explains(action: Action) -> bool:
+        left = ExternalObject(action.external_name, action.fields, labels=action.labels)
+        return any(each in found for each in differences_of(state, left, context))
+
+    return explains
+
+
+def _in_doubt(
+    state: ShapeState, owned: Owned, operation: Operation, explains: Callable[[Action], bool]
+) -> str:
     """Name an action of ours that may have done what is seen now; each is suspected once.
 
     By its name: where a write is not bound to an object, it may have met the next one.
@@ -164,6 +197,7 @@ def _in_doubt(state: ShapeState, owned: Owned, operation: Operation) -> str:
     for ended in reversed(state.ended):
         action = ended.action
         may_be_it = (ended.in_doubt or ended.told_late) and not ended.suspected
-        if may_be_it and (action.operation, action.provider_config, action.external_name) == place:
+        is_there = (action.operation, action.provider_config, action.external_name) == place
+        if may_be_it and is_there and explains(action):
             return action.action_id
     return ""

@@ -58,6 +58,8 @@ def _nothing_left(state: ShapeState) -> Standing:
         return Standing("Deleted", "Gone")
     if state.outcome is None:
         return Standing("Deleted", "Gone") if state.effect_at is not None else NOTHING_TO_SAY
+    if state.taken_by and state.outcome.outcome != "Deleted":
+        return Standing("Deleted", "Gone", f"{state.taken_by} had it")
     if state.outcome.outcome == "Deleted":
         return Standing("Deleted", state.outcome.reason, state.outcome.message)
     return Standing("Deleted", "GoneByOthers")
@@ -66,7 +68,7 @@ def _nothing_left(state: ShapeState) -> Standing:
 def _returned(state: ShapeState) -> OwnershipClaimed | None:
     """That a listing was wrong is knowledge and no action: it is recorded whatever the policy."""
     found = state.observed
-    if state.owned is not None or found is None or found.uid is None:
+    if state.owned is not None or found is None or found.uid is None or state.taken_by:
         return None
     return claimed(state, found, "Returned") if found.uid == state.lost_uid else None
 

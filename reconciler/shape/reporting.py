@@ -46,9 +46,11 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
             found_by=_found_by(data),
             redelivered=redelivered,
         )
-        record(_dated(done, flight.action, command, context))
+        after = record(_dated(done, flight.action, command, context))
+        if _has_met_another(flight.action, data.object):
+            record_loss_and_drift(after, context, record)
         return
-    if data.attempt != flight.attempt or flight.failed is not None:
+    if data.attempt != flight.attempt or flight.failed is not None or flight.held:
         _record_doubt((flight,), data, record)
         return
     if data.error is None:
@@ -58,6 +60,12 @@ def report(state: ShapeState, command: Command, context: Context, record: Record
     after = record(_dated(ended, flight.action, command, context))
     if isinstance(ended, ActionFailed) and after.in_flight is None:
         _record_what_stands_there(after, ended, context, record)
+
+
+def _has_met_another(action: Action, shown: ExternalObject | None) -> bool:
+    """Tell whether a write met an object that took the place of ours after we had read it."""
+    uids = (action.uid, None if shown is None else shown.uid)
+    return None not in uids and uids[0] != uids[1]
 
 
 def _found_by(data: Reported) -> FoundBy | None:

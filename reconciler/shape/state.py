@@ -19,7 +19,7 @@ REMEMBERED_DECLARATIONS = 64
 """How many ids of declarations a shape remembers, to recognise one that is delivered again late;
 and how many contents, to tell what may be one."""
 
-REMEMBERED_ACTIONS = 4
+REMEMBERED_ACTIONS = 16
 """So many ended actions a shape remembers of which a call may still arrive, or be told of."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -144,7 +144,8 @@ class ShapeState(msgspec.Struct, frozen=True):
     ``ended`` are the last actions that ended without success, or in doubt: told late, they were
     done all the same.
     ``uncertain_create``: some creation may have been done that we do not know of. ``doubted`` is
-    the listing that the guard did not believe. ``approved`` is the hold that a person has lifted.
+    the listing that the guard did not believe. ``approved`` is the hold that a person has lifted,
+    at ``approved_position`` of the intake. ``taken_by`` is another shape that has the object.
     ``target_declared`` is what a ``ShapeRef`` knows of its target.
     """
 
@@ -183,6 +184,8 @@ class ShapeState(msgspec.Struct, frozen=True):
     uncertain_create: bool = False
     doubted: LossCount | None = None
     approved: str = ""
+    approved_position: int = 0
+    taken_by: str = ""
     finalizers: tuple[Finalizer, ...] = ()
     references: dict[str, OnWithdrawal] = {}
     release_forced: bool = False

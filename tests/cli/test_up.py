@@ -43,6 +43,19 @@ def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
         assert err.splitlines()[-1].startswith("error: nats-server has ended by itself")
 
 
+def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -> None:
+    process = cli.start("up", "--port", "0", "--no-api", "--log-level", "error")
+    log = cli.folder / "reconciler-data" / "nats" / "nats.log"
+    deadline = time.monotonic() + STOP_SECONDS
+    while not (log.exists() and "Server is ready" in log.read_text()):
+        assert time.monotonic() < deadline, "nats-server does not start"
+        time.sleep(0.01)
+    os.kill(_child_named(process.pid, "nats-server"), signal.SIGKILL)
+    _out, err = process.communicate(timeout=STOP_SECONDS)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith("error: nats-server has ended by itself")
+
+
 def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

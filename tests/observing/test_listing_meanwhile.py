@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import Observed
-from events.log import LogEvent, SpecDeclared
+from events.intake import Observed, StrayCount
+from events.log import ExternalObserved, HoldApproved, LogEvent, SpecDeclared
 from events.manifest import Policy, ProviderConfigSpec, Scope
 from events.names import ShapeKey
 from projections.read_models import ReadModels
@@ -125,6 +125,38 @@ async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_str
     stage = Stage(Api("x"), catch_up)
     await stage.observer.list_once("default", "Shape")
     assert list(stage.intake.observed) == [ShapeKey("team", "Shape", "theirs")]
+
+
+def _seen(name: str, version: int = 1, *, taken_by: str = "") -> LogEvent:
+    shown = ExternalObject("x", {})
+    data = ExternalObserved("default", "x", shown, "CompleteListing", 1, 1, 1, taken_by)
+    return event(ShapeKey("default", "Shape", name), version, data)
+
+
+async def test_who_saw_it_first_is_told_once_which_shape_has_it() -> None:
+    """Whatever that one may do with it: it may be paused, or only observe."""
+    stage = Stage(Api("x"), _nothing_new)
+    stage.models.apply(1, _seen("x"))
+    await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed, "it is known, and nobody else has it"
+    stage.models.apply(2, _declared("y"))
+    await stage.observer.list_once("default", "Shape")
+    told = stage.intake.observed.pop(ShapeKey("default", "Shape", "x"))
+    assert told.taken_by == "team/Shape/y"
+    assert told.exclusive == StrayCount(0, 1)
+    assert stage.intake.observed.pop(ShapeKey("team", "Shape", "y")).taken_by == ""
+    stage.models.apply(3, _seen("x", 2, taken_by="team/Shape/y"))
+    await stage.observer.list_once("default", "Shape")
+    assert set(stage.intake.observed) == {ShapeKey("team", "Shape", "y")}
+
+
+async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> None:
+    stage = Stage(Api("x"), _nothing_new)
+    stage.models.apply(1, _seen("x"))
+    key = ShapeKey("default", "Shape", "x")
+    stage.models.apply(2, event(key, 2, HoldApproved("DeletionGuard")))
+    await stage.observer.list_once("default", "Shape")
+    assert set(stage.intake.observed) == {key}
 
 
 async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> None:

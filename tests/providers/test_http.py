@@ -12,8 +12,22 @@ import pytest
 from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.http import HttpApi
 from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
+from reconciler.provider import CALL_PERMIT
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Permit:
+    """Gives leave to call when it is told to."""
+
+    is_free = False
+
+    def __init__(self) -> None:
+        self.asked, self.given = asyncio.Event(), asyncio.Event()
+
+    async def wait(self) -> None:
+        self.asked.set()
+        await self.given.wait()
 
 
 class Server:
@@ -186,6 +200,20 @@ def test_limits_that_let_nothing_through_are_refused(limits: Limits) -> None:
 async def test_a_client_can_be_closed_before_it_was_used() -> None:
     async with connected(Server()):
         pass
+
+
+async def test_who_waits_for_his_turn_while_it_is_closed_calls_nothing() -> None:
+    server, permit = Server(), Permit()
+    async with connected(server) as api:
+        token = CALL_PERMIT.set(permit)
+        waiting = asyncio.ensure_future(api.call("POST", "/x"))
+        CALL_PERMIT.reset(token)
+        await permit.asked.wait()
+        await api.close()
+        permit.given.set()
+        with pytest.raises(TransientError, match="declared anew"):
+            await waiting
+    assert server.requests == 0
 
 
 async def test_a_base_path_is_kept_and_the_query_quoted() -> None:

@@ -212,6 +212,7 @@ class Story:
         name: str | None = None,
         began_at: datetime | None = None,
         age_seconds: float | None = None,
+        taken_by: str | None = None,
     ) -> list[ShapeEvent]:
         return self.turn(
             Observed(
@@ -223,6 +224,7 @@ class Story:
                 began_at,
                 None if strays is None else StrayCount(*strays),
                 age_seconds=age_seconds,
+                taken_by=taken_by,
             )
         )
 

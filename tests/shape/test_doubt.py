@@ -240,6 +240,30 @@ def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
     assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
 
 
+def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
+    story = converged({"color": "Red"})
+    there = story.seen
+    story.declare({"color": "Purple"})
+    update = story.action
+    story.fail("Throttled", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    story.look(there)
+    assert story.outcome == "Converged"
+    drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
+    assert drift.perhaps_by == "", "a person painted it green"
+    story.succeed()
+    drift = only(DriftDetected, story.see(repainted(story.seen, color="Purple")))
+    assert drift.perhaps_by == update.action_id
+
+
+def test_a_worker_that_reports_of_what_is_held_by_now_ends_it_no_second_time():
+    story = begun(KEYLESS)
+    story.fail("Conflict", shown=thing(uid="h1"), redelivered=True)
+    assert story.outcome == "Held"
+    assert story.fail("Conflict", shown=thing(uid="h1")) == []
+
+
 def test_what_was_certainly_not_done_is_not_suspected():
     story = withdrawn()
     story.fail("Transient")

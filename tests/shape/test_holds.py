@@ -273,9 +273,22 @@ def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), strays=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
-    events = story.turn(Approved("DeletionGuard"))
-    assert every(OwnershipClaimed, events)
+    assert not every(OwnershipClaimed, story.turn(Approved("DeletionGuard")))
+    assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
+    began_before = story.position
+    assert story.see(thing(uid="h1"), strays=(50, 60), as_of=began_before - 1) == []
+    events = story.see(thing(uid="h1"), strays=(50, 60))
+    assert every(OwnershipClaimed, events), "a listing that began since shows that it is a stray"
     assert only(ActionDecided, events).action.uid == "h1"
+
+
+def test_what_was_declared_elsewhere_before_the_approval_stays():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(50, 60))
+    story.turn(Approved("DeletionGuard"))
+    events = story.see(thing(uid="h1"), strays=(50, 60), taken_by="team/Shape/foo")
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
 def test_an_approval_holds_for_the_object_that_was_held():
@@ -292,6 +305,7 @@ def test_an_approval_does_not_count_for_the_next_object():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), strays=(50, 60))
     story.turn(Approved("DeletionGuard"))
+    story.see(thing(uid="h1"), strays=(50, 60))
     story.succeed()
     story.see(thing(uid="h2"), strays=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")

@@ -229,7 +229,9 @@ def _result(
     shown = data.object or _as_asked(action)
     base = flight.base or Applied(action.fields, action.labels, None)
     after: dict[str, Any] = {
-        "owned": Owned(action.provider_config, action.external_name, shown.uid),
+        "owned": Owned(
+            action.provider_config, action.external_name, _owned_uid(state, action, shown)
+        ),
         # Found by its label, it may be what an earlier action of ours made, with other content.
         "applied": replace(base, result=None if data.found_by == "Label" else shown),
         "observed": shown,
@@ -242,6 +244,13 @@ def _result(
     elif not state.declared and OWNER_LABEL in shown.labels.keys() - action.labels.keys():
         after["failure"] = LABEL_KEPT
     return after
+
+
+def _owned_uid(state: ShapeState, action: Action, shown: ExternalObject) -> str | None:
+    """Give the uid of what is ours: another object that a write has met is not, by that."""
+    if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
+        return state.owned.uid
+    return shown.uid
 
 
 def _as_asked(action: Action) -> ExternalObject:

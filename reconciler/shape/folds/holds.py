@@ -83,6 +83,7 @@ def _approved(state: ShapeState, data: HoldApproved, event: LogEvent) -> ShapeSt
         version=event.shapeversion,
         in_flight=flight,
         approved=data.hold,
+        approved_position=event.causeposition,
         declaration_ids=remembered(state, event),
         because=event.id,
     )

@@ -35,6 +35,7 @@ def _observed(state: ShapeState, data: ExternalObserved, event: LogEvent) -> Sha
         observed_message=event.causeposition,
         strays=data.strays,
         total=data.total,
+        taken_by=data.taken_by,
         conflicts=0,
         doubted=None,
         approved=state.approved if _is_same_object(state.observed, data.object) else "",
