@@ -13,13 +13,15 @@ from typing import Annotated
 
 import msgspec
 import uvloop
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 from benchmarks.converge.case import run_case
+from benchmarks.converge.history import changes, costs_of, recorded
+from benchmarks.converge.history import record as write_costs
 from benchmarks.converge.results import Case, Report
 from benchmarks.converge.stack import ALL_IN_ONE, WORKER_APART
-from benchmarks.converge.tables import show
+from benchmarks.converge.tables import show, show_changes
 from benchmarks.converge.targets import targets
 from infra.embedded.binary import WHEEL
 
@@ -39,6 +41,8 @@ def converge(
     quick: bool = False,
     worker_apart: bool = False,
     python: Path | None = None,
+    rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    record: bool = False,
 ) -> int:
     """Measure how declared shapes come to exist, and what an unchanged fleet costs.
 
@@ -56,8 +60,12 @@ def converge(
         Run the worker in a process of its own.
     python
         Measure the reconciler of another checkout, by the Python of its environment.
+    rounds
+        Measure each case so often, in turns; the medians are compared with what is recorded.
+    record
+        Write the medians to benchmarks/history.json.
     """
-    sizes = [_QUICK_SHAPES] if quick else [int(each) for each in shapes.split(",")]
+    sizes = [_QUICK_SHAPES] if quick else [int(each) for each in shapes.split(",")] * rounds
     latencies = [0.0] if quick else [float(each) for each in latency_ms.split(",")]
     samples = _QUICK_IDLE_SAMPLES if quick else _IDLE_SAMPLES
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 160)
@@ -65,6 +73,10 @@ def converge(
     whose = sys.executable if python is None else str(python.absolute())
     report = uvloop.run(_run(sizes, latencies, samples, console, layout, whose))
     show(report, console)
+    costs = costs_of(report.cases, report.layout)
+    show_changes([(each.case, changes(each, recorded())) for each in costs], console)
+    if record:
+        write_costs(costs)
     _write(report, json)
     return int(any(target.is_fact and not target.met for target in report.targets))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.converge.history import Change
 from benchmarks.converge.results import Case, Report
 
 _Row = tuple[str, Callable[[Case], str]]
@@ -67,6 +68,21 @@ def show(report: Report, console: Console) -> None:
         f"{report.cores} cores; load average {report.load_average_before:.2f} before, "
         f"{report.load_average_after:.2f} after; reconciler: {report.layout}"
     )
+
+
+def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Console) -> None:
+    """Print what each case costs beside what was recorded of it, where anything was."""
+    for case, found in compared:
+        if not found:
+            continue
+        table = Table("cost, in appended events a shape", title=f"{case}: beside the record")
+        for heading in ("recorded", "now", "of that", ""):
+            table.add_column(heading, justify="right")
+        for each in found:
+            verdict = "[red]worse[/]" if each.is_worse else ""
+            numbers = (f"{each.recorded:.2f}", f"{each.now:.2f}", f"{each.ratio:.0%}")
+            table.add_row(each.name, *numbers, verdict)
+        console.print(table)
 
 
 def _results(cases: Sequence[Case]) -> Table:

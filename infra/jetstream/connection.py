@@ -123,6 +123,8 @@ class _Events:
     async def reconnected(self) -> None:
         self._shown = ""
         _log.info("bus connection %s: reconnected", self._name)
+        if self.client is not None:
+            self.client.note_back()
 
 
 class _Hearing:

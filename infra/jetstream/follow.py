@@ -5,6 +5,7 @@ ordered consumer with a callback 38,000 to 45,000 in the same run (two busy core
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -25,12 +26,19 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.parser import Incoming
 from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
-from infra.jetstream.wire import send, split_reply, status_of, subscribe, unsubscribe
+from infra.jetstream.wire import (
+    changes_noticed,
+    send,
+    split_reply,
+    status_of,
+    subscribe,
+    unsubscribe,
+)
 
 HEARTBEAT_SECONDS: Final = 2.0
 _MISSED_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
 _CREATE_SECONDS: Final = 3.0  # without a leader no answer comes; there may be one the next time
-_LOOK_SECONDS: Final = 0.25  # between two looks at a connection from which nothing comes
+_LOOK_SECONDS: Final = 1.0  # between two looks at a connection from which nothing comes
 _RETRY_SECONDS: Final = 0.25
 _INACTIVE_SECONDS: Final = 10  # after which the server forgets a follower that is gone
 _NAMED_INACTIVE: Final = 5_000_000_000  # the same in ns: others wait for the name
@@ -240,6 +248,7 @@ class _Feed:
         self._silent = False
         self._heard = time.monotonic()
         self._reconnects = nc.stats["reconnects"]
+        self._noticed = contextlib.ExitStack()
 
     @property
     def is_exhausted(self) -> bool:
@@ -257,6 +266,7 @@ class _Feed:
         """Make the consumer."""
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
+        self._noticed.enter_context(changes_noticed(self._nc, self._arrived.set))
         config = _consumer_config(inbox, filters, after)
         if names:
             answer = await self._create_named(stream, config, names)
@@ -295,6 +305,7 @@ class _Feed:
         """End the subscription, and give a name back; other consumers the server forgets soon."""
         if self._subscription is None:
             return
+        self._noticed.close()
         await unsubscribe(self._subscription)
         self._subscription = None
         if self._named and self._nc.is_connected:

@@ -27,6 +27,7 @@ from infra.jetstream.wire import (
     DESCRIPTION,
     FastClient,
     bus_errors,
+    changes_noticed,
     denial_noticed,
     send,
     split_reply,
@@ -38,7 +39,7 @@ from infra.jetstream.wire import (
 EXPIRES_SECONDS: Final = 20.0
 _SECOND: Final = 1_000_000_000
 _HEARTBEATS_PER_REQUEST: Final = 4
-_LOOK_SECONDS: Final = 0.25
+_LOOK_SECONDS: Final = 1.0
 _LOOK_PATIENCE_SECONDS: Final = 2.0
 _UNHEARD_SECONDS: Final = 1.0  # nobody deletes a consumer and starts a reader that makes it sooner
 _RETRY_SECONDS: Final = 0.1  # between two requests to a consumer that can't answer now
@@ -81,7 +82,7 @@ class PullGroup:
         self._arrived = asyncio.Event()
         self._reconnects = 0
         self._failure: BusError | None = None
-        self._denials = contextlib.ExitStack()
+        self._noticed = contextlib.ExitStack()
         self._sources = {
             name: _Source(index, name, max_batch) for index, name in enumerate(consumers)
         }
@@ -131,7 +132,7 @@ class PullGroup:
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
-        self._denials.close()
+        self._noticed.close()
         try:
             if self._nc.is_connected:
                 with contextlib.suppress(BusError), bus_errors("close"):
@@ -156,7 +157,8 @@ class PullGroup:
         self._expires_seconds = expires
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
-        self._denials.enter_context(denial_noticed(self._nc, self._denied))
+        self._noticed.enter_context(denial_noticed(self._nc, self._denied))
+        self._noticed.enter_context(changes_noticed(self._nc, self._arrived.set))
 
     async def _info(self, name: str) -> dict[str, Any]:
         """Read how a consumer is configured, however long it has no leader."""

@@ -314,6 +314,7 @@ class FastClient(Client):
         read_any_subject()
         super().__init__()
         self.when_lost: set[Callable[[], None]] = set()
+        self.when_back: set[Callable[[], None]] = set()
         self.when_silent: Callable[[], None] | None = None
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
@@ -466,6 +467,11 @@ class FastClient(Client):
         for listener in list(self.when_lost):
             listener()
 
+    def note_back(self) -> None:
+        """Take note that the connection works again."""
+        for listener in list(self.when_back):
+            listener()
+
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
@@ -519,6 +525,18 @@ def loss_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]:
         yield
     finally:
         listeners.discard(listener)
+
+
+@contextlib.contextmanager
+def changes_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]:
+    """Have `listener` called if the connection is lost meanwhile, and when it is back."""
+    back = nc.when_back if isinstance(nc, FastClient) else set[Callable[[], None]]()
+    back.add(listener)
+    try:
+        with loss_noticed(nc, listener):
+            yield
+    finally:
+        back.discard(listener)
 
 
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:

@@ -30,7 +30,7 @@ _LOCK_FILE: Final = "up.lock"
 _ORPHAN_SECONDS: Final = 15.0  # a killed `up` takes its server with it, but not at once
 _POLL_SECONDS: Final = 0.02
 _logger = structlog.get_logger(__name__)
-_WATCH_SECONDS: Final = 0.25
+_WATCH_SECONDS: Final = 0.5
 _DISK_LOOK_SECONDS: Final = 2.0
 
 

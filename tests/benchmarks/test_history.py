@@ -1,0 +1,67 @@
+"""What was recorded of earlier runs, and that a regression is seen."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from benchmarks.converge.history import changes, costs_of, record, recorded
+from benchmarks.converge.results import (
+    Case,
+    Ceiling,
+    Converge,
+    Drift,
+    ProcessUsage,
+    Replay,
+    Restart,
+    Withdrawal,
+)
+
+
+def case(*, cpu: float = 2.0, ceiling: float = 40_000, shapes: int = 2_000) -> Case:
+    usage = (
+        ProcessUsage("nats-server", cpu / 2, 100),
+        ProcessUsage("shapes-api", 9, 40),
+        ProcessUsage("reconciler", cpu / 2, 70),
+    )
+    return Case(
+        shapes=shapes,
+        latency_ms=0,
+        load_average=0,
+        converge=Converge(2, 1_000, 2, 0.1, 8_000, 4_000, {}, shapes, usage),
+        restart=Restart(0.1, 1, 1, 0, 2, 0, 0, usage),
+        drift=Drift(1, 200, 0.1, 200, 1, 0.4, 0, usage),
+        withdrawal=Withdrawal(3, 700, 3, 0, {}, usage),
+        replay=Replay(17_000, 800, 30_000, 60_000, 40_000, 0.75, 1.5),
+        ceiling=Ceiling(500, 800, ceiling, 0.1),
+        peaks=usage,
+        stack_peak_mb=230,
+    )
+
+
+def test_a_machine_of_half_the_speed_costs_the_same() -> None:
+    fast, slow = costs_of([case()], "x"), costs_of([case(cpu=4.0, ceiling=20_000)], "x")
+    assert fast[0].figures["converge, CPU"] == slow[0].figures["converge, CPU"]
+
+
+def test_a_regression_of_a_tenth_is_seen_and_noise_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    record(costs_of([case(cpu=3.0)], "x"), file)
+    record(costs_of([case()], "x"), file)
+    assert len(recorded(file)) == 2
+    for cpu, is_worse in ((2.3, True), (2.1, False), (1.5, False)):
+        [now] = costs_of([case(cpu=cpu)], "x")
+        found = {each.name: each for each in changes(now, recorded(file))}
+        assert found["converge, CPU"].is_worse is is_worse, cpu
+
+
+def test_only_the_same_case_is_compared_and_of_rounds_the_median(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    [now] = costs_of([case(cpu=9.0), case(), case(cpu=2.1)], "x")
+    assert now.rounds == 3
+    record([now], file)
+    assert (
+        now.figures["converge, CPU"] == costs_of([case(cpu=2.1)], "x")[0].figures["converge, CPU"]
+    )
+    assert not changes(costs_of([case(shapes=500)], "x")[0], recorded(file))
+    assert not changes(costs_of([case()], "apart")[0], recorded(file))
+    assert not changes(replace(now, figures={"new": 1.0}), recorded(file))
