@@ -57,6 +57,7 @@ class Stack:
     api: ShapesProcess | None = None
     notes: list[str] = field(default_factory=list[str])
     failure: StackError | None = None
+    is_serving: bool = False
 
     @property
     def shown_url(self) -> str:
@@ -67,13 +68,15 @@ class Stack:
         """Return never; raises ``StackError`` when a server has ended by itself.
 
         A server of ours that has met a full disk is started again when there is space; the roles'
-        connections find it.
+        connections find it. That is looked at once this serves: a server that takes up its streams
+        again says that they could not be recovered.
         """
         disk = None if self.server is None else FullDiskWatch(self.server)
         next_look = 0.0
         while True:
             self._check_running()
-            if disk is not None and self.server is not None and time.monotonic() >= next_look:
+            is_due = self.is_serving and time.monotonic() >= next_look
+            if disk is not None and self.server is not None and is_due:
                 if await disk.needs_restart():
                     _logger.warning("there is space again: nats-server is started again")
                     await self.server.restart()

@@ -167,6 +167,7 @@ async def _serve(plan: Plan, stack: Stack) -> None:
             await declare_config(parts, change, wait="decider" in plan.roles)
             write_up_file(stack)
             _tell(plan, stack)
+            stack.is_serving = True
             await asyncio.Event().wait()  # for ever, as far as this is concerned
 
 
