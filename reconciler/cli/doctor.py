@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError
-from infra.jetstream.errors import BusError
+from infra.jetstream.errors import BusError, BusUnavailableError
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.apis import check_apis
 from reconciler.cli.checks.bus import check_server, check_stages, check_streams, check_sync
@@ -84,21 +84,33 @@ def doctor(
 
 
 async def _doctor(connection: Connection, full: bool, monitoring_url: str | None) -> list[Finding]:
-    async with bus(connection) as nc:
-        await log_of(nc)
-        return await examine(nc, full=full, monitoring_url=monitoring_url)
+    try:
+        async with bus(connection) as nc:
+            await log_of(nc)
+            return await examine(nc, full=full, monitoring_url=monitoring_url)
+    except BusUnavailableError as error:
+        known = await _examine_around(monitoring_url)  # a server that is silent may say why there
+        if not known:
+            raise
+        remedy = "is nats-server running? Its log, and what is wrong above, tell more"
+        return [*known, Finding("bus", "fail", str(error), remedy)]
+
+
+async def _examine_around(monitoring_url: str | None) -> list[Finding]:
+    """Check what can be seen of the server without its bus."""
+    findings, own = [*check_own_disk()], read_up_file(DATA_FOLDER)
+    if monitored := monitoring_url or (own.monitoring_url if own is not None else ""):
+        findings += await check_health(monitored)
+    return findings
 
 
 async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) -> list[Finding]:
     """Make every check; one that cannot be made is a finding, too."""
-    findings: list[Finding] = [*check_own_disk()]
+    findings = await _examine_around(monitoring_url)
     if monitoring_url is None:
         findings.append(check_sync(nc))
     else:
         findings += await check_monitoring(monitoring_url)
-    own = read_up_file(DATA_FOLDER)
-    if monitored := monitoring_url or (own.monitoring_url if own is not None else ""):
-        findings += await check_health(monitored)
     for name, check in (
         ("server", check_server),
         ("streams", check_streams),

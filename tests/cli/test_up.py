@@ -43,6 +43,20 @@ def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
         assert err.splitlines()[-1].startswith("error: nats-server has ended by itself")
 
 
+def test_the_doctor_tells_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
+    with up(cli, "--no-api") as running:
+        server = _child_named(running.process.pid, "nats-server")
+        os.kill(server, signal.SIGSTOP)
+        try:
+            told = cli.run("doctor", "-o", "json")
+        finally:
+            os.kill(server, signal.SIGCONT)
+    found = {each["check"]: each["verdict"] for each in told.json}
+    assert found["disk"] == "ok"
+    assert (found["server's health"], found["bus"]) == ("warn", "fail")
+    assert told.status == 1
+
+
 def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -> None:
     process = cli.start("up", "--port", "0", "--no-api", "--log-level", "error")
     log = cli.folder / "reconciler-data" / "nats" / "nats.log"

@@ -154,9 +154,6 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
                 await publish_until_it_stops(client, acknowledged)
             assert acknowledged, "some of them were taken before"
             told = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
-            while not told.out:  # a server that has just met it may be silent for a moment
-                assert "no answer in time" in told.err
-                told = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
             found = {each["check"]: each for each in told.json}
             assert found["disk"]["verdict"] == "fail"
             assert found["server's health"]["verdict"] == "fail"
