@@ -40,12 +40,13 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
     data: Observed = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     if not _is_about_us(state, data) or _is_stale(state, command, data, context):
         return
+    taken_by = _taken_by(state, data)
     if (
         same_content(state.observed, data.object)
         and not _guard_changed(state, data)
         and not _ends_conflict(state, data)
         and not (state.doubted is not None and data.object is not None)
-        and data.taken_by in (None, state.taken_by)
+        and taken_by == state.taken_by
         and not _decides_approval(state, data)
     ):
         return
@@ -65,10 +66,20 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
             min(data.as_of, command.position),  # no read began after its own message
             None if strays is None else strays.strays,
             None if strays is None else strays.total,
-            state.taken_by if data.taken_by is None else data.taken_by,
+            taken_by,
         )
     )
     record_loss_and_drift(after, context, record)
+
+
+def _taken_by(state: ShapeState, data: Observed) -> str:
+    """Name the other shape that has the object, or had it when it was last seen."""
+    is_told = data.taken_by is not None
+    if data.object is None and not state.declared and state.owned is None:
+        is_told = bool(
+            data.taken_by
+        )  # that one may have withdrawn it meanwhile, and be gone as well
+    return data.taken_by or "" if is_told else state.taken_by
 
 
 def _is_about_us(state: ShapeState, data: Observed) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from events.log import (
@@ -62,10 +63,12 @@ def test_a_label_of_another_shape_is_no_dispute_where_that_one_has_the_object():
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
-def test_what_another_shape_had_was_not_deleted_by_others():
+@pytest.mark.parametrize("still", [ANOTHER, ""])
+def test_what_another_shape_had_was_not_deleted_by_others(still: str):
+    """It may be withdrawn and gone when the listing is compared."""
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
-    story.see(None, taken_by=ANOTHER)
+    story.see(None, taken_by=still)
     assert (story.outcome, story.reason) == ("Deleted", "Gone")
 
 
