@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -15,6 +16,12 @@ from tests.docker.engine import engine_problem
 from tests.needs import faketime_problem, skip_unless_in_ci
 
 _NEEDED = {"docker": engine_problem, "faketime": faketime_problem}
+
+
+def pytest_configure() -> None:
+    """Have SIGINT heard in what tests start, also where the tests run in a shell's background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
