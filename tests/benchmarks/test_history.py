@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.converge.history import changes, costs_of, record, recorded
+from benchmarks.converge.history import changes, costs_of, figures, record, recorded
 from benchmarks.converge.results import (
     Case,
     Ceiling,
@@ -65,3 +65,9 @@ def test_only_the_same_case_is_compared_and_of_rounds_the_median(tmp_path: Path)
     assert not changes(costs_of([case(shapes=500)], "x")[0], recorded(file))
     assert not changes(costs_of([case()], "apart")[0], recorded(file))
     assert not changes(replace(now, figures={"new": 1.0}), recorded(file))
+
+
+def test_what_is_recorded_can_be_read_and_is_of_what_is_measured_now() -> None:
+    assert recorded()
+    for each in recorded():
+        assert each.figures.keys() <= {*figures(case()), "declared to exists, idle, p50"}
