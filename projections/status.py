@@ -160,6 +160,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     place = (data.provider_config, data.external_name)
     if (row.provider_config, row.external_name) != place and not row.owned:
         row.observed_digest = ""
+    row.taken_by = row.taken_by if row.observed_digest else ""
     row.provider_config, row.external_name = place
     row.generation = data.generation
     row.declared = True

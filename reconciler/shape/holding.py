@@ -24,8 +24,7 @@ from events.log import (
 from events.names import InvalidNameError, check_finalizer
 from reconciler.shape.answering import accepted, known_already, refused
 from reconciler.shape.inputs import Command, Context, Record
-from reconciler.shape.letting_go import DELETION_GUARD
-from reconciler.shape.observing import LOSS_GUARD
+from reconciler.shape.observing import DELETION_GUARD, LOSS_GUARD
 from reconciler.shape.pursuing import UNKNOWN_RESULT
 from reconciler.shape.state import ShapeState
 

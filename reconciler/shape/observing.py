@@ -74,12 +74,10 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
 
 def _taken_by(state: ShapeState, data: Observed) -> str:
     """Name the other shape that has the object, or had it when it was last seen."""
-    is_told = data.taken_by is not None
-    if data.object is None and not state.declared and state.owned is None:
-        is_told = bool(
-            data.taken_by
-        )  # that one may have withdrawn it meanwhile, and be gone as well
-    return data.taken_by or "" if is_told else state.taken_by
+    is_gone = data.object is None and not state.declared and state.owned is None
+    if data.taken_by is None or (is_gone and not data.taken_by):
+        return state.taken_by  # that one may have been withdrawn meanwhile, and be gone as well
+    return data.taken_by
 
 
 def _is_about_us(state: ShapeState, data: Observed) -> bool:

@@ -11,6 +11,7 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
 )
+from events.manifest import EXTERNAL_NAME_ANNOTATION
 from tests.shape.building import (
     CONFIG,
     EXCLUSIVE,
@@ -80,6 +81,25 @@ def test_two_shapes_of_one_object_do_not_both_adopt_it():
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
     events = story.see(story.seen, taken_by="")
     assert only(OwnershipClaimed, events).reason == "Adopted"
+
+
+def test_what_is_declared_once_nothing_is_there_is_its_own_from_then_on():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    story.see(None, taken_by="")
+    story.declare({"type": "Square"})
+    assert story.state.taken_by == ""
+    story.succeed()
+    assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
+
+
+def test_under_another_external_name_it_is_another_object():
+    story = Story(configs={CONFIG: SHARED})
+    story.see(thing(uid="h1"), taken_by=ANOTHER)
+    story.declare({"type": "Square"}, annotations={EXTERNAL_NAME_ANNOTATION: "another"})
+    assert story.state.taken_by == ""
+    story.succeed()
+    assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
 
 
 def test_what_two_shapes_own_neither_deletes():

@@ -44,6 +44,7 @@ def _declared(state: ShapeState, data: SpecDeclared, event: LogEvent) -> ShapeSt
         contents=_contents(state, content_digest(spec)),
         created_before=state.created_before and state.declared,  # a new life begins
         observed=observed,
+        taken_by="" if observed is None else state.taken_by,  # of what another had, nothing is left
         failures=0,
         conflicts=0,
         failure=None,
