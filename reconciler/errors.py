@@ -63,6 +63,10 @@ class TransientError(ProviderError):
     error_class: ErrorClass = "Transient"
 
 
+class NotCalledError(TransientError):
+    """No call was made, and nothing new is known of the API or of the object."""
+
+
 class UntrustedApiError(TransientError):
     """The API's certificate cannot be trusted; nothing was sent."""
 

@@ -9,7 +9,6 @@ declares its ``Capabilities``.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -111,36 +110,6 @@ class WatchingProvider(Provider, Protocol):
         are equal counts. It must not take a connection from the other calls.
         """
         ...
-
-
-class CallPermit(Protocol):
-    """Says when the external API may be called: asked before each request."""
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the next request may be sent at once."""
-        ...
-
-    async def wait(self) -> None:
-        """Wait until the next request may be sent.
-
-        Raises ``TransientError`` when that is too long: nothing was sent.
-        """
-        ...
-
-
-CALL_PERMIT: ContextVar[CallPermit | None] = ContextVar("call_permit", default=None)
-"""Set by whoever calls a provider; without one, nothing is waited for."""
-
-
-async def may_call() -> None:
-    """Wait until the API may be called; a provider awaits it before each request that it sends.
-
-    Raises ``TransientError`` when that is too long: nothing was sent.
-    """
-    permit = CALL_PERMIT.get()
-    if permit is not None and not permit.is_free:
-        await permit.wait()
 
 
 class ProviderFactory(Protocol):

@@ -16,8 +16,8 @@ from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.answers import Answer, inconclusive, refusal
 from infra.providers.endpoint import authorization, checked_endpoint
 from infra.providers.trust import certificate_problem, trusting
+from reconciler.call_permit import may_call
 from reconciler.errors import ConfigurationError, TransientError, UntrustedApiError
-from reconciler.provider import may_call
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
@@ -66,13 +66,16 @@ class HttpApi:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
+        read_at: float | None = None,
     ) -> Answer:
         """Make one call and give the whole answer, whatever its status.
+
+        ``read_at``: when what it relies on was read, by ``time.monotonic``; see ``may_call``.
 
         Raises ``TransientError`` if nothing was sent, or if a read was not answered; and
         ``UnknownResultError`` if a write was not answered.
         """
-        await may_call()
+        await may_call(read_at=read_at)
         url = self.endpoint + path
         if self._is_closed:
             raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared anew")

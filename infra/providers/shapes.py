@@ -6,7 +6,8 @@ What the API cannot promise, and what is done about it:
   a stranger: an update reads the shape first and compares the uid. A shape that takes the name
   between these two calls, and has that version, is replaced.
 - ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
-  that takes the name between these two calls is deleted; only the API could prevent that.
+  that takes the name between these two calls is deleted; only the API could prevent that. They are
+  seconds apart at most, whatever the process waits for in between (``may_call``).
 - One status, 409, says that the name is taken and that a request with the key still runs. The
   second is told by its words or by ``Retry-After``.
 """
@@ -14,6 +15,7 @@ What the API cannot promise, and what is done about it:
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -115,9 +117,10 @@ class ShapesProvider:
 
     async def update(self, action: Action) -> Effect:
         """Replace a shape that is still the action's, at the action's version."""
-        version = action.version
+        version, read_at = action.version, None
         if action.uid is not None or version is None:
             found = await self.read(action.external_name)
+            read_at = time.monotonic()
             if found is None:
                 raise NotFoundError(f"shape {action.external_name!r} is not there")
             check_uid(found, action)
@@ -127,6 +130,7 @@ class ShapesProvider:
             _path(action.external_name),
             headers=_headers(action, version=version),
             body=_body(action),
+            read_at=read_at,
         )
         if response.status_code == HTTPStatus.OK:
             return _effect(response, action)
@@ -134,13 +138,15 @@ class ShapesProvider:
 
     async def delete(self, action: Action) -> Effect:
         """Delete a shape that is still the action's."""
+        read_at = None
         if action.uid is not None:
             found = await self.read(action.external_name)
+            read_at = time.monotonic()
             if found is None:
                 return Effect(object=None, absent=True)
             check_uid(found, action)
         response = await self._api.call(
-            "DELETE", _path(action.external_name), headers=_headers(action)
+            "DELETE", _path(action.external_name), headers=_headers(action), read_at=read_at
         )
         if response.status_code in {
             HTTPStatus.NO_CONTENT,

@@ -19,9 +19,9 @@ from datetime import datetime
 from typing import Literal, Self
 
 from events.log import BreakerClosed, BreakerOpened, LogEvent
-from reconciler.errors import ConfigurationError, ProviderError, ThrottledError, TransientError
+from reconciler.call_permit import CALL_PERMIT, CallPermit
+from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
 from reconciler.ports import LogCertainty
-from reconciler.provider import CALL_PERMIT, CallPermit
 from reconciler.services.api_member import Member
 from reconciler.services.rate_limit import RateLimiter
 
@@ -60,8 +60,8 @@ class GateReport:
     message: str = ""
 
 
-class TurnedAwayError(TransientError):
-    """The gate is closed: no call was made, and nothing new is known of the API.
+class TurnedAwayError(NotCalledError):
+    """The gate is closed.
 
     ``throttled``: the API, or a limit of ours, wants fewer calls; else it fails, or is not known.
     """
@@ -267,7 +267,7 @@ class ApiGate:
             if self._failures or self._is_troubled:
                 self._saw_answer(epoch)
             return
-        if isinstance(error, (ConfigurationError, TurnedAwayError)):
+        if isinstance(error, (ConfigurationError, NotCalledError)):
             return  # no call was made
         self.saw_wish(error, config)
         if _is_failure(error):
@@ -372,7 +372,12 @@ class Calls:
         """Whether the next request may be sent at once."""
         return self._gate.is_open and self._gate.knows_log
 
-    async def wait(self) -> None:
+    @property
+    def pace_seconds(self) -> float:
+        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        return 0.0 if self._gate.limiter is None else self._gate.limiter.interval
+
+    async def wait(self, *, goes_first: bool = False) -> None:
         """Wait until the next request may be sent; raises ``TurnedAwayError``."""
         gate = self._gate
         if not gate.knows_log:
@@ -380,7 +385,7 @@ class Calls:
         if not self._is_probe and await gate.enter(self._config):
             self._is_probe, self._epoch = True, gate.epoch
         if gate.limiter is not None:
-            await gate.limiter.take()
+            await gate.limiter.take(goes_first=goes_first)
 
 
 def _throttle_of(error: ProviderError) -> float | None:

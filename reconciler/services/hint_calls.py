@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextvars import Token
 from typing import Self
 
+from reconciler.call_permit import CALL_PERMIT, CallPermit
 from reconciler.errors import ProviderError
-from reconciler.provider import CALL_PERMIT, CallPermit
 from reconciler.services.api_gate import ApiGate
 
 
@@ -42,11 +42,16 @@ class HintCalls:
         """Whether the next request may be sent at once."""
         return self._gate.is_open and self._gate.knows_log
 
-    async def wait(self) -> None:
+    @property
+    def pace_seconds(self) -> float:
+        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        return 0.0 if self._gate.limiter is None else self._gate.limiter.interval
+
+    async def wait(self, *, goes_first: bool = False) -> None:
         """Wait for the rate limit alone; raises ``TurnedAwayError`` while the gate is closed."""
         gate = self._gate
         if not gate.knows_log:
             await gate.until_log_known()
         gate.keep_out(self._config)
         if gate.limiter is not None:
-            await gate.limiter.take()
+            await gate.limiter.take(goes_first=goes_first)

@@ -87,10 +87,13 @@ class RateLimiter:
         """Estimate the wait of a call in seconds, with so many calls of this process before it."""
         return max(0.0, self._next_slot - self._clock()) + before * self.interval
 
-    async def take(self) -> None:
-        """Wait for a slot; while the bus is away, that is for as long."""
+    async def take(self, *, goes_first: bool = False) -> None:
+        """Wait for a slot, before all others or behind them; as long as the bus is away."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        if goes_first:
+            self._waiters.appendleft(waiter)
+        else:
+            self._waiters.append(waiter)
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         await waiter

@@ -30,6 +30,7 @@ from events.log import (
 )
 from reconciler.errors import (
     ConfigurationError,
+    NotCalledError,
     ProviderError,
     ThrottledError,
     UnknownResultError,
@@ -43,7 +44,7 @@ from reconciler.ports import (
     ShapeLog,
 )
 from reconciler.provider import Effect, Provider
-from reconciler.services.api_gate import ApiGate, TurnedAwayError
+from reconciler.services.api_gate import ApiGate
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.call_slots import CallSlots
 from reconciler.services.cancellation import is_being_cancelled
@@ -162,7 +163,7 @@ class Worker:
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
                     error, effect = await self._call_through(gate, delivery, action, look=sought)
-                    if not isinstance(error, TurnedAwayError):
+                    if not isinstance(error, NotCalledError):
                         reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
             gate.inside -= 1
@@ -400,7 +401,7 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
         _tellable(error.message) + until,
         error.status,
         error.retry_after_seconds,
-        attempted=not isinstance(error, TurnedAwayError),
+        attempted=not isinstance(error, NotCalledError),
     )
 
 

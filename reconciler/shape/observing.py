@@ -23,6 +23,7 @@ from reconciler.shape.desired import (
     open_differences,
 )
 from reconciler.shape.inputs import Command, Context, Record
+from reconciler.shape.owner_label import OWNER_LABEL, shape_of
 from reconciler.shape.state import Owned, ShapeState
 
 _RIGHT_CLOCK = timedelta(seconds=60)
@@ -40,7 +41,7 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
     data: Observed = command.data  # pyright: ignore[reportAssignmentType] - by _HANDLERS
     if not _is_about_us(state, data) or _is_stale(state, command, data, context):
         return
-    taken_by = _taken_by(state, data)
+    taken_by = _taken_by(state, data, context)
     if (
         same_content(state.observed, data.object)
         and not _guard_changed(state, data)
@@ -72,12 +73,18 @@ def observe(state: ShapeState, command: Command, context: Context, record: Recor
     record_loss_and_drift(after, context, record)
 
 
-def _taken_by(state: ShapeState, data: Observed) -> str:
+def _taken_by(state: ShapeState, data: Observed, context: Context) -> str:
     """Name the other shape that has the object, or had it when it was last seen."""
     is_gone = data.object is None and not state.declared and state.owned is None
-    if data.taken_by is None or (is_gone and not data.taken_by):
-        return state.taken_by  # that one may have been withdrawn meanwhile, and be gone as well
-    return data.taken_by
+    if is_gone and not data.taken_by:  # that one may have been withdrawn meanwhile, and be gone
+        return state.taken_by or _labelled(state.observed, context)
+    return state.taken_by if data.taken_by is None else data.taken_by
+
+
+def _labelled(seen: ExternalObject | None, context: Context) -> str:
+    """Name the other shape of this log whose owner label an object carries."""
+    label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
+    return "" if label == context.owner else shape_of(label, context.log_id)
 
 
 def _is_about_us(state: ShapeState, data: Observed) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.names import ShapeKey
+from events.names import InvalidNameError, ShapeKey
 
 OWNER_LABEL = "reconciler/owner"
 
@@ -15,3 +15,12 @@ def owner(log_id: str, key: ShapeKey) -> str:
 def is_of_log(value: str, log_id: str) -> bool:
     """Tell whether a label's value was written by this log, for whatever shape."""
     return value.startswith(f"{log_id}.")
+
+
+def shape_of(value: str, log_id: str) -> str:
+    """Name the shape that a label's value names; empty if it is none of this log."""
+    tokens = value.removeprefix(f"{log_id}.").split(".") if is_of_log(value, log_id) else []
+    try:
+        return str(ShapeKey.parse("/".join(tokens)))
+    except InvalidNameError:  # people write labels, too
+        return ""

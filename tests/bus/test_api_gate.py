@@ -24,6 +24,7 @@ from events.log import (
 )
 from events.manifest import Breaker, CredentialsRef, Limits, ProviderConfigSpec
 from infra.bus.rates import JetStreamRates
+from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConfigurationError,
     PermanentError,
@@ -33,7 +34,6 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
-from reconciler.provider import may_call
 from reconciler.services.api_gate import MOST_INSIDE, MOST_WAIT_SECONDS, TurnedAwayError
 from reconciler.services.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
 from reconciler.services.configurations import Configurations

@@ -76,6 +76,15 @@ async def test_many_calls_cost_few_round_trips(
     assert len(saves) <= 10
 
 
+async def test_who_goes_first_waits_for_one_slot(bus: Client, name: str) -> None:
+    process = Process(bus, name, per_second=50, burst=1)
+    calling = asyncio.create_task(process.calls(20))
+    await asyncio.wait_for(process.called.wait(), 60)
+    await process.limiter.take(goes_first=True)
+    assert len(process.times) < 20
+    await calling
+
+
 async def test_slots_that_come_too_late_are_lost_not_made_up_for(bus: Client, name: str) -> None:
     process = Process(bus, name, per_second=400, burst=1)
     calling = asyncio.create_task(process.calls(100))

@@ -18,10 +18,11 @@ from events.log import BreakerClosed, BreakerOpened, ShapeEvent, SpecDeclared, S
 from events.manifest import Breaker, Policy, ProviderConfigSpec, Retry, Scope
 from events.names import ShapeKey
 from projections.read_models import ReadModels
+from reconciler.call_permit import may_call
 from reconciler.errors import ThrottledError, TransientError
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut
-from reconciler.provider import Capabilities, Effect, Provider, may_call
+from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.services import change_feed
 from reconciler.services.api_gate import TurnedAwayError
 from reconciler.services.api_gates import ApiGates

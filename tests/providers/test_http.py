@@ -11,23 +11,11 @@ import pytest
 
 from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.http import HttpApi
+from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
-from reconciler.provider import CALL_PERMIT
+from tests.providers.permit import Permit
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-class Permit:
-    """Gives leave to call when it is told to."""
-
-    is_free = False
-
-    def __init__(self) -> None:
-        self.asked, self.given = asyncio.Event(), asyncio.Event()
-
-    async def wait(self) -> None:
-        self.asked.set()
-        await self.given.wait()
 
 
 class Server:

@@ -7,24 +7,31 @@ from typing import Any
 
 import pytest
 
+from events.external import ExternalObject
+from events.log import Operation
 from events.manifest import InvalidManifestError, Scope
 from infra.providers.shapes import SHAPE, name_problem
+from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
+    NotCalledError,
     NotFoundError,
     PermanentError,
     ProviderError,
     TransientError,
 )
 from reconciler.provider import Provider
-from tests.providers.connect import Connect, action, listing
+from tests.providers.connect import Connect, action, listing, upon
+from tests.providers.permit import Permit
 from tests.providers.proxy import Proxy, answer
 
 FIELDS = {"type": "Square", "color": "Red"}
 FOUND = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')
 ABSENT = answer(404)
 NONE_LISTED = answer(200, '{"items": []}')
+SEEN = ExternalObject("foo", FIELDS, uid="u1", version="1")
+OURS = answer(200, '{"name": "foo", "type": "Square", "color": "Red", "uid": "u1", "version": 1}')
 REPLAYED = {"Idempotent_Replayed": "true"}
 
 
@@ -148,3 +155,29 @@ def test_names_that_the_api_refuses(name: str) -> None:
 def test_a_spec_that_is_no_shape_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifestError):
         SHAPE.checked_fields(fields)
+
+
+@pytest.mark.parametrize("operation", ["Update", "Delete"])
+async def test_what_was_read_too_long_ago_decides_no_write(
+    shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch, operation: Operation
+) -> None:
+    """The process stood still, or had to wait: the name may be another object's by now."""
+    monkeypatch.setattr("reconciler.call_permit.READ_IS_GOOD_SECONDS", -1.0)
+    planned.plan.append(OURS)
+    write = shapes.update if operation == "Update" else shapes.delete
+    with pytest.raises(NotCalledError, match="was read 0 s before"):
+        await write(upon(operation, SEEN, FIELDS))
+    assert planned.methods() == ["GET"]
+
+
+async def test_a_write_waits_before_others_and_as_long_as_the_rate_demands(
+    shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.call_permit.READ_IS_GOOD_SECONDS", -1.0)
+    permit = Permit(pace_seconds=10.0)
+    permit.given.set()
+    planned.plan += [OURS, answer(204)]
+    token = CALL_PERMIT.set(permit)
+    await shapes.delete(upon("Delete", SEEN, {}))
+    CALL_PERMIT.reset(token)
+    assert permit.waits == [False, True], "the deletion goes first"

@@ -12,9 +12,11 @@ from events.log import (
     OwnershipReleased,
 )
 from events.manifest import EXTERNAL_NAME_ANNOTATION
+from reconciler.shape.owner_label import OWNER_LABEL
 from tests.shape.building import (
     CONFIG,
     EXCLUSIVE,
+    LOG_ID,
     SHARED,
     Story,
     converged,
@@ -71,6 +73,17 @@ def test_what_another_shape_had_was_not_deleted_by_others(still: str):
     story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
     story.see(None, taken_by=still)
     assert (story.outcome, story.reason) == ("Deleted", "Gone")
+
+
+@pytest.mark.parametrize("log", ["log1", "another"])
+def test_what_carried_the_label_of_a_shape_that_is_gone_was_perhaps_deleted_by_it(log: str):
+    """That one was withdrawn and deleted it, all between a listing and its comparison."""
+    story = Story(configs={CONFIG: SHARED})
+    labels = {OWNER_LABEL: f"{log}.team.Shape.y"}
+    story.see(thing(uid="h1", labels=labels))
+    story.see(None)
+    assert story.reason == ("Gone" if log == LOG_ID else "GoneByOthers")
+    assert story.state.taken_by == (ANOTHER if log == LOG_ID else "")
 
 
 def test_two_shapes_of_one_object_do_not_both_adopt_it():
