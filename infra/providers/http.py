@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlencode
 
-import aiohttp
 from yarl import URL
 
 from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.answers import Answer, inconclusive, refusal
+from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
 from infra.providers.endpoint import authorization, checked_endpoint
 from infra.providers.trust import certificate_problem, trusting
 from reconciler.call_permit import may_call
-from reconciler.errors import ConfigurationError, TransientError, UntrustedApiError
+from reconciler.errors import (
+    ConfigurationError,
+    PermanentError,
+    TransientError,
+    UntrustedApiError,
+)
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
@@ -30,13 +35,9 @@ known not to have been sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 
+_WITHOUT_BODY = frozenset({"GET", "DELETE"})
+
 Query = Sequence[tuple[str, str]]
-
-_NOTHING_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-
-
-class _ConnectionCutError(aiohttp.ClientConnectionError):
-    """The connection ended before the answer was there."""
 
 
 class HttpApi:
@@ -49,13 +50,23 @@ class HttpApi:
     def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
         self.endpoint = checked_endpoint(config.endpoint)
         _check_limits(config.limits)
-        self._headers = {**_HEADERS, **authorization(secret)}
+        url = URL(self.endpoint)
+        assert url.raw_host is not None
+        assert url.port is not None
+        self._base_path = url.raw_path.rstrip("/")
+        self._headers = {"Host": url.raw_authority, **_HEADERS, **authorization(secret)}
         self._secrecy = Secrecy(secret)
         self._timeout_seconds = config.limits.request_timeout_seconds
-        self._connections = config.limits.concurrency
-        needs_trust = config.tls is not None or self.endpoint.startswith("https:")
-        self._ssl = trusting(config.tls) if needs_trust else True
-        self._session: aiohttp.ClientSession | None = None
+        needs_trust = config.tls is not None or url.scheme == "https"
+        tls = trusting(config.tls) if needs_trust else None
+        self._connections = Connections(
+            url.raw_host,
+            url.port,
+            tls=tls if url.scheme == "https" else None,
+            most=config.limits.concurrency,
+            connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,
+            kept_seconds=KEEP_ALIVE_SECONDS,
+        )
         self._is_closed = False
 
     async def call(
@@ -79,28 +90,30 @@ class HttpApi:
         url = self.endpoint + path
         if self._is_closed:
             raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared anew")
-        target = f"{url}?{urlencode(query)}" if query else url
+        request = _request(
+            method, self._target(path, query), {**self._headers, **(headers or {})}, body
+        )
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                answer = await self._exchange(method, url, target, headers or {}, body)
-        except aiohttp.ClientConnectorCertificateError as error:
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                self._connections.one() as connection,
+            ):
+                received = await connection.exchange(request)
+        except ssl.SSLCertVerificationError as error:
             raise UntrustedApiError(
                 f"{method} {url}: not sent, its certificate is not trusted: "
                 f"{certificate_problem(error)}"
             ) from error
-        except _NOTHING_SENT as error:
-            raise TransientError(
-                f"{method} {url}: not sent, no connection: {_words(error)}"
-            ) from error
+        except NotSentError as error:
+            raise TransientError(f"{method} {url}: not sent, no connection: {error}") from error
         except TimeoutError as error:
             why = f"no answer within {self._timeout_seconds:g} s"
             raise inconclusive(method)(f"{method} {url}: {why}") from error
-        # ValueError: what the library raises for some answers that are not HTTP.
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise inconclusive(method)(
-                f"{method} {url}: no usable answer: {_words(error)}"
-            ) from error
-        return self._without_secret(answer)
+        except (OSError, UnusableAnswerError) as error:
+            raise inconclusive(method)(f"{method} {url}: no usable answer: {error}") from error
+        # Some APIs repeat a secret, and answers go into the log.
+        content = self._secrecy.hide_in_bytes(received.content)
+        return Answer(method, url, received.status, received.headers, content)
 
     async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Answer | None:
         """Read one object; None if the API says that there is none. Other refusals are raised.
@@ -119,42 +132,11 @@ class HttpApi:
     async def close(self) -> None:
         """Close all connections; who still waits for his turn calls nothing any more."""
         self._is_closed = True
-        if self._session is not None:
-            await self._session.close()
+        self._connections.close()
 
-    async def _exchange(
-        self, method: str, url: str, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> Answer:
-        """Send a request and read the whole answer."""
-        async with self._opened().request(
-            method,
-            URL(target, encoded=True),
-            headers={**self._headers, **headers},
-            data=body,
-            allow_redirects=False,
-        ) as response:
-            content = await response.read()
-            return Answer(method, url, response.status, response.headers, content)
-
-    def _opened(self) -> aiohttp.ClientSession:
-        """Open the pool at the first call, inside the event loop."""
-        if self._session is None:
-            seconds = self._timeout_seconds * CONNECTING_SHARE
-            connector = aiohttp.TCPConnector(
-                limit=self._connections, keepalive_timeout=KEEP_ALIVE_SECONDS, ssl=self._ssl
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                middlewares=(_call_once,),
-                timeout=aiohttp.ClientTimeout(connect=seconds, sock_connect=seconds),
-            )
-        return self._session
-
-    def _without_secret(self, answer: Answer) -> Answer:
-        """Hide the secret in an answer: some APIs repeat it, and answers go into the log."""
-        content = self._secrecy.hide_in_bytes(answer.content)
-        return answer if content is answer.content else replace(answer, content=content)
+    def _target(self, path: str, query: Query) -> str:
+        target = f"{self._base_path}{path}"
+        return f"{target}?{urlencode(query)}" if query else target
 
 
 def _check_limits(limits: Limits) -> None:
@@ -169,21 +151,15 @@ def _check_limits(limits: Limits) -> None:
         )
 
 
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-async def _call_once(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Keep aiohttp from sending a GET, PUT or DELETE again when its connection is cut.
-
-    It does so by itself for these two classes, and knows nothing of preconditions: the second PUT
-    would be refused because of the first.
-    """
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise _ConnectionCutError(_words(error)) from error
+def _request(method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    """Write a request; raises ``PermanentError`` for what would be another one on the wire."""
+    if not (target.isascii() and target.isprintable()) or " " in target:
+        raise PermanentError(f"{method} {target!r}: not sent, a path must be quoted")
+    lines = [f"{method} {target} HTTP/1.1"]
+    for name, value in headers.items():
+        if not value.isprintable():
+            raise PermanentError(f"{method} {target}: not sent, header {name} is {value!r}")
+        lines.append(f"{name}: {value}")
+    if body is not None or method not in _WITHOUT_BODY:
+        lines.append(f"Content-Length: {len(body or b'')}")
+    return "\r\n".join([*lines, "\r\n"]).encode() + (body or b"")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 
-import aiohttp
-
 from events.manifest import Tls
 from reconciler.errors import ConfigurationError
 
@@ -37,11 +35,10 @@ def trusting(tls: Tls | None) -> ssl.SSLContext:
     return context
 
 
-def certificate_problem(error: aiohttp.ClientConnectorCertificateError) -> str:
+def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
     """Say what is wrong with an API's certificate, and what to do."""
-    found = error.certificate_error
-    why = found.verify_message if isinstance(found, ssl.SSLCertVerificationError) else str(found)
-    return f"{why} (spec.tls.caFile names the authorities to trust, spec.endpoint the API's name)"
+    remedy = "spec.tls.caFile names the authorities to trust, spec.endpoint the API's name"
+    return f"{error.verify_message} ({remedy})"
 
 
 def _why(error: OSError) -> str:

@@ -26,7 +26,6 @@ URL_VARIABLE: Final = "RECONCILER_NATS_URL"
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 PATIENCE_SECONDS: Final = 3.0
 
-_OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
 _GROUP = Group("Connection and logs", sort_key=10)
 _T = TypeVar("_T")
 
@@ -155,19 +154,9 @@ async def bus(connection: Connection) -> AsyncGenerator[Client]:
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's work on the fastest event loop there is."""
-    _collect_garbage_rarely()
+    gc.freeze()  # what is imported by now stays for ever
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop  # noqa: PLC0415 - not there on Windows
 
     return uvloop.run(work)
-
-
-def _collect_garbage_rarely() -> None:
-    """Have the interpreter look for reference cycles less often.
-
-    Every shape that is kept is looked at each time, and hardly anything here is ever in a cycle:
-    with the default of 700 new objects it took a sixth of a busy reconciler's processor time.
-    """
-    gc.freeze()  # what is imported by now stays for ever
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

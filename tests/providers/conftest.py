@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -17,6 +18,19 @@ from reconciler.provider import Provider
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect
 from tests.providers.proxy import Proxy
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run providers on the loop that roles have; what is about connections, on both."""
+    if sys.platform == "win32":
+        return {"asyncio": asyncio.new_event_loop}
+    import uvloop  # noqa: PLC0415 - not there on Windows
+
+    if item.path.stem == "test_http":
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @contextmanager

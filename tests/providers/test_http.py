@@ -12,7 +12,12 @@ import pytest
 from events.manifest import Limits, ProviderConfigSpec
 from infra.providers.http import HttpApi
 from reconciler.call_permit import CALL_PERMIT
-from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
+from reconciler.errors import (
+    ConfigurationError,
+    PermanentError,
+    TransientError,
+    UnknownResultError,
+)
 from tests.providers.permit import Permit
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -221,3 +226,118 @@ async def test_a_compressed_answer_is_read() -> None:
     ]
     async with connected(server) as api:
         assert (await api.call("GET", "/x")).content == b"ok" * 1000
+
+
+ENOUGH = 60
+
+
+def serving(*answers: bytes) -> Server:
+    """A server that gives each request of a connection the next of these, and leaves it open."""
+    server, left = Server(), list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.connections += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                server.requests += 1
+                writer.write(left.pop(0))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client is gone
+        finally:
+            writer.close()
+
+    server.serve = serve
+    return server
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    server = Server()
+    server.answers = [b"HTTP/1.1 200 OK\r\n\r\nto the end"]
+    async with connected(server) as api:
+        assert (await api.call("GET", "/x")).content == b"to the end"
+
+
+async def test_what_the_server_says_before_its_answer_is_none() -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    async with connected(serving(hints + OK)) as api:
+        answer = await api.call("GET", "/x")
+    assert (answer.status_code, answer.content, "link" in answer.headers) == (200, b"ok", False)
+
+
+async def test_a_header_is_found_in_upper_and_lower_case_and_joined() -> None:
+    headers = b"ETag: a\r\nX-More: 1\r\nx-more: 2\r\n"
+    async with connected(serving(OK.replace(b"\r\n\r\n", b"\r\n" + headers + b"\r\n"))) as api:
+        answer = await api.call("GET", "/x")
+    assert (answer.headers["etag"], answer.headers.get("X-More")) == ("a", "1, 2")
+
+
+@pytest.mark.parametrize("more", [OK, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n"])
+async def test_a_second_answer_is_not_the_next_call_s(more: bytes) -> None:
+    server = serving(OK + more, OK)
+    async with connected(server) as api:
+        for _ in range(2):
+            assert (await api.call("GET", "/x")).status_code == 200
+    assert server.connections == 2
+
+
+async def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
+    server = serving(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), OK)
+    async with connected(server) as api:
+        for _ in range(2):
+            await api.call("PUT", "/x")
+    assert server.connections == 2
+
+
+async def test_an_old_connection_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serving(OK, OK, OK)
+    async with connected(server) as api:
+        await api.call("PUT", "/x")
+        await api.call("PUT", "/x")
+        assert server.connections == 1
+    monkeypatch.setattr("infra.providers.http.KEEP_ALIVE_SECONDS", -1.0)
+    server = serving(OK, OK)
+    async with connected(server) as api:
+        await api.call("PUT", "/x")
+        await api.call("PUT", "/x")
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("/x", {"If-Match": '"1"\r\nX-Evil: 1'}), ("/x y", {}), ("/x\r\nX-Evil: 1", {}), ("/ä", {})],
+)
+async def test_what_would_be_another_request_is_not_sent(
+    path: str, headers: dict[str, str]
+) -> None:
+    server = Server()
+    async with connected(server) as api:
+        with pytest.raises(PermanentError, match="not sent"):
+            await api.call("PUT", path, headers=headers)
+    assert server.connections == 0
+
+
+async def test_a_call_under_way_when_it_is_closed_has_an_unknown_result() -> None:
+    server = Server()
+    server.may_answer.clear()
+    async with connected(server) as api:
+        calling = asyncio.create_task(api.call("PUT", "/x"))
+        await server.waiting.wait()
+        await api.close()
+        with pytest.raises(UnknownResultError):
+            await asyncio.wait_for(calling, ENOUGH)
+        server.may_answer.set()
+
+
+async def test_an_abandoned_call_s_answer_is_not_the_next_call_s() -> None:
+    server = Server()
+    server.may_answer.clear()
+    async with connected(server) as api:
+        calling = asyncio.create_task(api.call("PUT", "/x"))
+        await server.waiting.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        server.may_answer.set()
+        server.answers = [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", OK]
+        await api.call("GET", "/x")
+    assert server.connections == 2
