@@ -106,9 +106,10 @@ class ShapeChain:
     def take(self, recorded: Recorded, shape: str) -> LogEvent:
         """Give the next event if it is the right one; raises ``LogDamagedError``, always first."""
         event = self._decoded(recorded, shape)
-        self._check_place(recorded, event, shape)
-        self._check_order(recorded, event, shape)
-        self._check_digest(recorded, event, shape)
+        if not self._goes_on_with(recorded, event, shape):
+            self._check_place(recorded, event, shape)
+            self._check_order(recorded, event, shape)
+            self._check_digest(recorded, event, shape)
         self.version = event.shapeversion
         self.digest = recorded.digest
         self.position = recorded.position
@@ -120,6 +121,15 @@ class ShapeChain:
         except InvalidMessageError as error:
             reason = str(error)[:_SHOWN_CHARACTERS]
             raise self._damage("Unreadable", recorded, shape, reason) from None
+
+    def _goes_on_with(self, recorded: Recorded, event: LogEvent, shape: str) -> bool:
+        """Tell whether all is as it nearly always is: cheaper than to find out what is not."""
+        return (
+            event.shapeversion - 1 == self.version
+            and event.subject == shape
+            and recorded.subject.split(".", _PLACE)[-1] == log_place(event.data)
+            and next_digest(self.digest, recorded.payload) == recorded.digest
+        )
 
     def _check_place(self, recorded: Recorded, event: LogEvent, shape: str) -> None:
         if event.subject != shape:

@@ -447,9 +447,11 @@ def log_class(event: ShapeEvent) -> LogClass:
 
 def log_place(event: ShapeEvent) -> str:
     """Tell where below its shape an event is recorded: an action, beside its API's others."""
-    if isinstance(event, (ActionDecided, ActionRetried, ActionSought)):
-        return f"action.{event.action.provider_config}"
-    return log_class(event)
+    place = _CLASS_OF.get(type(event), "fact")
+    if place != "action":
+        return place
+    assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
+    return f"action.{event.action.provider_config}"
 
 
 class LogEvent(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import (
     StoredMessage,
+    SubjectCounts,
     last_for_subjects,
     read_subject,
     stream_state,
@@ -77,6 +78,7 @@ class JetStreamIntakeReader:
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._group = PullGroup(nc, INTAKE, decider_consumers(), group=DECIDER_GROUP)
+        self._counted: SubjectCounts | None = None
 
     @property
     def share(self) -> int:
@@ -130,12 +132,14 @@ class JetStreamIntakeReader:
     async def _with_unknown_declarations(
         self, known: Mapping[ShapeKey, Collection[int]]
     ) -> Sequence[ShapeKey]:
-        filters = [stored_intake_filter("desired", key) for key in known]
-        if len(filters) > _MOST_COUNTED_ALONE:
-            filters = [every_stored_intake("desired")]
-        answers = await asyncio.gather(
-            *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
-        )
+        if len(known) > _MOST_COUNTED_ALONE:
+            newest = max(max(positions, default=0) for positions in known.values())
+            answers = [await self._all_declarations(up_to=newest)]
+        else:
+            filters = [stored_intake_filter("desired", key) for key in known]
+            answers = await asyncio.gather(
+                *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
+            )
         counts = {
             stored_tokens(subject): count
             for answer in answers
@@ -148,6 +152,15 @@ class JetStreamIntakeReader:
             # Fewer than are known: a page of a very long answer has missed it.
             if counts.get(key.tokens, 0) != sum(each >= oldest for each in set(positions))
         ]
+
+    async def _all_declarations(self, *, up_to: int) -> SubjectCounts:
+        """Count the declarations of every shape, at least those up to a position.
+
+        A flood is counted once: what it takes to count grows with it, as the number of turns does.
+        """
+        if self._counted is None or self._counted.last_seq < up_to:
+            self._counted = await subject_counts(self._nc, INTAKE, every_stored_intake("desired"))
+        return self._counted
 
     async def _newer(
         self, delivery: IntakeDelivery, newest: StoredMessage | None

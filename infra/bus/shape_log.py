@@ -59,7 +59,7 @@ from reconciler.ports import (
 _POSITION_HEADER: Final = "Reconciler-Position"
 _NO_DIGEST: Final = "none"
 _READS_AT_ONCE: Final = 32
-_EVENTS_FOR_ONE_READ: Final = 50
+_EVENTS_FOR_ONE_READ: Final = 25
 """To read the rest of one shape's history takes as long as to read so many events in a row."""
 
 _EVENTS_ONE_BY_ONE: Final = 2

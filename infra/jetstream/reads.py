@@ -76,9 +76,13 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
 
 class SubjectCounts(NamedTuple):
-    """How many messages each subject of a stream has; `first_seq` is the oldest sequence kept."""
+    """How many messages each subject of a stream has, of those from `first_seq` to `last_seq`.
+
+    What came in while it was counted, behind `last_seq`, may be counted or not.
+    """
 
     first_seq: int
+    last_seq: int
     counts: Mapping[str, int]
 
 
@@ -280,16 +284,17 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
         BusUnavailableError: no answer.
     """
     counts: dict[str, int] = {}
-    seen, total, first_seq = 0, 1, 0
+    seen, total, first_seq, last_seq = 0, 1, 0, 0
     while seen < total:  # not by what is counted: a page may repeat a subject when others come in
         question = {"subjects_filter": subject_filter, "offset": seen}
         info = await api_request(nc, f"STREAM.INFO.{stream}", question)
         first_seq = first_seq or info["state"]["first_seq"]
+        last_seq = last_seq or info["state"]["last_seq"]
         page: dict[str, int] = info["state"].get("subjects") or {}
         counts |= page
         seen += len(page)
         total = info.get("total", 0) if page else 0
-    return SubjectCounts(first_seq, counts)
+    return SubjectCounts(first_seq, last_seq, counts)
 
 
 class _Answers:

@@ -16,7 +16,7 @@ from infra.bus.streams import INTAKE, PARTITIONS
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import MessageTooLargeError, StreamFullError
 from infra.jetstream.publish import publish
-from infra.jetstream.reads import read_subject, stream_state
+from infra.jetstream.reads import SubjectCounts, read_subject, stream_state, subject_counts
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.bus.histories import new_key
 
@@ -164,3 +164,30 @@ async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
     await bus.flush()
     await trim(bus, keep=0)
     assert (await stream_state(bus, INTAKE)).messages == 0
+
+
+async def test_a_flood_of_declarations_is_counted_once(
+    bus: Client, reader: JetStreamIntakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def counted(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
+        asked.append(subject_filter)
+        return await subject_counts(nc, stream, subject_filter)
+
+    monkeypatch.setattr("infra.bus.intake.subject_counts", counted)
+    writer, keys = JetStreamIntakeWriter(bus, "test"), [new_key() for _ in range(20)]
+
+    async def declare(name: str) -> int:
+        await writer.publish(
+            [IntakeMessageOut("desired", key, Withdrawn(), f"{name}-{key}") for key in keys]
+        )
+        return await writer.last_position()
+
+    first = await declare("first")
+    for _ in range(3):
+        assert not await reader.declarations_of({key: {first} for key in keys})
+    assert len(asked) == 1
+    second = await declare("second")
+    assert set(await reader.declarations_of({key: {second} for key in keys})) == set(keys)
+    assert len(asked) == 2, "what came later is not in the first count"

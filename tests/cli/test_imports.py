@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("aiohttp", "click", "eventsourcing", "httpx", "pygments")
+HEAVY = ("aiohttp", "click", "eventsourcing", "httpx", "pygments", "typing_extensions")
 IMPORTED = """
 import sys
 from reconciler.cli.main import main
