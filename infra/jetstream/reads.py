@@ -19,18 +19,20 @@ from infra.jetstream.errors import (
 from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import (
     DESCRIPTION,
+    encode,
     ended_by_denial,
     loss_noticed,
     request,
-    send,
     status_of,
     subscribe,
     unsubscribe,
+    write,
 )
 
 FILTERS_PER_REQUEST: Final = 512  # the server answers 413 above 1,024 subjects
 MESSAGES_PER_REQUEST: Final = 1_000
 _READS_AT_ONCE: Final = 32
+_QUESTIONS_AT_ONCE: Final = 256
 _TOO_MANY: Final = 413
 _NOT_READ: Final = 404
 _UNREADABLE: Final = "Message Not Found"  # where nothing was stored, it is "No Results"
@@ -131,7 +133,7 @@ async def _last_of(
     if up_to is not None:
         body["up_to_seq"] = up_to
     try:
-        messages, _ = await _direct_get(nc, stream, body)
+        [(messages, _)] = await _direct_gets(nc, stream, [body])
     except BusRefusedError as error:
         if error.code == _NOT_READ and len(filters) == 1:
             return await _last_readable(nc, stream, filters[0], up_to)
@@ -207,11 +209,38 @@ async def read_subject(
         if limit is not None:
             wanted = min(wanted, limit - len(found))
         body = {"batch": wanted, "seq": start_seq, "next_by_subj": subject_filter}
-        messages, more = await _direct_get(nc, stream, body)
+        [(messages, more)] = await _direct_gets(nc, stream, [body])
         found += messages
         if not more or not messages:
             break
         start_seq = messages[-1].seq + 1
+    return found
+
+
+class SubjectStart(NamedTuple):
+    """The first messages of a subject; at most as many as one answer has."""
+
+    subject: str
+    limit: int
+
+
+async def read_starts(
+    nc: Client, stream: str, starts: Sequence[SubjectStart]
+) -> list[list[StoredMessage]]:
+    """Return the first messages of many subjects, each in stream order.
+
+    A follower may answer: what was stored a moment ago may be missing.
+
+    Raises:
+        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+    """
+    found: list[list[StoredMessage]] = []
+    for begin in range(0, len(starts), _QUESTIONS_AT_ONCE):
+        bodies = [
+            {"batch": min(limit, MESSAGES_PER_REQUEST), "seq": 1, "next_by_subj": subject}
+            for subject, limit in starts[begin : begin + _QUESTIONS_AT_ONCE]
+        ]
+        found += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
     return found
 
 
@@ -297,65 +326,92 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
     return SubjectCounts(first_seq, last_seq, counts)
 
 
-class _Answers:
-    """The answers to one direct get, up to the one without content that ends them."""
+class _Answer:
+    """The messages that answer one question, up to the one without content that ends them."""
 
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
         self.pending = 0
-        self._end: Incoming | None = None
-        self._lost = False
-        self._moved = asyncio.Event()
+        self.end: Incoming | None = None
 
     def take(self, message: Incoming) -> None:
         headers = message.headers or {}
         if status_of(message):
-            self._end = message
+            self.end = message
         else:
             self.pending = int(headers.get(_PENDING, "0"))
             self.messages.append(_from_direct(message.data, headers))
+
+
+class _Questions:
+    """Questions under way: each one's number is the last token of where its answer goes."""
+
+    def __init__(self, count: int) -> None:
+        self.answers = [_Answer() for _ in range(count)]
+        self._open = count
+        self._lost = False
+        self._moved = asyncio.Event()
+
+    def take(self, message: Incoming) -> None:
+        answer = self.answers[int(message.subject.rsplit(".", 1)[1])]
+        answer.take(message)
+        if answer.end is message:
+            self._open -= 1
         self._moved.set()
 
     def connection_lost(self) -> None:
         self._lost = True
         self._moved.set()
 
-    async def end(self, patience_seconds: float) -> Incoming:
-        """Return the last answer; TimeoutError when nothing more will come."""
-        while self._end is None:
+    async def answered(self, patience_seconds: float) -> None:
+        """Wait for all of them; TimeoutError when nothing more will come."""
+        while self._open:
             if self._lost:
                 raise TimeoutError
             async with asyncio.timeout(patience_seconds):
                 await self._moved.wait()
             self._moved.clear()
-        return self._end
 
 
-async def _direct_get(
-    nc: Client, stream: str, body: dict[str, Any]
-) -> tuple[list[StoredMessage], bool]:
-    """Ask for a batch; return its messages and whether the stream has more of them."""
+async def _direct_gets(
+    nc: Client, stream: str, bodies: Sequence[dict[str, Any]]
+) -> list[tuple[list[StoredMessage], bool]]:
+    """Ask several questions at once; give each one's messages, and whether there are more."""
     inbox = nc.new_inbox()
-    answers = _Answers()
+    questions = _Questions(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
-    subscription = await subscribe(nc, inbox, answers.take)
+    commands = [
+        encode(nc, subject, msgspec.json.encode(body), {}, reply=f"{inbox}.{number}")
+        for number, body in enumerate(bodies)
+    ]
+    subscription = await subscribe(nc, f"{inbox}.*", questions.take)
     try:
         async with ended_by_denial(nc, (subject,)):
-            with loss_noticed(nc, answers.connection_lost):
-                await send(nc, subject, msgspec.json.encode(body), reply=inbox)
-                end = await answers.end(API_TIMEOUT_SECONDS)
+            with loss_noticed(nc, questions.connection_lost):
+                await write(nc, commands, subject)
+                await questions.answered(API_TIMEOUT_SECONDS)
     except TimeoutError as error:
         raise BusUnavailableError(f"{subject}: no answer in time") from error
     finally:
         await unsubscribe(subscription)
-    status, description = status_of(end), (end.headers or {}).get(DESCRIPTION, "")
+    return [
+        _checked(subject, body, answer)
+        for body, answer in zip(bodies, questions.answers, strict=True)
+    ]
+
+
+def _checked(
+    subject: str, body: dict[str, Any], answer: _Answer
+) -> tuple[list[StoredMessage], bool]:
+    assert answer.end is not None
+    headers = answer.end.headers or {}
+    status, description = status_of(answer.end), headers.get(DESCRIPTION, "")
     # A message that the server cannot read, of a damaged file or removed meanwhile, ends its answer
     # about the last messages of several subjects: of those behind it nothing was said.
     is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
     if is_cut_short or status not in ("204", "404"):  # end of batch, no such message
         raise _refused(subject, status, description)
-    more = int((end.headers or {}).get(_PENDING, answers.pending)) > 0
-    return answers.messages, more
+    return answer.messages, int(headers.get(_PENDING, answer.pending)) > 0
 
 
 def _refused(subject: str, status: str, description: str) -> BusError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -14,7 +15,13 @@ from infra.bus.shape_log import JetStreamShapeLog
 from infra.bus.streams import SHAPES, SNAPSHOTS
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusUnavailableError, StreamFullError
-from infra.jetstream.reads import StoredMessage, last_for_subjects, read_subject, stream_state
+from infra.jetstream.reads import (
+    StoredMessage,
+    SubjectStart,
+    last_for_subjects,
+    read_subject,
+    stream_state,
+)
 from reconciler.ports import AppendLostError, AppendRefusedError, ShapeAppend
 from reconciler.services.repository import (
     EVENTS_BETWEEN_SNAPSHOTS,
@@ -52,7 +59,7 @@ async def test_a_new_shape_is_loaded_empty_with_no_read_of_its_own(
     assert reads == []
 
 
-async def test_many_histories_are_read_in_one_pass_and_are_those_that_are_read_one_by_one(
+async def test_many_histories_are_read_at_once_and_are_those_that_are_read_one_by_one(
     log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [new_key() for _ in range(20)]
@@ -60,9 +67,13 @@ async def test_many_histories_are_read_in_one_pass_and_are_those_that_are_read_o
     for version in (1, 3):  # all of one subject, so that the heads are not enough
         some = [ShapeAppend(key, events(key, version, version + 1), positions[key]) for key in keys]
         positions = dict(zip(keys, await log.append(some), strict=True))
-    monkeypatch.setattr(shape_log, "_EVENTS_FOR_ONE_READ", 0)
-    one_by_one = await log.load(keys)
-    monkeypatch.setattr(shape_log, "_EVENTS_FOR_ONE_READ", 1_000_000)
+
+    async def nothing(_nc: Client, _stream: str, starts: Sequence[SubjectStart]) -> list[list[Any]]:
+        return [[] for _ in starts]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shape_log, "read_starts", nothing)
+        one_by_one = await log.load(keys)
     monkeypatch.setattr(shape_log, "read_subject", None)  # not called
     assert await log.load(keys) == one_by_one
     assert {key: each.last_position for key, each in one_by_one.items()} == positions
