@@ -39,7 +39,7 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.foreign_bytes import read_any_subject, readable
 from infra.jetstream.identity import Identity
-from infra.jetstream.parser import Incoming, Listener, MessageParser
+from infra.jetstream.parser import Headers, Incoming, Listener, MessageParser
 from infra.jetstream.transport_security import TransportSecurity
 
 STATUS: Final = "Status"  # nats-py's names for the parts of an inline status line
@@ -352,8 +352,9 @@ class FastClient(Client):
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
+        parsed: Mapping[str, str] | None
         if headers and headers.startswith(_PLAIN_HEAD):
-            parsed = self._parse_header_lines(headers[len(_PLAIN_HEAD) :])
+            parsed = Headers(headers)
         else:
             parsed = await self._process_headers(headers)
         try:
@@ -575,7 +576,10 @@ def headers_size(headers: Mapping[str, str]) -> int:
 
 def status_of(message: Msg | Incoming) -> str:
     """Return the message's inline status ("404"), or "" for a message of content."""
-    return message.headers.get(STATUS, "") if message.headers else ""
+    headers = message.headers
+    if headers is None or isinstance(headers, Headers):
+        return ""
+    return headers.get(STATUS, "")
 
 
 async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscription:

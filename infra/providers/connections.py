@@ -251,6 +251,11 @@ class Connections:
         self._idle.clear()
 
     async def _taken(self) -> Connection:
+        if not self._slots.locked():
+            await self._slots.acquire()  # at once: a limit of time costs more than all else here
+            if (kept := self._kept()) is not None:
+                return kept
+            self._slots.release()
         try:
             async with asyncio.timeout(self._connecting_seconds):
                 await self._slots.acquire()

@@ -103,6 +103,13 @@ class Routes:
         return [proxy for pair, proxy in self._proxies.items() if node in pair]
 
 
+async def _holds_both(nc: Client) -> bool:
+    """Tell whether a read gives both messages; any copy answers, and may lag behind."""
+    stored = [each.payload for each in await read_subject(nc, SHAPES, SUBJECT)]
+    assert stored in ([], [b"first"], [b"first", b"of the majority"])
+    return len(stored) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing_that_the_others_do_not_have(
@@ -129,8 +136,7 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing_that_the_ot
             await until(lambda: _appends(others, first), lambda: "no new leader")
             routes.rejoin(minority)
             await until(lambda: _loses(alone, first), lambda: "the minority did not come back")
-            stored = await read_subject(others, SHAPES, SUBJECT)
-            assert [each.payload for each in stored] == [b"first", b"of the majority"]
+            await until(lambda: _holds_both(others), lambda: "no copy has both")
 
 
 def _after(position: int, payload: bytes) -> OutgoingMessage:

@@ -4,7 +4,8 @@ import pytest
 from nats.errors import ProtocolError
 
 from infra.jetstream.foreign_bytes import read_any_subject
-from infra.jetstream.parser import MessageParser
+from infra.jetstream.parser import Headers, MessageParser
+from infra.jetstream.wire import FastClient
 
 HEAD = b"NATS/1.0\r\nName: value\r\n\r\n"
 MESSAGES = {
@@ -65,3 +66,25 @@ async def test_what_was_cut_is_forgotten_with_its_connection() -> None:
 async def test_a_line_that_is_no_message_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         await Heard().parser.parse(b"MSG a one 3\r\nabc\r\nMSG\r\n")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Name: value",
+        b"Name:value\r\nOther:  spaced  ",
+        b"Name: first\r\nOther: x\r\nName: last",
+        b"Longer-Name: no\r\nName: a: b\r\nName-Too: no",
+        b"Odd: \xff\xfe\r\nName: \xc3\xa4",
+        b"no colon\r\nwith space: x\r\nName: ",
+        b"",
+    ],
+)
+def test_headers_are_what_all_of_them_read_at_once_are(lines: bytes) -> None:
+    wanted = FastClient._parse_header_lines(lines)  # pyright: ignore[reportPrivateUsage]
+    headers = Headers(b"NATS/1.0\r\n%b\r\n\r\n" % lines)
+    assert headers == wanted
+    assert dict(headers.items()) == wanted
+    for name in ("Name", "Other", "Odd", "Absent"):
+        assert headers.get(name) == wanted.get(name)
+        assert (name in headers) == (name in wanted)

@@ -14,6 +14,11 @@ from tests.scenarios.processes import workers
 ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
 
 
+async def _has_listed(world: World) -> bool:
+    assert world.parts.observer is not None
+    return world.parts.observer.listings > 0
+
+
 async def made_at_a_rate(
     world: World, folder: Path, *, processes: int, per_second: float, burst: int, shapes: int
 ) -> tuple[float, list[float]]:
@@ -22,7 +27,7 @@ async def made_at_a_rate(
     limits = Limits(requests_per_second=per_second, burst=burst)
     async with workers(world, folder, processes):
         await world.configure(api_config(world.human.url, resync=3600, limits=limits))
-        await world.observed_again(0)
+        await world.until(lambda: _has_listed(world), "the only listing is over")
         declared = time.time()
         await world.declare_all([manifest(f"s{number}") for number in range(shapes)])
 
