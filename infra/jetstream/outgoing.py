@@ -1,14 +1,14 @@
 """A message to publish, with what it expects of its stream."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 
 
-@dataclass(slots=True, frozen=True)
-class OutgoingMessage:
+class OutgoingMessage(msgspec.Struct, frozen=True):
     """A message to publish.
 
     Attributes:

@@ -5,6 +5,7 @@ The only module that knows nats-py's exceptions; the others raise and catch the 
 
 import asyncio
 import contextlib
+import functools
 import re
 import ssl
 from collections.abc import (
@@ -228,7 +229,7 @@ def encode(
         raise ValueError(f"subject {subject!r}: spaces and control characters are not allowed")
     text = "NATS/1.0\r\n"
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
+        if not _is_header_name(name):
             raise ValueError(f"header name {name!r} of a message to {subject}")
         clean = value if value.isprintable() else value.translate(_NO_LINE_ENDS)
         text += f"{name}: {clean}\r\n"
@@ -240,6 +241,11 @@ def encode(
         return f"PUB {subject} {reply} {size}\r\n".encode() + payload + b"\r\n"
     line = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode()
     return b"".join((line, block, payload, b"\r\n"))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_header_name(name: str) -> bool:
+    return _HEADER_NAME.fullmatch(name) is not None
 
 
 async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:

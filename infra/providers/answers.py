@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -49,8 +48,7 @@ _SERVER_ERROR = 500
 _UNUSABLE_REQUEST = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """One call and its whole answer.
 
     ``url`` is without the query, which may be long. ``headers`` know no upper and lower case, and
@@ -60,7 +58,7 @@ class Answer:
     method: str
     url: str
     status_code: int
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = {}
     content: bytes = b""
 
 

@@ -14,10 +14,10 @@ import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
+import msgspec
 from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType] - tuples of any length
 )
@@ -64,8 +64,7 @@ class Headers(Mapping[str, str]):
         return len(self._values)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """An answer as it came; ``content`` is unpacked."""
 
     status: int

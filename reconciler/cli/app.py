@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from cyclopts import App, Group, Parameter
 
 from reconciler.cli.commands import COMMANDS, HELP, KEEP, LOOK, RUN, USE, WITH_COMMANDS
-from reconciler.cli.output import help_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DISTRIBUTION = "event-sourced-reconciler"
 
 _GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK, KEEP))}
 
 
-def build_app(chosen: str = "") -> App:
+def build_app(chosen: str = "", *, console: Console | None = None) -> App:
     """Name every command; none of them is imported before it is used.
 
     The ``chosen`` one gets its help from its docstring, the others the line that the list shows.
+    Help is shown on the ``console``.
     """
     app = App(
         name="reconciler",
@@ -27,7 +31,7 @@ def build_app(chosen: str = "") -> App:
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
-        console=help_console(),
+        console=console,
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative="", show_default=_shown_default),
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 from infra.backup.saving import SavedLog, save_log
 from infra.bus.streams import find_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Output
-from reconciler.cli.output import console, print_structured
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.reading import log_of
 from reconciler.cli.standard_streams import even_if_nobody_reads

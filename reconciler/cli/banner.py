@@ -9,7 +9,7 @@ from rich.table import Table
 
 from infra.bus.streams import PARTITIONS
 from reconciler.cli.connection import DATA_FOLDER
-from reconciler.cli.output import console
+from reconciler.cli.console import console
 from reconciler.cli.stack import Stack
 
 COMMAND_VARIABLE = "RECONCILER_COMMAND"

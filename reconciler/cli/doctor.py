@@ -30,10 +30,11 @@ from reconciler.cli.checks.log import (
 from reconciler.cli.checks.monitoring import MONITORING_VARIABLE, check_health, check_monitoring
 from reconciler.cli.checks.room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import DATA_FOLDER, HERE, Connection, bus, read_up_file, run_async
+from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_reading import read_whole_log
 from reconciler.cli.options import Output
-from reconciler.cli.output import coloured, console, print_structured, print_table
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.reading import log_of
 from reconciler.cli.standard_streams import even_if_nobody_reads

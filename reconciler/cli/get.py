@@ -15,11 +15,12 @@ from events.names import SYSTEM_NAMESPACE
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import check_names, same_kind
 from reconciler.cli.options import AllNamespaces, Namespace
-from reconciler.cli.output import coloured, print_structured, print_table
+from reconciler.cli.output import print_structured
 from reconciler.cli.reading import current_models
 from reconciler.kinds import installed_kinds
 

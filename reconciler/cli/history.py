@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
-from reconciler.cli.output import Format, print_structured, print_table
+from reconciler.cli.output import Format, print_structured
 from reconciler.cli.reading import find_shape, log_of
 from reconciler.cli.summaries import Line, tell_all
 

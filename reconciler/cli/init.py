@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.output import Format, coloured, print_structured, print_table
+from reconciler.cli.output import Format, print_structured
 from reconciler.wiring import initialise
 
 _MOST_REPLICAS = 5

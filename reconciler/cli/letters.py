@@ -15,8 +15,9 @@ from events.dead_letter import OTHERS, Discarded
 from events.names import ShapeKey
 from events.subjects import NO_NAMESPACE
 from reconciler.cli.checks.finding import some
+from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.output import Format, coloured, console, print_structured, print_table
+from reconciler.cli.output import Format, print_structured
 from reconciler.client.client import Client
 from reconciler.client.dead_letters import DeadLetter, Retried, matching
 

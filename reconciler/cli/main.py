@@ -15,6 +15,7 @@ from reconciler.cli.standard_streams import open_what_is_closed, write_no_more
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
+    from rich.console import Console
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
 """The interpreter looks for reference cycles so rarely: it looks at every shape that is kept, and
@@ -69,7 +70,7 @@ def _run(tokens: Sequence[str]) -> int:
     from reconciler.cli.app import build_app  # noqa: PLC0415
 
     try:
-        result = build_app(command)(tokens)
+        result = build_app(command, console=_console_for_help(tokens))(tokens)
     except CycloptsError as error:
         return _report_usage(error, command)
     except (BrokenPipeError, KeyboardInterrupt):
@@ -81,6 +82,14 @@ def _run(tokens: Sequence[str]) -> int:
 
         return report(error)
     return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _console_for_help(tokens: Sequence[str]) -> Console | None:
+    if not {"--help", "-h", "--version"} & set(tokens):
+        return None
+    from reconciler.cli.console import help_console  # noqa: PLC0415 - for people only
+
+    return help_console()
 
 
 def _unknown(command: str) -> int:

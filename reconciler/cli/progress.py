@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reconciler.cli.output import console
+from reconciler.cli.console import console
 
 FEW = 20
 """So many things need no progress bar."""

@@ -9,9 +9,10 @@ import msgspec
 
 from projections.read_models import FleetSummary, ReadModels
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Output
-from reconciler.cli.output import coloured, console, print_structured, print_table
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.reading import log_of
 from reconciler.cli.rebuilding import Comparison, Integrity, Rebuild, compare

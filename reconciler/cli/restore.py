@@ -8,10 +8,11 @@ from infra.backup.file import Backup
 from infra.backup.inspection import inspect
 from infra.backup.restoring import Plan, RestoredLog, plan_restoration, restore_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.init import check_replicas
 from reconciler.cli.options import Output
-from reconciler.cli.output import console, print_structured
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 

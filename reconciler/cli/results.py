@@ -10,9 +10,10 @@ from rich.text import Text
 
 from events.intake import Answer
 from events.names import ShapeKey
+from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.output import Format, coloured, print_structured, print_table
+from reconciler.cli.output import Format, print_structured
 from reconciler.cli.progress import FEW, progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.client.client import Client

@@ -16,7 +16,6 @@ from nats.aio.client import Client
 from events.manifest import LEAST_SECONDS, MOST_SECONDS
 from infra.jetstream.access import Access
 from infra.jetstream.errors import BusUnavailableError
-from reconciler.cli.banner import print_banner
 from reconciler.cli.connection import (
     ANY_BUS,
     DATA_FOLDER,
@@ -203,4 +202,6 @@ def _tell(plan: Plan, stack: Stack) -> None:
         notes = tuple(stack.notes)
         print_json_line(Ready(stack.shown_url, stack.api_url, plan.roles, seconds, notes=notes))
     else:
+        from reconciler.cli.banner import print_banner  # noqa: PLC0415 - for people only
+
         print_banner(stack, plan.roles, seconds)

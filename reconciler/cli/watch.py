@@ -18,10 +18,11 @@ from infra.bus.streams import OUTCOMES, SHAPES
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import coloured, console
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Namespace
-from reconciler.cli.output import coloured, console, print_json_line
+from reconciler.cli.output import print_json_line
 from reconciler.cli.reading import known_kind, log_of, log_speaks_of
 from reconciler.cli.stopping import until_stopped
 from reconciler.cli.summaries import summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -35,8 +34,7 @@ class Command(msgspec.Struct, frozen=True):
     stored_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """The inputs of a decision that are not in the shape's own log.
 
     ``jitter`` is in [0, 1). ``kind`` is None when no such kind is registered here; ``config`` is

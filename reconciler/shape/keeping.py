@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.log import FieldDifference, OwnershipClaimed

@@ -10,8 +10,9 @@ that contradicts what is believed makes the object *disputed*: it is reported an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from events.external import ExternalObject
 from events.intake import OnWithdrawal
@@ -25,8 +26,7 @@ Owner = Literal["owned", "foreign", "disputed"]
 ClaimReason = Literal["Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """What the witnesses say of one object.
 
     ``log``: the log owns this very object. ``returned``: the log had let it go as gone, and by its
@@ -44,8 +44,7 @@ class Evidence:
     referenced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Whose it is. ``claim`` is why it becomes ours, where the log does not own it yet."""
 
     owner: Owner

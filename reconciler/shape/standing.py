@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from events.log import OutcomeName, ShapeEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """There is no next step: this is how the shape stands."""
 
     outcome: OutcomeName

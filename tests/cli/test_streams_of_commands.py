@@ -9,8 +9,9 @@ import pytest
 from rich.table import Table
 
 from events.names import InvalidNameError
+from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import one_line
-from reconciler.cli.output import console, harmless, print_table
+from reconciler.cli.output import harmless
 from tests.cli.runner import COMMAND, Cli, Ran, shape
 
 ESCAPE = "\x1b[31mred\x1b[0m\x07\x9b1m"
