@@ -15,6 +15,7 @@ from infra.bus.shape_log import JetStreamShapeLog
 from infra.bus.streams import SHAPES, SNAPSHOTS
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusUnavailableError, StreamFullError
+from infra.jetstream.publish import publish
 from infra.jetstream.reads import (
     StoredMessage,
     SubjectStart,
@@ -267,3 +268,16 @@ async def test_a_state_is_kept_and_its_snapshot_made_after_its_events_are_stored
     assert before == [(0, False)]
     assert (await repository.get([key]))[key].state.version == EVENTS_BETWEEN_SNAPSHOTS
     assert await _has_a_snapshot(bus, key)
+
+
+async def test_what_is_no_event_behind_a_longer_history_is_damage(
+    log: JetStreamShapeLog, bus: Client
+) -> None:
+    key = new_key()
+    [position] = await log.append([ShapeAppend(key, events(key, 1, 2), 0)])
+    await log.append([ShapeAppend(key, events(key, 3, 4), position)])
+    assert (await log.load([key]))[key].damage is None
+    await publish(bus, f"log.{key.tokens}.fact", b"of somebody else")
+    damage = (await log.load([key]))[key].damage
+    assert damage is not None
+    assert damage.problem == "Unreadable"

@@ -182,3 +182,12 @@ def test_a_bounded_pass_checks_those_shapes_of_which_it_saw_the_newest_events() 
     assert passed(late, most=2).damage == [], "its history is forgotten: taken as it is"
     assert [each.problem for each in passed(late).damage] == ["Missing"]
     assert len(passed(late, most=2).sound) == len(late)
+
+
+def test_an_event_of_another_shape_is_misplaced_though_its_version_and_digest_fit() -> None:
+    first, second = events(FOO, 1, 2)
+    stored = recorded([first, second])
+    payload = encode_log(replace(second, subject=str(BAR)))
+    digest = next_digest(stored[0].digest, payload)
+    result = passed([stored[0], replace(stored[1], payload=payload, digest=digest)])
+    assert [each.problem for each in result.damage] == ["Misplaced"]
