@@ -224,6 +224,7 @@ class Connections:
         self._kept_seconds = kept_seconds
         self._idle: deque[Connection] = deque()  # the newest last
         self._all: set[Connection] = set()
+        self._is_closed = False
 
     @asynccontextmanager
     async def one(self) -> AsyncGenerator[Connection]:
@@ -243,7 +244,8 @@ class Connections:
             self._slots.release()
 
     def close(self) -> None:
-        """Close all of them; calls under way hear that they were cut."""
+        """Close all of them, for good; calls under way hear that they were cut."""
+        self._is_closed = True
         for each in self._all:
             each.close()
         self._all.clear()
@@ -297,5 +299,8 @@ class Connections:
             raise
         except OSError as error:  # of TLS, too
             raise NotSentError(str(error) or type(error).__name__) from error
+        if self._is_closed:  # while it was made
+            connection.close()
+            raise NotSentError("closed")
         self._all.add(connection)
         return connection

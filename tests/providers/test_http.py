@@ -341,3 +341,20 @@ async def test_an_abandoned_call_s_answer_is_not_the_next_call_s() -> None:
         server.answers = [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", OK]
         await api.call("GET", "/x")
     assert server.connections == 2
+
+
+async def test_who_waits_for_a_connection_while_it_is_closed_calls_nothing() -> None:
+    server = Server()
+    server.may_answer.clear()
+    async with connected(server, concurrency=1) as api:
+        first = asyncio.create_task(api.call("PUT", "/x"))
+        await server.waiting.wait()
+        second = asyncio.create_task(api.call("PUT", "/x"))
+        await asyncio.sleep(0)
+        await api.close()
+        with pytest.raises(UnknownResultError):
+            await first
+        with pytest.raises(TransientError, match="not sent"):
+            await second
+        server.may_answer.set()
+    assert server.requests == 1
