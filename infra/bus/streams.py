@@ -88,10 +88,6 @@ _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
 """How often a message may be handed out: beyond a limit the server drops it without a word."""
 
-_RESTORABLE: Final = "async"
-"""Persistence of what is derived or a hint: after a power cut it is read again from its source, so
-it need not wait for the disk at every message."""
-
 Config = dict[str, Any]
 
 
@@ -169,8 +165,7 @@ async def ensure_topology(
         identity, first_position = restored.identity, restored.first_intake_position
     changes: dict[str, str] = {}
     for config in await _streams(nc, identity, first_position):
-        fitting = await _fitting(nc, config)
-        changes[config["name"]] = await ensure_stream(nc, {**fitting, "num_replicas": replicas})
+        changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
     for stream, consumer in await _consumers(nc):
         name = f"{stream}/{consumer['durable_name']}"
@@ -204,31 +199,13 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     for config in await _streams(nc, *await _existing_log(nc)):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
-        wanted = with_raised_limit(await _fitting(nc, config), found)
+        wanted = with_raised_limit(config, found)
         wrong[config["name"]] = differences(wanted, found)
     for stream, config in await _consumers(nc):
         name = f"{stream}/{config['durable_name']}"
         found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         wrong[name] = differences(config, found)
     return wrong
-
-
-async def _fitting(nc: Client, config: Config) -> Config:
-    """Leave out what streams in a cluster cannot have, with one replica neither.
-
-    The server refuses it for several replicas, and to change it when replicas are added.
-    """
-    if "persist_mode" not in config or not await _is_clustered(nc):
-        return config
-    return {field: value for field, value in config.items() if field != "persist_mode"}
-
-
-async def _is_clustered(nc: Client) -> bool:
-    try:
-        info = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
-    except NotFoundOnBusError:
-        return False
-    return "cluster" in info
 
 
 async def _found(nc: Client, question: str) -> Config:
@@ -386,7 +363,6 @@ def _timers() -> Config:
         allow_msg_ttl=True,
         max_msgs_per_subject=1,
         max_age=30 * _DAY,
-        persist_mode=_RESTORABLE,
     )
 
 
@@ -396,7 +372,6 @@ def _outcomes() -> Config:
         ["outcome.>"],
         max_age=30 * _DAY,
         duplicate_window=_DUPLICATE_WINDOW,  # a stream with sources has none unless it says so
-        persist_mode=_RESTORABLE,
         sources=[
             {
                 "name": SHAPES,
@@ -416,7 +391,6 @@ def _snapshots() -> Config:
         SNAPSHOTS,
         ["snap.>"],
         max_msgs_per_subject=1,
-        persist_mode=_RESTORABLE,
     )
 
 
@@ -426,7 +400,6 @@ def _observations() -> Config:
         ["snapshot.>"],
         max_age=_HOUR,
         max_bytes=1024**3,
-        persist_mode=_RESTORABLE,
     )
 
 

@@ -157,7 +157,8 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
             found = {each["check"]: each for each in told.json}
             assert found["disk"]["verdict"] == "fail"
             assert found["server's health"]["verdict"] == "fail"
-            assert "disk full: " in found["server's health"]["found"]
+            # One stream is stuck, or all of JetStream has turned itself off by now.
+            assert found["server's health"]["found"].startswith(("disk full: ", "turned off, "))
 
             disk.resize(ROOMY)
             await client.publish([manifest("afterwards")], timeout_seconds=PATIENCE_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import msgspec
 
-from infra.embedded.full_disk import means_full_disk
+from infra.embedded.full_disk import has_turned_off, means_full_disk
 from reconciler.cli.checks.finding import Finding, Verdict
 
 MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
@@ -48,12 +48,13 @@ async def check_health(url: str) -> list[Finding]:
         return [Finding("server's health", "warn", problem, "is the server running?")]
     if not problem:
         return [Finding("server's health", "ok", "the server says that it is well")]
-    if means_full_disk(problem):
+    if means_full_disk(problem) or has_turned_off(problem):
         remedy = (
             "free some space, and start that server again: what it acknowledged is there "
             "(`reconciler up` starts its own again by itself)"
         )
-        return [Finding("server's health", "fail", f"disk full: {problem}", remedy)]
+        what = "disk full" if means_full_disk(problem) else "turned off, as by a full disk"
+        return [Finding("server's health", "fail", f"{what}: {problem}", remedy)]
     return [Finding("server's health", "fail", problem, "see the server's log")]
 
 
