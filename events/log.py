@@ -447,7 +447,7 @@ def log_class(event: ShapeEvent) -> LogClass:
 
 def log_place(event: ShapeEvent) -> str:
     """Tell where below its shape an event is recorded: an action, beside its API's others."""
-    place = _CLASS_OF.get(type(event), "fact")
+    place = log_class(event)
     if place != "action":
         return place
     assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))

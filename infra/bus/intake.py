@@ -136,6 +136,7 @@ class JetStreamIntakeReader:
             newest = max(max(positions, default=0) for positions in known.values())
             answers = [await self._all_declarations(up_to=newest)]
         else:
+            self._counted = None  # the flood is over
             filters = [stored_intake_filter("desired", key) for key in known]
             answers = await asyncio.gather(
                 *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)

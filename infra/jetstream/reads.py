@@ -33,6 +33,7 @@ FILTERS_PER_REQUEST: Final = 512  # the server answers 413 above 1,024 subjects
 MESSAGES_PER_REQUEST: Final = 1_000
 _READS_AT_ONCE: Final = 32
 _QUESTIONS_AT_ONCE: Final = 256
+_MESSAGES_AT_ONCE: Final = 4_000
 _TOO_MANY: Final = 413
 _NOT_READ: Final = 404
 _UNREADABLE: Final = "Message Not Found"  # where nothing was stored, it is "No Results"
@@ -235,12 +236,17 @@ async def read_starts(
         BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
     """
     found: list[list[StoredMessage]] = []
-    for begin in range(0, len(starts), _QUESTIONS_AT_ONCE):
-        bodies = [
-            {"batch": min(limit, MESSAGES_PER_REQUEST), "seq": 1, "next_by_subj": subject}
-            for subject, limit in starts[begin : begin + _QUESTIONS_AT_ONCE]
-        ]
-        found += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
+    bodies: list[dict[str, Any]] = []
+    asked = 0
+    for number, (subject, limit) in enumerate(starts, 1):
+        batch = min(limit, MESSAGES_PER_REQUEST)
+        bodies.append({"batch": batch, "seq": 1, "next_by_subj": subject})
+        asked += batch
+        # What comes at once is bounded: the server cuts off who lets too much wait.
+        is_enough = len(bodies) == _QUESTIONS_AT_ONCE or asked >= _MESSAGES_AT_ONCE
+        if is_enough or number == len(starts):
+            found += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
+            bodies, asked = [], 0
     return found
 
 

@@ -119,6 +119,11 @@ class ApiGate:
         return max(0.0, self._closed_until() - self._clock())
 
     @property
+    def pace_seconds(self) -> float:
+        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        return 0.0 if self.limiter is None else self.limiter.interval
+
+    @property
     def knows_log(self) -> bool:
         """Whether the log is known to be the one in which the calls were decided."""
         return self._log is None or self._log.is_certain
@@ -375,7 +380,7 @@ class Calls:
     @property
     def pace_seconds(self) -> float:
         """How far apart the rate limit keeps two requests; 0.0 without one."""
-        return 0.0 if self._gate.limiter is None else self._gate.limiter.interval
+        return self._gate.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
         """Wait until the next request may be sent; raises ``TurnedAwayError``."""

@@ -45,7 +45,7 @@ class HintCalls:
     @property
     def pace_seconds(self) -> float:
         """How far apart the rate limit keeps two requests; 0.0 without one."""
-        return 0.0 if self._gate.limiter is None else self._gate.limiter.interval
+        return self._gate.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
         """Wait for the rate limit alone; raises ``TurnedAwayError`` while the gate is closed."""

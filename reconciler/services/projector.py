@@ -36,11 +36,6 @@ from reconciler.ports import RowsConflictError, RowStore
 GATHER_SECONDS = 0.1
 """Changes are gathered this long, so that a busy shape is written once and not five times."""
 
-FLOOD_SECONDS = 0.5
-"""Changes of many shapes are gathered this long: most of them will change again soon."""
-
-_MANY_ROWS = 100
-
 STANDBY_SECONDS = 0.5
 """How often a projector looks for what another one writes; after two looks at nothing it writes."""
 
@@ -250,16 +245,11 @@ class Projector:
             await asyncio.sleep(STANDBY_SECONDS)
         elif not self._waiting:
             self._filled.clear()
-            await self._until_filled(GATHER_SECONDS)
-            if self._models.changed_rows > _MANY_ROWS:
-                await self._until_filled(FLOOD_SECONDS - GATHER_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_SECONDS):
+                    await self._filled.wait()
         if not self._waiting:  # else the portion that is not full gathers on
             self._end_portion()
-
-    async def _until_filled(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._filled.wait()
 
     async def _write_or_wait(self) -> None:
         self._has_moved, failed = False, False

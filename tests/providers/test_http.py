@@ -28,6 +28,7 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[bytes] = []
+        self.keeps_open = False
         self.requests = 0
         self.targets: list[bytes] = []
         self.connections = 0
@@ -49,7 +50,7 @@ class Server:
                 await self.may_answer.wait()
                 answer = self.answers.pop(0) if self.answers else OK
                 writer.write(answer)
-                if answer != OK:
+                if answer != OK and not self.keeps_open:
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client is gone
@@ -233,20 +234,8 @@ ENOUGH = 60
 
 def serving(*answers: bytes) -> Server:
     """A server that gives each request of a connection the next of these, and leaves it open."""
-    server, left = Server(), list(answers)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server.connections += 1
-        try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                server.requests += 1
-                writer.write(left.pop(0))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is gone
-        finally:
-            writer.close()
-
-    server.serve = serve
+    server = Server()
+    server.answers, server.keeps_open = list(answers), True
     return server
 
 
