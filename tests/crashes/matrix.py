@@ -15,7 +15,11 @@ from tests.crashes.role_process import RoleProcess
 LANES = 4
 """So many cases at once: most of a case is waiting for leases of the dead to run out."""
 
-_BY_OBSERVATION = (Failpoint.OBSERVER_LISTED, Failpoint.OBSERVER_PUBLISHED)
+_BY_OBSERVATION = (
+    Failpoint.OBSERVER_LISTED,
+    Failpoint.OBSERVER_PUBLISHED,
+    Failpoint.DECIDER_BATCH_HALF_SENT,  # what a look leads to is a turn of several events
+)
 _BY_SWEEP = (Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE)
 _METHODS: dict[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete": "DELETE"}
 
@@ -64,9 +68,6 @@ class Story:
 
     async def ask(self) -> None:
         """Ask for the operation."""
-        if self.case.point is Failpoint.DECIDER_BATCH_HALF_SENT:
-            await self.lane.declare(self.name, "Yellow")  # a turn of two declarations is a batch
-            self.generation += 1
         if self.case.operation == "Delete":
             await self.lane.withdraw(self.name)
         else:
