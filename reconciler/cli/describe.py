@@ -38,8 +38,8 @@ from reconciler.cli.reading import damage_of, find_shape, log_of, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.client.waiting import SETTLED
 from reconciler.ports import StoredEvent
-from reconciler.shape.evolve import HistoryGapError, evolve
-from reconciler.shape.state import NEW
+from reconciler.resource.evolve import HistoryGapError, evolve
+from reconciler.resource.state import NEW
 
 _T = TypeVar("_T")
 
@@ -150,8 +150,8 @@ def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
             break  # of a damaged history only what is sound counts
         source = _source(event.data)
         if source:
-            known = KnownObject(after.observed, source, event.actor, event.time, position)
-        elif after.observed is not state.observed:
+            known = KnownObject(after.observed.object, source, event.actor, event.time, position)
+        elif after.observed.object is not state.observed.object:
             known = None
         state = after
     return known

@@ -45,7 +45,7 @@ from events.log import (
     TargetObserved,
 )
 from reconciler.ports import StoredEvent
-from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import OWNER_LABEL
 
 _NOTHING: Mapping[str, Any] = {}
 _LONGEST_VALUE = 60

@@ -17,13 +17,13 @@ import structlog
 from events.manifest import ProviderConfigSpec
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Provider, WatchingProvider
+from reconciler.resource.backoff import delay
 from reconciler.services.api_gate import TurnedAwayError
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
 from reconciler.services.hint_calls import HintCalls
 from reconciler.services.providers import ProviderPool
-from reconciler.shape.backoff import delay
 
 PACE_SECONDS = 1.0
 """Requests begin no nearer to each other. A feed that has nothing to tell should take longer."""

@@ -36,14 +36,14 @@ from reconciler.ports import (
     ShapeLog,
     TimerRequest,
 )
+from reconciler.resource.decide import decide
+from reconciler.resource.state import NEW
+from reconciler.resource.turn import Command, Context, Turn
 from reconciler.services.configurations import Configurations
 from reconciler.services.first_positions import placed
 from reconciler.services.postponed import Postponed
 from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
 from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
-from reconciler.shape.inputs import Command, Context
-from reconciler.shape.state import NEW
-from reconciler.shape.turn import Turn, take_turn
 
 _MOST_COMMANDS_A_TURN = 200
 _FEW_SHAPES = 4
@@ -109,7 +109,7 @@ class _Decided:
     def known_declarations(self) -> set[int]:
         """Where the intake has what this turn knows: its own, and that of the generation before."""
         own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARES)}
-        return own | {self.base.state.declared_position}
+        return own | {self.base.state.desired.position}
 
     @property
     def commit(self) -> Commit:
@@ -310,7 +310,7 @@ class Decider:
         return [
             each
             for each in guessed
-            if all(map(_is_accepted, each.turn.answers)) and not each.turn.doubtful
+            if all(map(_is_accepted, each.turn.answers)) and not each.turn.repeats
         ]
 
     async def _decide(
@@ -329,7 +329,7 @@ class Decider:
         It counts where it came first. An intake that keeps less than lies between tells nothing:
         then it is taken as new.
         """
-        doubtful = {each.key: each for each in decided if each.turn.doubtful}
+        doubtful = {each.key: each for each in decided if each.turn.repeats}
         if not doubtful:
             return list(decided)
         declared = await self._reader.declarations_of(
@@ -365,7 +365,7 @@ class Decider:
         context = self._context(key, now)
         while commands:
             try:
-                return take_turn(base.state, commands, context)
+                return decide(base.state, commands, context)
             except Exception as error:  # a defect, of a kind or of ours: the others go on
                 if len(commands) == 1:
                     _logger.exception("a shape cannot be decided", shape=str(key))
@@ -486,9 +486,9 @@ class Decider:
 
     async def _finish(self, done: Sequence[_Decided]) -> None:
         """Tell what came of it, then acknowledge: a crash in between tells twice, never not."""
-        news = _News()
+        news, now = _News(), self._now()
         for each in done:
-            news.add(each)
+            news.add(each, now)
             if each.key.kind == PROVIDER_CONFIG_KIND:
                 for event in each.turn.events:
                     self._configurations.apply(event)
@@ -512,7 +512,7 @@ class _News:
     letters: list[DeadLetter] = field(default_factory=list[DeadLetter])
     finished: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
 
-    def add(self, each: _Decided) -> None:
+    def add(self, each: _Decided, now: datetime) -> None:
         """Collect what one shape's turn has to tell."""
         self.timers += [TimerRequest(each.key, timer.at) for timer in each.turn.timers]
         told = zip(each.work.deliveries, each.work.commands, each.turn.answers, strict=False)
@@ -523,7 +523,6 @@ class _News:
             if delivery.reply_to is not None:
                 self.answers.append((delivery.reply_to, answer))
             if not answer.accepted:
-                now = each.turn.context.now
                 self.rejections.append(Rejection(each.key, answer, command.actor, now))
             if answer.reason in _UNUSABLE:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))

@@ -16,8 +16,8 @@ from events.intake import LossCount, Observed, SnapshotBegan, StrayCount
 from events.manifest import ProviderConfigSpec, is_within
 from events.names import ShapeKey, name_for_external
 from projections.status import StatusRow
+from reconciler.resource.owner_label import OWNER_LABEL, is_of_log
 from reconciler.services.slices import in_slices
-from reconciler.shape.owner_label import OWNER_LABEL, is_of_log
 
 
 class SnapshotRefusedError(ValueError):

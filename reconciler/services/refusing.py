@@ -11,7 +11,7 @@ from events.intake import Answer
 from events.names import ShapeKey
 from events.subjects import Intake, parse_stored_intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
-from reconciler.shape.inputs import Command
+from reconciler.resource.turn import Command
 
 _ASKED_FOR: tuple[Intake, ...] = ("desired", "finalizer", "approval")
 _COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")

@@ -13,8 +13,8 @@ from events.integrity import LogDamage, LogDamagedError
 from events.log import LogEvent
 from events.names import ShapeKey
 from reconciler.ports import AppendLostError, LoadedShape, ShapeAppend, ShapeLog
-from reconciler.shape.evolve import HistoryGapError, fold
-from reconciler.shape.state import NEW, STATE_SCHEMA, ShapeState
+from reconciler.resource.evolve import HistoryGapError, fold
+from reconciler.resource.state import NEW, STATE_SCHEMA, ResourceState
 
 EVENTS_BETWEEN_SNAPSHOTS = 50
 MOST_EVENTS_AT_ONCE = 1_000
@@ -29,7 +29,7 @@ _CACHED_SHAPES = 50_000
 class KeptShape(msgspec.Struct, frozen=True):
     """A shape's state, and its last position in the log."""
 
-    state: ShapeState
+    state: ResourceState
     position: int
     snapshot_version: int = 0
 
@@ -44,14 +44,14 @@ class Commit(msgspec.Struct, frozen=True):
 
     key: ShapeKey
     base: KeptShape
-    after: ShapeState
+    after: ResourceState
     events: Sequence[LogEvent]
 
 
 _logger = structlog.get_logger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _snapshot_decoder = msgspec.msgpack.Decoder(_Snapshot)
-_state_decoder = msgspec.msgpack.Decoder(ShapeState)
+_state_decoder = msgspec.msgpack.Decoder(ResourceState)
 
 
 class ShapeRepository:
@@ -203,7 +203,7 @@ class ShapeRepository:
             self._kept.popitem(last=False)
 
 
-def _try_to_encode(state: ShapeState) -> bytes | None:
+def _try_to_encode(state: ResourceState) -> bytes | None:
     """Encode a snapshot; None for what cannot be, such as numbers that only JSON can hold.
 
     Its events are stored by now: the shape is folded from them, as without a snapshot.
@@ -215,12 +215,12 @@ def _try_to_encode(state: ShapeState) -> bytes | None:
         return None
 
 
-def encode_snapshot(state: ShapeState) -> bytes:
+def encode_snapshot(state: ResourceState) -> bytes:
     """Encode a state for the snapshot store."""
     return _encoder.encode(_Snapshot(STATE_SCHEMA, msgspec.Raw(_encoder.encode(state))))
 
 
-def decode_snapshot(payload: bytes) -> ShapeState | None:
+def decode_snapshot(payload: bytes) -> ResourceState | None:
     """Decode a snapshot; None if it is of another schema, or damaged: fold the log then."""
     try:
         snapshot = _snapshot_decoder.decode(payload)

@@ -44,6 +44,8 @@ from reconciler.ports import (
     ShapeLog,
 )
 from reconciler.provider import Effect, Provider
+from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
+from reconciler.resource.attempt import is_safe_to_repeat
 from reconciler.services.api_gate import ApiGate
 from reconciler.services.api_gates import ApiGates
 from reconciler.services.call_slots import CallSlots
@@ -51,8 +53,6 @@ from reconciler.services.cancellation import is_being_cancelled
 from reconciler.services.configurations import Configurations
 from reconciler.services.oversize import is_too_long
 from reconciler.services.providers import ProviderPool
-from reconciler.shape.api_health import MOST_THROTTLED_SECONDS
-from reconciler.shape.ladder import is_safe_to_repeat
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
@@ -394,7 +394,7 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
         return ActionError("Transient", _tellable(str(error)))
     wait = error.retry_after_seconds
     until = ""
-    if isinstance(error, ThrottledError) and wait and wait <= MOST_THROTTLED_SECONDS:
+    if isinstance(error, ThrottledError) and wait and wait <= MAX_THROTTLED_SECONDS:
         until = f" (no call before {now + timedelta(seconds=math.ceil(wait)):%Y-%m-%dT%H:%M:%SZ})"
     return ActionError(
         error.error_class,

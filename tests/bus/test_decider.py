@@ -20,9 +20,9 @@ from infra.bus.shape_log import JetStreamShapeLog
 from infra.jetstream.publish import publish
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from reconciler.resource import decide
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
-from reconciler.shape import turn
 from tests.bus.histories import new_key
 
 SHARE = 2
@@ -397,7 +397,7 @@ async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_oth
     keys, bus = [new_key() for _ in range(5)], FullBus()
     ours = decider(log, bus)
     with monkeypatch.context() as patch:
-        patch.setattr(turn, "record_facts", fails)
+        patch.setattr(decide, "facts_of", fails)
         await ours.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
     waits = sorted(bus.waits.values())
     assert (waits[:3], waits[3] > 0, len(waits)) == ([0.0] * 3, True, 5)

@@ -24,14 +24,14 @@ from infra.jetstream.reads import (
     stream_state,
 )
 from reconciler.ports import AppendLostError, AppendRefusedError, ShapeAppend
+from reconciler.resource.evolve import fold
+from reconciler.resource.state import NEW
 from reconciler.services.repository import (
     EVENTS_BETWEEN_SNAPSHOTS,
     Commit,
     ShapeRepository,
     encode_snapshot,
 )
-from reconciler.shape.evolve import fold
-from reconciler.shape.state import NEW
 from tests.bus.histories import event, events, new_key
 
 

@@ -62,7 +62,7 @@ from reconciler.cli.results import Result, exit_status
 from reconciler.cli.summaries import summary, tell_all
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import StoredEvent
-from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import OWNER_LABEL
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 RED = {"type": "Square", "color": "Red"}

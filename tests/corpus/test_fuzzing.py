@@ -29,9 +29,9 @@ from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from reconciler.client.declaring import checked_manifest
 from reconciler.kinds import KindRegistry
-from reconciler.shape.inputs import Command, Context
-from reconciler.shape.state import NEW
-from reconciler.shape.turn import take_turn
+from reconciler.resource.decide import decide
+from reconciler.resource.state import NEW
+from reconciler.resource.turn import Command, Context
 from tests.bus.histories import event
 from tests.corpus.cases import cases
 
@@ -135,7 +135,7 @@ def test_the_intake_is_read_or_refused_and_what_is_read_can_be_decided(
     again = encode_intake(message.id, message.source, message.data, time=NOW)
     assert decode_intake(again, expected=what, fallback_id="x").data == message.data
     context = Context(KEY, NOW, 0.5, "log", KINDS.find("Shape"), CONFIGS)
-    turn = take_turn(NEW, [Command(7, message.id, message.source, message.data)], context)
+    turn = decide(NEW, [Command(7, message.id, message.source, message.data)], context)
     for each in turn.events:
         assert decode_log(encode_log(each)) == each
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 from events.manifest import Ownership
-from reconciler.shape.ownership import Evidence, LabelSays, Verdict, verdict
+from reconciler.resource.ownership import Evidence, LabelSays, Verdict, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "ownership.md"
-BEGIN = (
-    "<!-- verdicts: made by tests/docs/test_ownership.py from reconciler/shape/ownership.py -->\n"
-)
+BEGIN = "<!-- verdicts: by tests/docs/test_ownership.py from reconciler/resource/ownership.py -->\n"
 END = "<!-- /verdicts -->"
 NAMES: tuple[bool | None, ...] = (None, True, False)
 STRATEGIES: tuple[Ownership, ...] = get_args(Ownership)

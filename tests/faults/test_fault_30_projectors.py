@@ -40,7 +40,7 @@ from reconciler.services.projector import Projector, load_models
 from reconciler.wiring import initialise
 from tests.crashes.role_process import RoleProcess
 from tests.projections.logs import renamed
-from tests.shape.building import Story, converged
+from tests.resource.building import Story, converged
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,7 +7,7 @@ import shutil
 from events.log import Action, ActionDecided
 from infra.bus.shape_log import open_log
 from infra.bus.streams import LogIdentity, begin_restoration, find_log
-from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.wiring import initialise
 from tests.integrity.operator import Operator
 from tests.scenarios.harness import World, api_config, every, now

@@ -28,10 +28,10 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.reads import read_subject
 from projections.read_models import rebuild
+from reconciler.resource.decide import decide
+from reconciler.resource.state import NEW
+from reconciler.resource.turn import Command, Context
 from reconciler.services.repository import EVENTS_BETWEEN_SNAPSHOTS, ShapeRepository
-from reconciler.shape.inputs import Command, Context
-from reconciler.shape.state import NEW
-from reconciler.shape.turn import take_turn
 from tests.invariants.witness import Witness
 from tests.scenarios.harness import World, api_config, every, now, only, shape
 
@@ -220,7 +220,7 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
             mine = _taken_until(inputs, recorded)
             kind = world.kinds.find(key.kind)
             context = Context(key, moment, 0.0, world.log.log_id, kind, configs)
-            again = take_turn(state, mine, context)
+            again = decide(state, mine, context)
             assert [encode_log(each) for each in again.events] == [
                 encode_log(each) for each in recorded
             ]

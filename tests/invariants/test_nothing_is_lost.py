@@ -14,7 +14,7 @@ from events.subjects import schedule
 from infra.bus.streams import INTAKE, SHAPES, TIMERS, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import read_subject, stream_state
-from reconciler.shape.evolve import fold
+from reconciler.resource.evolve import fold
 from tests.scenarios.harness import World, api_config, every, manifest, names, now
 
 _FIRES_ABOUT = timedelta(seconds=0.25)
@@ -31,7 +31,8 @@ async def unaccounted(world: World) -> list[str]:
     for stored in await world.log.of_kind("default", "Shape"):
         histories.setdefault(stored.event.key, []).append(stored.event)
     states = {key: fold(events) for key, events in histories.items()}
-    in_flight = {key: state.in_flight for key, state in states.items() if state.in_flight}
+    actions = {key: state.actions for key, state in states.items()}
+    in_flight = {key: each.in_flight for key, each in actions.items() if each.in_flight}
     if not in_flight:
         return []
     workers = await worker_consumers(world.nc)
@@ -43,7 +44,8 @@ async def unaccounted(world: World) -> list[str]:
     lost: list[str] = []
     for key, flight in in_flight.items():
         timer = await read_subject(world.nc, TIMERS, schedule(key, "retry"))
-        settled = fold([each.event for each in await world.log.history(key)]).in_flight != flight
+        newest = fold([each.event for each in await world.log.history(key)])
+        settled = newest.actions.in_flight != flight
         is_due = flight.retry_at is not None and flight.retry_at <= now() + _FIRES_ABOUT
         if not settled and not (flight.retry_at and (timer or is_due)):
             lost.append(f"{key}: {flight.action.operation}, attempt {flight.attempt}")

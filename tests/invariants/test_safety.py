@@ -13,7 +13,7 @@ from events.manifest import CredentialsRef
 from events.names import ShapeKey
 from infra.bus.streams import SHAPES
 from infra.jetstream.reads import read_subject
-from reconciler.shape.owner_label import OWNER_LABEL, owner
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import World, api_config, every, manifest, only, shape
 
 ABSENT: ExternalObject | None = None

@@ -29,10 +29,10 @@ from reconciler.ports import (
     ShapeAppend,
     TimerRequest,
 )
+from reconciler.resource.evolve import fold
 from reconciler.services import sweeper
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
-from reconciler.shape.evolve import fold
 from tests.scenarios.harness import ACTOR, World, every, manifest, names, only, shape
 
 

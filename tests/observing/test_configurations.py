@@ -13,7 +13,7 @@ from events.log import ActionDecided, DriftDetected, FieldDifference
 from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata, Scope
 from events.names import ShapeKey, name_for_external
 from infra.shapes_api import ShapesProcess
-from reconciler.shape.owner_label import OWNER_LABEL, owner
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import Human, World, api_config, every, only, shape
 
 CONFIG = ShapeKey("system", "ProviderConfig", "default")

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from events.log import LogEvent, event_id
 from events.names import ShapeKey
-from tests.shape.building import Story
-from tests.shape.world import FAULTS, World
+from tests.resource.building import Story
+from tests.resource.world import FAULTS, World
 
 Log = list[tuple[int, LogEvent]]
 KEYS = [ShapeKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]

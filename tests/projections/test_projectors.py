@@ -25,7 +25,7 @@ from projections.status import LOG_DAMAGED
 from reconciler.services import projector as projector_module
 from reconciler.services.projector import Projector, load_models
 from tests.projections.logs import Log, histories, log_of, of, quick, renamed
-from tests.shape.building import converged
+from tests.resource.building import converged
 from tests.simulation.bus.rows import Rows
 
 PORTION_ROWS = 3  # so that these logs make many

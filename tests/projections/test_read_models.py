@@ -29,7 +29,7 @@ from projections.read_models import (
     status_name,
 )
 from tests.projections.logs import histories, log_of, of, quick
-from tests.shape.building import Story, converged, repainted, thing
+from tests.resource.building import Story, converged, repainted, thing
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -184,5 +184,5 @@ def test_a_row_knows_what_was_asked_of_an_api_that_shows_nothing_after_a_write()
     story.declare()
     story.report(shown=None)
     [row] = rebuild(of(story)).status.values()
-    assert story.state.observed is not None
-    assert row.observed_digest == digest(story.state.observed)
+    assert story.state.observed.object is not None
+    assert row.observed_digest == digest(story.state.observed.object)

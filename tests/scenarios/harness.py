@@ -59,9 +59,9 @@ from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
-from reconciler.shape.owner_label import OWNER_LABEL, owner
 from reconciler.wiring import ROLES, Role, Running, connected, initialise, running
 
 PATIENCE_SECONDS = 90.0

@@ -8,7 +8,7 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
 )
-from reconciler.shape.owner_label import OWNER_LABEL
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.scenarios.harness import World, every, names, only, shape
 
 

@@ -17,8 +17,8 @@ from infra.jetstream.publish import publish
 from infra.providers.shapes import ShapesProvider
 from reconciler.cli.logs import configure_logs
 from reconciler.client.dead_letters import DeadLetter, LetterRefusedError
+from reconciler.resource import decide
 from reconciler.services import decider, oversize
-from reconciler.shape import turn
 from tests.bus.histories import event
 from tests.scenarios.harness import ACTOR, World, manifest, now, shape
 
@@ -44,15 +44,15 @@ async def letters_of(world: World, count: int = 1, **filters: Any) -> list[DeadL
 async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    really = turn.record_facts
+    really = decide.facts_of
 
-    def fails_for_purple(state: Any, command: Any, *rest: Any) -> Any:
+    def fails_for_purple(command: Any, *rest: Any) -> Any:
         data = command.data
         if isinstance(data, Declared) and data.manifest.spec.get("color") == "Purple":
             raise ZeroDivisionError("purple is too much")
-        return really(state, command, *rest)
+        return really(command, *rest)
 
-    monkeypatch.setattr(turn, "record_facts", fails_for_purple)
+    monkeypatch.setattr(decide, "facts_of", fails_for_purple)
     await world.declare_all(
         [
             manifest("foo", color="Red"),
@@ -73,7 +73,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
     assert declared == ["Red", "Green"]
     assert (await world.outcomes(FOO))[-1].outcome in ("Converged", "Rejected")
 
-    monkeypatch.setattr(turn, "record_facts", really)
+    monkeypatch.setattr(decide, "facts_of", really)
     with pytest.raises(LetterRefusedError, match="something newer was declared by team-a"):
         await world.client.retry_dead_letter(letter)
     assert await world.client.dead_letters() == [letter]
@@ -86,7 +86,7 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
         raise ZeroDivisionError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(turn, "record_facts", fails)
+        patch.setattr(decide, "facts_of", fails)
         await world.declare("foo")
         (letter,) = await letters_of(world, shape=FOO)
 

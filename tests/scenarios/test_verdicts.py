@@ -8,7 +8,7 @@ import pytest
 
 from events.log import OwnershipClaimed
 from events.manifest import DeletionGuard
-from reconciler.shape.owner_label import OWNER_LABEL, owner
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import World, api_config, only, shape
 
 

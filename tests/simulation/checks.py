@@ -26,11 +26,11 @@ from events.log import (
 from events.manifest import Policy
 from events.names import ShapeKey
 from reconciler.ports import ShapeAppend, StoredEvent
-from reconciler.shape.evolve import evolve
-from reconciler.shape.inputs import Command, Context
-from reconciler.shape.owner_label import OWNER_LABEL, owner
-from reconciler.shape.state import NEW, ShapeState
-from reconciler.shape.turn import Turn, take_turn
+from reconciler.resource.decide import decide
+from reconciler.resource.evolve import evolve
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.state import NEW, ResourceState
+from reconciler.resource.turn import Command, Context, Turn
 from tests.simulation.api import Api
 from tests.simulation.bus.intake import IntakeStream
 from tests.simulation.bus.log import LOG_ID, LogStream
@@ -43,7 +43,7 @@ _MADE_NONE = ("Unchanged", "Superseded", "Duplicate")
 class RecordedTurn(NamedTuple):
     """A turn as a decider took it."""
 
-    before: ShapeState
+    before: ResourceState
     commands: Sequence[Command]
     context: Context
     events: Sequence[LogEvent]
@@ -67,7 +67,7 @@ class Checks:
         self._lies = lies
         self._stop = stop
         self.violations: list[str] = []
-        self.states: dict[ShapeKey, ShapeState] = {}
+        self.states: dict[ShapeKey, ResourceState] = {}
         self.ours: set[str] = set()
         self.made: set[str] = set()
         self.released: set[str] = set()
@@ -92,7 +92,7 @@ class Checks:
 
     # --- turns
 
-    def take_turn(self, state: ShapeState, commands: Sequence[Command], context: Context) -> Turn:
+    def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
         """Take a turn as the decider does, and remember it."""
         context = Context(
             context.key,
@@ -102,7 +102,7 @@ class Checks:
             context.kind,
             dict(context.configs),
         )
-        turn = take_turn(state, commands, context)
+        turn = decide(state, commands, context)
         recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))
         self.turns.append(recorded)
         for event in turn.events:
@@ -133,14 +133,16 @@ class Checks:
             state = evolve(state, event)
         self.states[key] = state
 
-    def _look_at(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+    def _look_at(self, key: ShapeKey, state: ResourceState, event: LogEvent) -> None:
         told = self._told(event) if isinstance(event.data, ExternalObserved) else None
         self.holds.look_at(key, state, event, told)
         self._blamed(state, event)
         match event.data:
             case ActionDecided(action):
-                if state.in_flight is not None:
-                    self.fail(f"{event.id}: decided while {state.in_flight.action.action_id} is")
+                if state.actions.in_flight is not None:
+                    self.fail(
+                        f"{event.id}: decided while {state.actions.in_flight.action.action_id} is"
+                    )
                 if action.action_id != event.id:
                     self.fail(f"{event.id}: the action is called {action.action_id}")
                 self._actions[action.action_id] = action
@@ -164,7 +166,9 @@ class Checks:
             case _:
                 pass
 
-    def _declared(self, key: ShapeKey, state: ShapeState, event: LogEvent, generation: int) -> None:
+    def _declared(
+        self, key: ShapeKey, state: ResourceState, event: LogEvent, generation: int
+    ) -> None:
         """One message makes one generation or none, however often it is delivered or sent.
 
         At its first place it may be decided again, after one that it has overtaken. So it may where
@@ -179,20 +183,23 @@ class Checks:
             if is_repeated and not _overtook(answer, state):
                 self.fail(f"{event.id}: message {event.causeid} was {answer.reason} before")
 
-    def _labelled_still(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+    def _labelled_still(self, key: ShapeKey, state: ResourceState, event: LogEvent) -> None:
         """What is let go says no more that it is ours, unless nothing may be written to it."""
-        found, policy = state.observed, Policy() if state.spec is None else state.spec.policy
+        found, policy = (
+            state.observed.object,
+            Policy() if state.desired.spec is None else state.desired.spec.policy,
+        )
         if found is None or found.labels.get(OWNER_LABEL) != owner(LOG_ID, key):
             return
-        may_write = not (state.orphan_forced or policy.paused or policy.mode == "ObserveOnly")
-        if may_write and state.failure is None and not state.conflicts:
+        may_write = not (state.holds.orphan_forced or policy.paused or policy.mode == "ObserveOnly")
+        if may_write and state.waits.failure is None and not state.waits.conflicts:
             self.fail(f"{event.id}: {found.uid} is let go with our label on it")
 
-    def _claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent, uid: str) -> None:
+    def _claimed(self, key: ShapeKey, state: ResourceState, event: LogEvent, uid: str) -> None:
         """What is not ours becomes ours only as the policy or the configuration says."""
         assert isinstance(event.data, OwnershipClaimed)
         reason = event.data.reason
-        spec = state.spec
+        spec = state.desired.spec
         if reason == "Adopted" and (spec is None or spec.policy.adoption != "Adopt"):
             self.fail(f"{event.id}: {uid} was adopted against the policy")
         if reason == "ExclusiveScope" and not self._api.traits.exclusive:
@@ -214,7 +221,7 @@ class Checks:
             self.fail(f"{event.id}: {uid} was not made by us")
         self.ours.add(uid)
 
-    def _blamed(self, state: ShapeState, event: LogEvent) -> None:
+    def _blamed(self, state: ResourceState, event: LogEvent) -> None:
         """What we deleted ourselves is never said to be the work of others."""
         drift = event.data
         if not isinstance(drift, DriftDetected) or not drift.missing or drift.perhaps_by:
@@ -241,17 +248,17 @@ class Checks:
         return told
 
     def _observed(
-        self, state: ShapeState, event: LogEvent, data: ExternalObserved, observed: Observed
+        self, state: ResourceState, event: LogEvent, data: ExternalObserved, observed: Observed
     ) -> None:
         """What is recorded as seen began after our last effect, and absence is true."""
-        if state.in_flight is not None:
+        if state.actions.in_flight is not None:
             self.fail(f"{event.id}: an observation was believed while an action is in flight")
-        if data.as_of < state.effect_position:
+        if data.as_of < state.actions.effect_position:
             self.fail(f"{event.id}: an observation was believed that is older than our effect")
         source = self._intake.messages[event.causeposition - 1]
         grace = self._api.traits.grace_seconds
-        if grace and state.effect_at is not None and observed.began_at is not None:
-            waited = (observed.began_at - state.effect_at).total_seconds()
+        if grace and state.actions.effect_at is not None and observed.began_at is not None:
+            waited = (observed.began_at - state.actions.effect_at).total_seconds()
             if waited < grace:
                 self.fail(f"{event.id}: believed {waited:.2f} s after our effect: grace {grace} s")
         if data.object is None:
@@ -298,7 +305,7 @@ class Checks:
 def check_determinism(turns: Sequence[RecordedTurn]) -> str | None:
     """Take every turn once more; tell the first that gives other events."""
     for turn in turns:
-        again = take_turn(turn.before, turn.commands, turn.context)
+        again = decide(turn.before, turn.commands, turn.context)
         if tuple(again.events) != turn.events:
             return (
                 f"{turn.context.key}: version {turn.before.version} is not decided the same again"
@@ -306,13 +313,15 @@ def check_determinism(turns: Sequence[RecordedTurn]) -> str | None:
     return None
 
 
-def _overtook(answer: Answer, state: ShapeState) -> bool:
+def _overtook(answer: Answer, state: ResourceState) -> bool:
     """Tell whether the newest generation came before a message, and was stored after its answer."""
-    return state.declared_position < answer.position and answer.generation < state.generation
+    return state.desired.position < answer.position and answer.generation < state.desired.generation
 
 
-def _difference(left: ShapeState, right: ShapeState) -> str:
+def _difference(left: ResourceState, right: ResourceState) -> str:
     names = [
-        name for name in ShapeState.__struct_fields__ if getattr(left, name) != getattr(right, name)
+        name
+        for name in ResourceState.__struct_fields__
+        if getattr(left, name) != getattr(right, name)
     ]
     return ", ".join(f"{n}: {getattr(left, n)!r} is not {getattr(right, n)!r}" for n in names)

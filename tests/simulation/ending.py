@@ -27,9 +27,9 @@ from events.manifest import (
 from events.names import InvalidNameError, ShapeKey
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.state import ResourceState
 from reconciler.services.scrubber import FIRST_AFTER_SECONDS
-from reconciler.shape.owner_label import OWNER_LABEL, owner
-from reconciler.shape.state import ShapeState
 from tests.explanations import explained
 from tests.simulation.api import REFUSED_COLOR
 from tests.simulation.bus.log import LOG_ID
@@ -83,7 +83,7 @@ def _settle(world: World) -> None:
         return
     before, messages = _traces(world), world.intake.last_position
     world.run_for(_QUIET_SECONDS)
-    if any(state.doubted is not None for state in world.checks.states.values()):
+    if any(state.observed.doubted is not None for state in world.checks.states.values()):
         messages = world.intake.last_position  # what is doubted is told at every listing
     if (_traces(world), world.intake.last_position) != (before, messages):
         world.checks.fail("an idle fleet cost more than listings")
@@ -186,18 +186,18 @@ def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[s
             yield f"{key}: its declaration is lost"
         return
     declared = wanted is not None and wanted.fields is not None
-    if state.declared != declared:
-        yield f"{key}: declared is {state.declared}, but should be {declared}"
+    if state.desired.is_declared != declared:
+        yield f"{key}: declared is {state.desired.is_declared}, but should be {declared}"
         return
     if wanted is not None and wanted.fields is not None:
-        spec = state.spec
+        spec = state.desired.spec
         assert spec is not None
         if (spec.fields, spec.labels, spec.policy) != (wanted.fields, wanted.labels, wanted.policy):
             yield f"{key}: {spec.fields} {spec.policy} is decided, the newest declaration is other"
             return
     if _refers_to_damage(world, key, state):
         return  # whether its target is declared cannot be told
-    if state.outcome is None and (state.generation or state.observed is not None):
+    if state.outcome is None and (state.desired.generation or state.observed.object is not None):
         yield f"{key}: no outcome was told"
         return
     problem = None if key.kind == SHAPE_REF_KIND else _problem(world, key, state)
@@ -206,22 +206,22 @@ def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[s
         yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
 
 
-def _refers_to_damage(world: World, key: ShapeKey, state: ShapeState) -> bool:
-    if key.kind != SHAPE_REF_KIND or state.spec is None:
+def _refers_to_damage(world: World, key: ShapeKey, state: ResourceState) -> bool:
+    if key.kind != SHAPE_REF_KIND or state.desired.spec is None:
         return False
-    return target_of(state.spec.fields) in world.damaged
+    return target_of(state.desired.spec.fields) in world.damaged
 
 
-def _problem(world: World, key: ShapeKey, state: ShapeState) -> str | None:
+def _problem(world: World, key: ShapeKey, state: ResourceState) -> str | None:
     """Compare a shape at rest with what the API really has."""
     found = world.api.objects.get(key.name)
     ours = found is not None and found.uid in world.checks.ours
     told = "" if state.outcome is None else state.outcome.outcome
     if is_kept(world, key):
         return None
-    if not state.declared or state.spec is None:
+    if not state.desired.is_declared or state.desired.spec is None:
         return "it is withdrawn, but ours is there" if ours and told != "Disputed" else None
-    policy = state.spec.policy
+    policy = state.desired.spec.policy
     if policy.paused or policy.mode == "ObserveOnly":
         return None
     if told in ("Conflict", "Disputed"):
@@ -229,7 +229,7 @@ def _problem(world: World, key: ShapeKey, state: ShapeState) -> str | None:
         return _conflict_problem(world, key, found, ours=ours and not arrived_late)
     if policy.mode == "Absent":
         return "it is declared absent, but ours is there" if ours else None
-    if told == "Failed" and state.spec.fields.get("color") == REFUSED_COLOR:
+    if told == "Failed" and state.desired.spec.fields.get("color") == REFUSED_COLOR:
         return None
     if told == "Drifted" and policy.mode == "CreateOnly":
         return None
@@ -251,19 +251,19 @@ def _conflict_problem(
 
 
 def _content_problem(
-    world: World, key: ShapeKey, state: ShapeState, found: ExternalObject
+    world: World, key: ShapeKey, state: ResourceState, found: ExternalObject
 ) -> str | None:
-    assert state.spec is not None
-    ignored = state.spec.policy.ignore_fields
-    for name, value in state.spec.fields.items():
+    assert state.desired.spec is not None
+    ignored = state.desired.spec.policy.ignore_fields
+    for name, value in state.desired.spec.fields.items():
         if name not in ignored and found.fields.get(name) != value and name != "size":
             return f"{name} is {found.fields.get(name)!r}, declared is {value!r}"
-    declared_size = state.spec.fields.get("size", {})
+    declared_size = state.desired.spec.fields.get("size", {})
     for name, value in declared_size.items():
         if found.fields.get("size", {}).get(name) != value:
             return f"size.{name} is not as declared"
     if world.plan.api.labels:
-        labels = {**state.spec.labels, OWNER_LABEL: owner(LOG_ID, key)}
+        labels = {**state.desired.spec.labels, OWNER_LABEL: owner(LOG_ID, key)}
         if not labels.items() <= found.labels.items():
             return f"its labels are {found.labels}"
     return None
@@ -296,9 +296,9 @@ def _leaks(world: World) -> Iterator[str]:
     states, late = world.checks.states, late_arrivals(world)
     owned = {state.owned.uid: key for key, state in states.items() if state.owned is not None}
     pending = {
-        state.in_flight.action.external_name
+        state.actions.in_flight.action.external_name
         for state in states.values()
-        if state.in_flight is not None and _is_paused(state)
+        if state.actions.in_flight is not None and _is_paused(state)
     }
     damaged = {key.name for key in world.damaged}
     for name, found in world.api.objects.items():
@@ -310,7 +310,7 @@ def _leaks(world: World) -> Iterator[str]:
     there = {found.uid for found in world.api.objects.values()}
     for uid, key in owned.items():
         state = states[key]
-        is_doubted = state.doubted is not None or key in world.damaged
+        is_doubted = state.observed.doubted is not None or key in world.damaged
         if uid not in there and not _is_paused(state) and not is_doubted:
             yield f"{key}: the log owns {uid}, which is not there"
 
@@ -386,8 +386,12 @@ def _unseen(world: World) -> Iterator[str]:
             yield f"message {message.position} cannot be used, and nobody was told: {error}"
 
 
-def _is_paused(state: ShapeState) -> bool:
-    return state.declared and state.spec is not None and state.spec.policy.paused
+def _is_paused(state: ResourceState) -> bool:
+    return (
+        state.desired.is_declared
+        and state.desired.spec is not None
+        and state.desired.spec.policy.paused
+    )
 
 
 # --- what is derived

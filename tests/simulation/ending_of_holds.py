@@ -39,20 +39,31 @@ def _references(world: World) -> Iterator[str]:
     states = world.checks.states
     expected: dict[ShapeKey, dict[str, str]] = {}
     for key, state in states.items():
-        if key.kind != SHAPE_REF_KIND or not state.declared or state.spec is None:
+        if (
+            key.kind != SHAPE_REF_KIND
+            or not state.desired.is_declared
+            or state.desired.spec is None
+        ):
             continue
-        target = target_of(state.spec.fields)
-        expected.setdefault(target, {})[str(key)] = state.spec.fields.get("onWithdrawal", "Keep")
+        target = target_of(state.desired.spec.fields)
+        expected.setdefault(target, {})[str(key)] = state.desired.spec.fields.get(
+            "onWithdrawal", "Keep"
+        )
         if target in world.damaged:
             continue
         found = states.get(target)
-        wanted = ("Converged", "Resolved") if found and found.declared else ("Held", "Dangling")
+        wanted = (
+            ("Converged", "Resolved")
+            if found and found.desired.is_declared
+            else ("Held", "Dangling")
+        )
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
         if told != wanted:
             yield f"{key}: its target should make it {wanted}, told is {told}"
     for key in _sound(world):
-        if states[key].references != expected.get(key, {}):
-            yield f"{key}: it knows the references {states[key].references}, not those there are"
+        known = states[key].holds.references
+        if known != expected.get(key, {}):
+            yield f"{key}: it knows the references {known}, not those there are"
 
 
 def _rows_of_finalizers(world: World) -> Iterator[str]:

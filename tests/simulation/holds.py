@@ -22,7 +22,7 @@ from events.log import (
     SpecDeclared,
 )
 from events.names import ShapeKey
-from reconciler.shape.state import ShapeState
+from reconciler.resource.state import ResourceState
 from tests.simulation.plan import ApiTraits
 
 PERSON = "person"
@@ -45,7 +45,7 @@ class HoldChecks:
         self._approved: dict[ShapeKey, str] = {}
 
     def look_at(
-        self, key: ShapeKey, state: ShapeState, event: LogEvent, told: Observed | None
+        self, key: ShapeKey, state: ResourceState, event: LogEvent, told: Observed | None
     ) -> None:
         """Judge an event by the state before it; ``told``: the observation that it rests on."""
         match event.data:
@@ -56,7 +56,7 @@ class HoldChecks:
             case FinalizerRemoved(finalizer):
                 self._taken_off(key, event, finalizer, forced=event.data.forced)
             case ReleaseForced():
-                if state.declared:
+                if state.desired.is_declared:
                     self._fail(f"{event.id}: a declared shape was released by force")
                 self.finalizers[key].clear()
                 self.forced.add(key)
@@ -76,7 +76,7 @@ class HoldChecks:
                 self._look_at_effects(key, state, event, told)
 
     def _look_at_effects(
-        self, key: ShapeKey, state: ShapeState, event: LogEvent, told: Observed | None
+        self, key: ShapeKey, state: ResourceState, event: LogEvent, told: Observed | None
     ) -> None:
         match event.data:
             case ActionDecided(action):
@@ -86,7 +86,7 @@ class HoldChecks:
             case OwnershipReleased(reason="Orphaned"):
                 self._let_go(key, state, event, "released", kept_by=("Keep",))
             case OwnershipClaimed(reason=("ExclusiveScope" | "Label" | "Prefix")):
-                if not state.declared:
+                if not state.desired.is_declared:
                     self._stray_claimed(key, state, event)
             case ExternalObserved(object=None) if told is not None and state.owned is not None:
                 self._loss_believed(key, event, told)
@@ -98,7 +98,7 @@ class HoldChecks:
         if holder != event.actor and not forced:
             self._fail(f"{event.id}: {event.actor} took off {finalizer}, which is of {holder}")
 
-    def _approve(self, key: ShapeKey, state: ShapeState, event: LogEvent, hold: str) -> None:
+    def _approve(self, key: ShapeKey, state: ResourceState, event: LogEvent, hold: str) -> None:
         outcome = state.outcome
         if outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
             self._fail(f"{event.id}: {hold} was approved, which did not hold it")
@@ -109,7 +109,7 @@ class HoldChecks:
     def _let_go(
         self,
         key: ShapeKey,
-        state: ShapeState,
+        state: ResourceState,
         event: LogEvent,
         what: str,
         *,
@@ -118,15 +118,17 @@ class HoldChecks:
         """Nothing is deleted or released that a finalizer or a reference keeps."""
         if self.finalizers[key]:
             self._fail(f"{event.id}: {what}, though a finalizer stands")
-        if state.declared or key in self.forced:
+        if state.desired.is_declared or key in self.forced:
             return
         if any(each in kept_by for each in self.references[key].values()):
             self._fail(f"{event.id}: {what}, though it is referred to")
 
-    def _stray_claimed(self, key: ShapeKey, state: ShapeState, event: LogEvent) -> None:
+    def _stray_claimed(self, key: ShapeKey, state: ResourceState, event: LogEvent) -> None:
         """What nobody declared is claimed to be deleted: not too much at once, nor relied upon."""
-        if (state.strays or 0) > GUARD and self._approved.get(key) != "DeletionGuard":
-            self._fail(f"{event.id}: one of {state.strays} strays goes, and nobody approved it")
+        if (state.observed.strays or 0) > GUARD and self._approved.get(key) != "DeletionGuard":
+            self._fail(
+                f"{event.id}: one of {state.observed.strays} strays goes, and nobody approved it"
+            )
         if self.references[key]:
             self._fail(f"{event.id}: a stray goes that somebody refers to")
 

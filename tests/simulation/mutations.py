@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, Answer, Observed, Reported, SnapshotBegan
+from events.intake import ActionError, Observed, Reported, SnapshotBegan
 from events.log import (
     Action,
     ActionAbandoned,
@@ -21,6 +21,7 @@ from events.log import (
     ActionRetried,
     LogEvent,
     OwnershipClaimed,
+    OwnershipReleased,
 )
 from events.names import ShapeKey
 from infra.bus import streams
@@ -36,6 +37,17 @@ from reconciler.ports import (
     ShapeAppend,
     StoredEvent,
 )
+from reconciler.resource import (
+    attempt,
+    decide,
+    declaration,
+    next_step,
+    observation,
+    result,
+)
+from reconciler.resource.attempt import new_action
+from reconciler.resource.evolve import fold
+from reconciler.resource.turn import Facts
 from reconciler.services import worker as worker_module
 from reconciler.services.configurations import Configurations
 from reconciler.services.decider import Decider
@@ -52,18 +64,6 @@ from reconciler.services.repository import (
 )
 from reconciler.services.sweeper import Sweeper
 from reconciler.services.worker import Worker
-from reconciler.shape import (
-    declaring,
-    keeping,
-    ladder,
-    letting_go,
-    observing,
-    plan,
-    pursuing,
-    reporting,
-)
-from reconciler.shape.actions import new_action
-from reconciler.shape.evolve import fold
 from tests.simulation.bus.actions import ActionQueue
 from tests.simulation.bus.intake import SimulatedIntakeWriter
 from tests.simulation.bus.log import LogStream
@@ -207,13 +207,13 @@ def _a_key_for_each_attempt(patch: Patch) -> None:
 
 
 def _other_parameters_at_a_retry(patch: Patch) -> None:
-    def pursue(state: Any, flight: Any, context: Any, config: Any) -> Any:
-        step = pursuing.pursue(state, flight, context, config)
-        if isinstance(step, ActionRetried) and state.spec is not None:
-            return replace(step, action=replace(step.action, fields=state.spec.fields))
+    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
+        step = attempt.pursue(flight, state, *rest)
+        if isinstance(step, ActionRetried) and state.desired.spec is not None:
+            return replace(step, action=replace(step.action, fields=state.desired.spec.fields))
         return step
 
-    patch.setattr(plan, "pursue", pursue)
+    patch.setattr(next_step, "pursue", pursue)
 
 
 def _action_acknowledged_before_its_result_is_stored(patch: Patch) -> None:
@@ -251,14 +251,14 @@ def _unknown_results_taken_for_refusals(patch: Patch) -> None:
 
 
 def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
-    def pursue(state: Any, flight: Any, context: Any, config: Any) -> Any:
-        step = pursuing.pursue(state, flight, context, config)
+    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
+        step = attempt.pursue(flight, state, *rest)
         if not isinstance(step, ActionRetried):
             return step
         action = flight.action
-        return new_action(state, context, action.operation, action.fields, action.labels)
+        return new_action(state, rest[0], action.operation, action.fields, action.labels)
 
-    patch.setattr(plan, "pursue", pursue)
+    patch.setattr(next_step, "pursue", pursue)
 
 
 def _redeliveries_not_told(patch: Patch) -> None:
@@ -274,52 +274,53 @@ def _a_refused_redelivery_taken_for_undone(patch: Patch) -> None:
     def is_unheard_of(*_: Any) -> bool:
         return False
 
-    patch.setattr(reporting, "_is_unheard_of", is_unheard_of)
+    patch.setattr(result, "_is_unheard_of", is_unheard_of)
 
 
 def _late_successes_ignored(patch: Patch) -> None:
-    def ignore(*_: Any) -> None:
-        return
+    def ignore(*_: Any) -> tuple[()]:
+        return ()
 
-    patch.setattr(reporting, "_record_late_success", ignore)
+    patch.setattr(result, "_late_successes", ignore)
 
 
 def _what_was_given_up_is_never_suspected(patch: Patch) -> None:
     def in_doubt(*_: Any) -> str:
         return ""
 
-    patch.setattr(observing, "_in_doubt", in_doubt)
+    patch.setattr(observation, "_in_doubt", in_doubt)
 
 
 def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
     """With the same key, for which the API has kept the conflict."""
-    really: Any = reporting._after_failure  # pyright: ignore[reportPrivateUsage]
+    really: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
 
-    def after_failure(
-        state: Any, flight: Any, data: Reported, error: ActionError, context: Any
-    ) -> Any:
-        if error.error_class == "Conflict" and data.object is None:
+    def after_failure(said: Reported, error: ActionError, *rest: Any) -> Any:
+        if error.error_class == "Conflict" and said.object is None:
             error = replace(error, error_class="Transient")
-        return really(state, flight, data, error, context)
+        return really(said, error, *rest)
 
-    patch.setattr(reporting, "_after_failure", after_failure)
+    patch.setattr(result, "_after_failure", after_failure)
 
 
 def _what_carries_no_label_taken_for_a_strangers(patch: Patch) -> None:
-    really: Any = ladder._find_created  # pyright: ignore[reportPrivateUsage]
+    really: Any = attempt._find_created  # pyright: ignore[reportPrivateUsage]
 
     def find_created(*args: Any) -> Any:
         finding = really(*args)
         return "Another" if finding == "Unclear" else finding
 
-    patch.setattr(ladder, "_find_created", find_created)
+    patch.setattr(attempt, "_find_created", find_created)
 
 
 def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
-    def is_outdated(state: Any, flight: Any) -> bool:
-        return flight.action.generation != state.generation
+    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
+        action, generation = flight.action, state.desired.generation
+        if flight.failed is not None and not flight.unknown and action.generation != generation:
+            return ActionAbandoned(action.action_id, action.operation, "something newer is wanted")
+        return attempt.pursue(flight, state, *rest)
 
-    patch.setattr(pursuing, "_is_outdated", is_outdated)
+    patch.setattr(next_step, "pursue", pursue)
 
 
 def _no_lease(patch: Patch) -> None:
@@ -358,16 +359,17 @@ def _stale_observations_believed(patch: Patch) -> None:
     def is_stale(*_: Any) -> bool:
         return False
 
-    patch.setattr(observing, "_is_stale", is_stale)
+    patch.setattr(observation, "_is_stale", is_stale)
 
 
 def _grace_ignored(patch: Patch) -> None:
-    really: Any = observing._is_stale  # pyright: ignore[reportPrivateUsage]
+    really: Any = observation._is_stale  # pyright: ignore[reportPrivateUsage]
 
-    def is_stale(state: Any, position: int, data: Observed, context: Any) -> bool:
-        return really(replace(state, effect_at=None), position, data, context)
+    def is_stale(said: Observed, command: Any, state: Any, context: Any) -> bool:
+        forgetful = replace(state, actions=replace(state.actions, effect_at=None))
+        return really(said, command, forgetful, context)
 
-    patch.setattr(observing, "_is_stale", is_stale)
+    patch.setattr(observation, "_is_stale", is_stale)
 
 
 def _everything_seen_is_told(patch: Patch) -> None:
@@ -385,21 +387,29 @@ def _everything_seen_is_told(patch: Patch) -> None:
 
 
 def _late_declarations_win(patch: Patch) -> None:
-    really: Any = declaring._known_already  # pyright: ignore[reportPrivateUsage]
+    really: Any = declaration._late_or_stale  # pyright: ignore[reportPrivateUsage]
 
-    def known_already(state: Any, command: Any) -> Answer | None:
-        answer: Answer | None = really(state, command)
-        return None if answer is not None and answer.reason == "Superseded" else answer
+    def late_or_stale(*args: Any) -> Facts | None:
+        facts: Facts | None = really(*args)
+        is_late = facts is not None and facts.answer and facts.answer.reason == "Superseded"
+        return None if is_late else facts
 
-    patch.setattr(declaring, "_known_already", known_already)
+    patch.setattr(declaration, "_late_or_stale", late_or_stale)
 
 
 def _repeated_declarations_taken_for_new(patch: Patch) -> None:
-    def known_already(state: Any, command: Any) -> Answer | None:
-        really: Any = _really_known
-        return really(replace(state, declaration_ids=()), replace(command, first_position=None))
+    def is_handled(*_: Any) -> bool:
+        return False
 
-    patch.setattr(declaring, "_known_already", known_already)
+    def late_or_stale(expected: Any, command: Any, state: Any) -> Facts | None:
+        really: Any = _really_late_or_stale
+        return really(expected, replace(command, first_position=None), state)
+
+    patch.setattr(decide, "is_handled", is_handled)
+    patch.setattr(declaration, "_late_or_stale", late_or_stale)
+
+
+_really_late_or_stale: Any = declaration._late_or_stale  # pyright: ignore[reportPrivateUsage]
 
 
 def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
@@ -410,13 +420,11 @@ def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
 
 
 def _late_declarations_forgotten(patch: Patch) -> None:
-    def answered(known: Answer, _state: Any, _record: Any) -> Answer:
-        return known
+    def late_or_stale(*args: Any) -> Facts | None:
+        facts: Facts | None = _really_late_or_stale(*args)
+        return None if facts is None else facts._replace(events=())
 
-    patch.setattr(declaring, "_answered", answered)
-
-
-_really_known: Any = declaring._known_already  # pyright: ignore[reportPrivateUsage]
+    patch.setattr(declaration, "_late_or_stale", late_or_stale)
 
 
 def _configurations_read_once(patch: Patch) -> None:
@@ -482,46 +490,48 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
         decided = new_action(*args, **rest)
         return ActionDecided(replace(decided.action, uid=None))
 
-    patch.setattr(letting_go, "new_action", without_uid)
+    patch.setattr(next_step, "new_action", without_uid)
 
 
 def _what_is_not_ours_is_removed(patch: Patch) -> None:
     def not_ours(state: Any, context: Any, config: Any) -> Any:
-        if state.observed is None:
+        if state.observed.object is None:
             return _really_not_ours(state, context, config)
-        found = state.observed
-        return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", state.observed_in)
+        found = state.observed.object
+        return OwnershipClaimed(
+            found.name, found.uid, "ExclusiveScope", state.observed.provider_config
+        )
 
-    patch.setattr(letting_go, "_not_ours", not_ours)
+    patch.setattr(next_step, "_not_ours", not_ours)
 
 
-_really_not_ours: Any = letting_go._not_ours  # pyright: ignore[reportPrivateUsage]
+_really_not_ours: Any = next_step._not_ours  # pyright: ignore[reportPrivateUsage]
 
 
 def _everything_is_adopted(patch: Patch) -> None:
-    def take_over(state: Any, found: ExternalObject, _context: Any, _config: Any) -> Any:
-        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
+    def take_over(_policy: Any, found: ExternalObject, state: Any, *_: Any) -> Any:
+        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed.provider_config)
 
-    patch.setattr(keeping, "_take_over", take_over)
+    patch.setattr(next_step, "_take_over", take_over)
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
     def forget(state: Any, _context: Any, _config: Any) -> Any:
-        return letting_go.OwnershipReleased(
+        return OwnershipReleased(
             state.owned.external_name, state.owned.uid, "Gone", state.owned.provider_config
         )
 
-    patch.setattr(letting_go, "remove", forget)
+    patch.setattr(next_step, "_remove", forget)
 
 
 def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
-    def pursue(state: Any, flight: Any, context: Any, config: Any) -> Any:
-        step = pursuing.pursue(state, flight, context, config)
+    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
+        step = attempt.pursue(flight, state, *rest)
         if isinstance(step, ActionRetried):
             return ActionAbandoned(flight.action.action_id, flight.action.operation, "tired")
         return step
 
-    patch.setattr(plan, "pursue", pursue)
+    patch.setattr(next_step, "pursue", pursue)
 
 
 MUTATIONS: tuple[Mutation, ...] = (

@@ -9,17 +9,17 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.integrity import ShapeChain
-from events.log import OwnershipClaimed
+from events.log import FinalizerRemoved, HoldApproved, OwnershipClaimed
 from projections.status import StatusRow
+from reconciler.resource import evolve, holds, next_step, observation
+from reconciler.resource.state import NEW
+from reconciler.resource.turn import NOTHING_NEW, Facts
 from reconciler.services import sweeper
 from reconciler.services.listing import SnapshotAssembler
 from reconciler.services.scrubber import Scrubber
-from reconciler.shape import evolve, facts, holding, keeping, letting_go, observing
-from reconciler.shape.state import NEW
 from tests.simulation.mutation import Mutation, Patch
 
-_handlers: Any = facts._HANDLERS  # pyright: ignore[reportPrivateUsage]
-_folds: Any = evolve._FOLDS  # pyright: ignore[reportPrivateUsage]
+_really_after: Any = evolve._after  # pyright: ignore[reportPrivateUsage]
 
 
 def _nothing(*_args: Any, **_rest: Any) -> None:
@@ -27,26 +27,28 @@ def _nothing(*_args: Any, **_rest: Any) -> None:
 
 
 def _finalizers_ignored(patch: Patch) -> None:
-    patch.setattr(letting_go, "_waiting_for_finalizers", _nothing)
+    patch.setattr(next_step, "_waiting_for_finalizers", _nothing)
 
 
 def _anybody_takes_finalizers_off(patch: Patch) -> None:
-    def release(state: Any, command: Any, context: Any, record: Any) -> Any:
-        of_anybody = [replace(each, holder=command.actor) for each in state.finalizers]
-        deceived = replace(state, finalizers=tuple(of_anybody))
-        return holding.release_finalizer(deceived, command, context, record)
+    really = holds.release_finalizer
 
-    patch.setitem(_handlers, holding.FinalizerReleased, release)
+    def release(said: Any, command: Any, state: Any) -> Any:
+        of_anybody = [replace(each, holder=command.actor) for each in state.holds.finalizers]
+        deceived = replace(state.holds, finalizers=tuple(of_anybody))
+        return really(said, command, replace(state, holds=deceived))
+
+    patch.setattr(holds, "release_finalizer", release)
 
 
 def _finalizers_stay_for_ever(patch: Patch) -> None:
-    really = _folds[holding.FinalizerRemoved]
+    def after(state: Any, event: Any) -> Any:
+        folded = _really_after(state, event)
+        if not isinstance(event.data, FinalizerRemoved):
+            return folded
+        return replace(folded, holds=replace(folded.holds, finalizers=state.holds.finalizers))
 
-    def removed(state: Any, data: Any, event: Any) -> Any:
-        after = really(state, data, event)
-        return replace(after, finalizers=state.finalizers)
-
-    patch.setitem(_folds, holding.FinalizerRemoved, removed)
+    patch.setattr(evolve, "_after", after)
 
 
 def _finalizers_not_shown(patch: Patch) -> None:
@@ -62,7 +64,7 @@ def _references_keep_nothing(patch: Patch) -> None:
     def keepers(*_: Any) -> list[str]:
         return []
 
-    patch.setattr(letting_go, "keepers", keepers)
+    patch.setattr(next_step, "keepers", keepers)
 
 
 def _references_not_told(patch: Patch) -> None:
@@ -75,54 +77,57 @@ def _references_not_told(patch: Patch) -> None:
 def _dangling_told_once(patch: Patch) -> None:
     """A reference that found its target missing never looks again."""
 
-    def see_target(state: Any, command: Any, context: Any, record: Any) -> None:
-        if state.target_declared is None:
-            holding.see_target(state, command, context, record)
+    really = holds.see_target
 
-    patch.setitem(_handlers, holding.TargetSeen, see_target)
+    def see_target(said: Any, state: Any) -> Facts:
+        return really(said, state) if state.desired.target_declared is None else NOTHING_NEW
+
+    patch.setattr(holds, "see_target", see_target)
 
 
 def _deletion_guard_ignored(patch: Patch) -> None:
-    patch.setattr(letting_go, "_guard", _nothing)
+    patch.setattr(next_step, "_guarded", _nothing)
 
 
 def _loss_guard_ignored(patch: Patch) -> None:
-    def is_doubtful(*_: Any) -> bool:
-        return False
-
-    patch.setattr(observing, "_is_doubtful", is_doubtful)
+    patch.setattr(observation, "_doubted", _nothing)
 
 
 def _approvals_lift_nothing(patch: Patch) -> None:
-    really = _folds[holding.HoldApproved]
+    def after(state: Any, event: Any) -> Any:
+        folded = _really_after(state, event)
+        if not isinstance(event.data, HoldApproved):
+            return folded
+        return replace(folded, holds=replace(folded.holds, approved=""))
 
-    def approved(state: Any, data: Any, event: Any) -> Any:
-        return replace(really(state, data, event), approved="")
-
-    patch.setitem(_folds, holding.HoldApproved, approved)
+    patch.setattr(evolve, "_after", after)
 
 
 def _declared_shapes_released_by_force(patch: Patch) -> None:
-    def force(state: Any, command: Any, context: Any, record: Any) -> Any:
-        undeclared = replace(state, declared=False)
-        return holding.force_release(undeclared, command, context, record)
+    really = holds.force_release
 
-    patch.setitem(_handlers, holding.ForcedRelease, force)
+    def force(said: Any, command: Any, state: Any) -> Facts:
+        undeclared = replace(state.desired, is_declared=False)
+        return really(said, command, replace(state, desired=undeclared))
+
+    patch.setattr(holds, "force_release", force)
 
 
 def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
     """What is declared absent is removed, whosever it is."""
 
     def keep_away(state: Any, context: Any, config: Any) -> Any:
-        found = state.observed
+        found = state.observed.object
         if state.owned is None and found is not None:
-            return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed_in)
+            return OwnershipClaimed(
+                found.name, found.uid, "Adopted", state.observed.provider_config
+            )
         return _really_keep_away(state, context, config)
 
-    patch.setattr("reconciler.shape.plan.keep_away", keep_away)
+    patch.setattr(next_step, "_keep_away", keep_away)
 
 
-_really_keep_away: Any = keeping.keep_away
+_really_keep_away: Any = next_step._keep_away  # pyright: ignore[reportPrivateUsage]
 
 
 def _broken_snapshots_believed(patch: Patch) -> None:
@@ -158,7 +163,7 @@ def _folded_anyhow(events: Any, state: Any = NEW) -> Any:
 
 
 def _label_left_on_what_is_let_go(patch: Patch) -> None:
-    patch.setattr(letting_go, "_unlabel", _nothing)
+    patch.setattr(next_step, "_unlabel", _nothing)
 
 
 MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from events.intake import Approved
 from events.names import ShapeKey
-from reconciler.shape.owner_label import OWNER_LABEL, owner
-from reconciler.shape.pursuing import UNKNOWN_RESULT
+from reconciler.resource.attempt import UNKNOWN_RESULT
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.simulation.bus.log import LOG_ID
 from tests.simulation.holds import PERSON
 from tests.simulation.world import World
@@ -16,7 +16,7 @@ def answer_holds(world: World) -> int:
     held = [
         key
         for key, state in world.checks.states.items()
-        if state.in_flight is not None and state.in_flight.held
+        if state.actions.in_flight is not None and state.actions.in_flight.held
     ]
     for key in held:
         _mark_what_is_ours(world, key)

@@ -40,7 +40,7 @@ from events.subjects import Intake
 from events.subjects import intake as intake_subject
 from events.subjects import snapshot as snapshot_subject
 from infra.jetstream.errors import StreamFullError
-from reconciler.shape.state import ShapeState
+from reconciler.resource.state import ResourceState
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.bus.intake import IntakeStream
@@ -188,9 +188,9 @@ class Publisher:
     def let_go(self) -> None:
         """Take off whatever holds a shape, as whoever may do it."""
         for key, state in list(self._checks.states.items()):
-            for each in state.finalizers:
+            for each in state.holds.finalizers:
                 self.publish(key, FinalizerReleased(each.name), source=each.holder)
-            if key.kind == SHAPE_REF_KIND and state.declared:
+            if key.kind == SHAPE_REF_KIND and state.desired.is_declared:
                 self.publish(key, Withdrawn())
 
     def approve_all(self) -> None:
@@ -271,7 +271,7 @@ class Publisher:
             )
 
 
-def is_held_for_a_person(state: ShapeState) -> bool:
+def is_held_for_a_person(state: ResourceState) -> bool:
     """Tell whether a guard holds a shape until somebody approves it."""
     outcome = state.outcome
     return outcome is not None and outcome.outcome == "Held" and outcome.reason in _APPROVED

@@ -12,8 +12,8 @@ import structlog
 
 from events.names import ShapeKey
 from reconciler.kinds import KindRegistry
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.services import decider as decider_module
-from reconciler.shape.owner_label import OWNER_LABEL, owner
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.bus.actions import ActionQueue
@@ -322,10 +322,10 @@ def services_watched(world: World) -> Generator[None]:
     structlog.configure(
         processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
-    ours = decider_module.take_turn
-    decider_module.take_turn = world.checks.take_turn
+    ours = decider_module.decide
+    decider_module.decide = world.checks.decide
     try:
         yield
     finally:
-        decider_module.take_turn = ours
+        decider_module.decide = ours
         structlog.configure(**configured)

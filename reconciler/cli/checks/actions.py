@@ -28,7 +28,7 @@ from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.log_reading import LogReading
 from reconciler.cli.reading import log_of
-from reconciler.shape.evolve import fold
+from reconciler.resource.evolve import fold
 
 OVERDUE = timedelta(seconds=30)
 _LOOKS = 3
@@ -211,7 +211,7 @@ async def _is_called(nc: Client, name: str) -> bool:
     """Tell from a shape's history whether a call is out: not if a person or a change is awaited."""
     try:
         history = await (await log_of(nc)).history(ShapeKey.parse(name))
-        flight = fold([stored.event for stored in history]).in_flight
+        flight = fold([stored.event for stored in history]).actions.in_flight
     except (InvalidMessageError, ValueError):
         return True
     return flight is not None and flight.failed is None and not flight.held

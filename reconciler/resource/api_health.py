@@ -1,0 +1,118 @@
+"""How an external API answers as a whole: throttling and circuit breaker of a ``ProviderConfig``.
+
+The breaker is that of Nygard, "Release It!" (2007): closed, open, and half-open for one probe.
+Reports are level-triggered: what several workers report of one state is recorded once, since a
+report says which state of the breaker its call began with, and a throttled time is rounded up to a
+whole second.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import assert_never
+
+import msgspec
+
+from events.intake import ApiReported
+from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    ShapeEvent,
+)
+from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec, Retry
+from reconciler.resource.backoff import delay
+from reconciler.resource.state import ApiHealth, ResourceState
+from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled
+
+MAX_THROTTLED_SECONDS = 3_600.0
+"""No API is left alone for longer at once: an absurd ``Retry-After`` would stop all that use it."""
+
+PROBE_TIMEOUTS = 2
+"""How many of its calls' time limits a probe may take before another one is let through."""
+
+_MAX_MESSAGE_CHARACTERS = 200
+
+
+def report(said: ApiReported, state: ResourceState, context: Context) -> Facts:
+    """Record what a report says that is new."""
+    event = _news(said, state, context)
+    return NOTHING_NEW if event is None else Facts((event,))
+
+
+def _news(said: ApiReported, state: ResourceState, context: Context) -> ShapeEvent | None:
+    if context.key.kind != PROVIDER_CONFIG_KIND or not state.desired.is_declared:
+        return None
+    if said.state != "Throttled" and said.as_of != state.api.version:
+        return None  # its call began before the breaker moved
+    match said.state:
+        case "Throttled":
+            return _throttled(said, state, context)
+        case "Failing":
+            return _failing(said, state, context)
+        case "Probing":
+            return _probing(said, state, context)
+        case "Answered":
+            return None if state.api.open_until is None else BreakerClosed()
+        case _:
+            assert_never(said.state)
+
+
+def standing_of_api(health: ApiHealth) -> Settled | None:
+    """Return how a configuration stands whose API's breaker is open."""
+    if health.open_until is None:
+        return None
+    why = f": {health.message}" if health.message else ""
+    return Settled(
+        "Degraded",
+        "BreakerOpen",
+        f"breaker open until {health.open_until:%Y-%m-%dT%H:%M:%SZ}, after {health.failures}"
+        f" failures in a row{why}",
+    )
+
+
+def _throttled(said: ApiReported, state: ResourceState, context: Context) -> ApiThrottled | None:
+    wait = min(max(said.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
+    until = _whole_second(min(said.at, context.now) + timedelta(seconds=wait))
+    known = state.api.throttled_until
+    if until <= context.now or (known is not None and until <= known):
+        return None
+    seconds = round((until - context.now).total_seconds(), 3)
+    return ApiThrottled(until, seconds, said.message[:_MAX_MESSAGE_CHARACTERS])
+
+
+def _failing(said: ApiReported, state: ResourceState, context: Context) -> BreakerOpened | None:
+    health = state.api
+    if health.open_until is not None and context.now < health.open_until:
+        return None
+    breaker = _config(state).breaker
+    back_off = Retry(breaker.initial_seconds, breaker.max_seconds)
+    wait = delay(back_off, health.openings + 1, context.jitter)
+    seconds = round(wait.total_seconds(), 3)
+    failures = health.failures + max(said.failures, 1)
+    message = said.message[:_MAX_MESSAGE_CHARACTERS]
+    return BreakerOpened(context.now + wait, seconds, failures, message)
+
+
+def _probing(said: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
+    health = state.api
+    if health.open_until is None or context.now < health.open_until:
+        return None
+    if health.probe_until is not None and context.now < health.probe_until:
+        return None
+    seconds = PROBE_TIMEOUTS * _config(state).limits.request_timeout_seconds
+    return BreakerProbed(context.now + timedelta(seconds=seconds), seconds, said.reporter)
+
+
+def _config(state: ResourceState) -> ProviderConfigSpec:
+    assert state.desired.spec is not None
+    try:
+        return msgspec.convert(state.desired.spec.fields, ProviderConfigSpec)
+    except msgspec.ValidationError:  # written by another release
+        return ProviderConfigSpec("", "")
+
+
+def _whole_second(at: datetime) -> datetime:
+    floor = at.replace(microsecond=0)
+    return floor if floor == at else floor + timedelta(seconds=1)

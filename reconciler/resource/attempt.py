@@ -1,0 +1,289 @@
+"""An action from its decision to its end: key, retries, lookups, waits, and giving up.
+
+A call whose answer never came may have been done or not. The ladder of unknown results (ADR 0012)
+repeats it with the same key, where the API makes that safe; else, or after some repeats, it looks
+up what is there, past the API's grace; and where nothing can tell, a person is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionRetried,
+    ActionSought,
+    FoundBy,
+    Operation,
+    RetryScheduled,
+    event_id,
+)
+from events.manifest import Fields, ProviderConfigSpec, Retry
+from reconciler.provider import Capabilities
+from reconciler.resource.backoff import delay, is_over
+from reconciler.resource.difference import Wanted, differences
+from reconciler.resource.evolve import NOT_DONE
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.state import InFlight, ResourceState
+from reconciler.resource.turn import PAUSED, Context, Settled, Step
+
+MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
+MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
+
+UNKNOWN_RESULT = "UnknownResult"
+"""Reason of the outcome of an action that waits for a person, and what an approval names."""
+
+_ROUNDED_SECONDS = 0.001  # waits are recorded in milliseconds
+
+Rung = Literal["Repeat", "Lookup"]
+
+
+# --- the decision
+
+
+def new_action(
+    state: ResourceState,
+    context: Context,
+    operation: Operation,
+    fields: Fields,
+    labels: dict[str, str],
+) -> ActionDecided:
+    """Decide an operation on the resource's object, with its key and its frozen parameters."""
+    action_id = event_id(context.key, state.version + 1)
+    owned, spec, found = state.owned, state.desired.spec, state.observed.object
+    place = owned or spec
+    assert place is not None
+    replaces = found if operation == "Update" else None
+    return ActionDecided(
+        Action(
+            action_id=action_id,
+            idempotency_key=idempotency_key(context.log_id, action_id, context.epoch),
+            operation=operation,
+            generation=state.desired.generation,
+            provider_config=place.provider_config,
+            external_name=place.external_name,
+            because=(state.because,) if state.because else (),
+            fields=fields,
+            labels=labels,
+            uid=None if operation == "Create" or owned is None else owned.uid,
+            version=None if replaces is None else replaces.version,
+        )
+    )
+
+
+def idempotency_key(log_id: str, action_id: str, epoch: str = "") -> str:
+    """Derive an action's key: the same in every replay, another in every other log.
+
+    A log that was restored uses the ids of what it has lost again: `epoch` keeps the keys apart.
+    """
+    name = f"{log_id}:{epoch}" if epoch else log_id
+    return hashlib.sha256(f"{name}/{action_id}".encode()).hexdigest()[:40]
+
+
+# --- the action in flight
+
+
+def pursue(
+    flight: InFlight,
+    state: ResourceState,
+    context: Context,
+    config: ProviderConfigSpec | None,
+    blocked: Settled | None = None,
+) -> Step:
+    """Bring the action in flight to its end: the same key and parameters until it is known.
+
+    `blocked` is how it stands while nothing can be called for it.
+    """
+    generation, action = state.desired.generation, flight.action
+    if flight.abandoned:
+        return _given_up(flight, "a person decided to give it up")
+    if flight.held:
+        return Settled("Held", UNKNOWN_RESULT, flight.held, action.action_id)
+    if flight.failed is None:
+        return _under_way(flight, state)
+    # A creation that is not wanted any more would leak: it is pursued to its end.
+    is_wanted = action.generation == generation or action.operation == "Create"
+    if not is_wanted and not flight.unknown:
+        newer = f"generation {generation} replaces generation {action.generation}"
+        return _given_up(flight, newer)
+    if blocked is not None:
+        return blocked
+    if is_paused(state):
+        return PAUSED
+    rung = next_rung(flight, context, is_wanted=is_wanted)
+    # A lookup has to wait until it sees what the attempt did.
+    grace = context.grace_seconds(action.provider_config) if rung == "Lookup" else 0.0
+    # What was timed as a call may be too early for a lookup.
+    is_too_early = flight.retry_seconds < grace - _ROUNDED_SECONDS
+    if flight.retry_at is None or is_too_early:
+        retry = Retry() if config is None else config.retry
+        at_least = max(flight.failed.retry_after_seconds or 0.0, grace)
+        return _wait(
+            retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
+        )
+    if is_over(flight.retry_at, flight.retry_seconds, context.now):
+        again = ActionRetried if rung == "Repeat" else ActionSought
+        return again(action, flight.attempt + 1)
+    return _under_way(flight, state)
+
+
+def is_paused(state: ResourceState) -> bool:
+    """Tell whether the declaration asks for no action."""
+    desired = state.desired
+    return desired.is_declared and desired.spec is not None and desired.spec.policy.paused
+
+
+def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> Rung:
+    """Choose between calling again and looking, after an attempt that did not succeed."""
+    assert flight.failed is not None
+    if not is_wanted:
+        return "Lookup"  # nobody wants it done any more
+    if flight.failed == NOT_DONE:
+        return "Repeat"
+    if not is_safe_to_repeat(flight.action, context.capabilities):
+        is_refused = flight.failed.error_class == "Throttled" and not flight.uncertain
+        return "Repeat" if is_refused else "Lookup"
+    if flight.is_lookup:
+        return "Repeat"  # the lookup failed: perhaps only reads do
+    return "Lookup" if flight.unknown >= MAX_REPEATS else "Repeat"
+
+
+def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
+    """Tell whether a second call does no harm, whatever the first one did."""
+    if action.operation != "Create":
+        return True  # bound to a uid or a version, and the second changes nothing
+    return capabilities.idempotency_keys or capabilities.deterministic_names
+
+
+def _given_up(flight: InFlight, reason: str) -> ActionAbandoned:
+    in_doubt = flight.in_doubt or flight.failed is None
+    action = flight.action
+    return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
+
+
+def _under_way(flight: InFlight, state: ResourceState) -> Settled:
+    """While an action is under way, only trouble is worth an outcome."""
+    failure = state.waits.failure
+    if failure is None or (state.waits.failures == 0 and failure.attempted):
+        return Settled("Converged", "")  # not recorded: see `outcome_to_record`
+    action_id = flight.action.action_id
+    return Settled("Degraded", failure.error_class, failure.message, action_id)
+
+
+# --- waits
+
+
+def has_waited(state: ResourceState, context: Context) -> bool:
+    """Tell whether the resource has waited as long as it should."""
+    waits = state.waits
+    return waits.until is not None and is_over(waits.until, waits.seconds, context.now)
+
+
+def wait_after_conflicts(
+    state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> RetryScheduled | None:
+    """Let a resource wait whose knowledge is out of date again and again: no hot loop."""
+    conflicts = state.waits.conflicts - MAX_CONFLICTS
+    if conflicts <= 0 or has_waited(state, context):
+        return None
+    return _wait(config.retry, conflicts, context, "Conflict")
+
+
+def delete_refused(state: ResourceState, context: Context, retry: Retry, reason: str) -> Step:
+    """A deletion that the API refuses for good is tried again at the longest interval."""
+    if has_waited(state, context):
+        return new_action(state, context, "Delete", {}, {})
+    return _wait(replace(retry, initial_seconds=retry.max_seconds), 1, context, reason)
+
+
+def _wait(
+    retry: Retry,
+    failures: int,
+    context: Context,
+    reason: str,
+    at_least: float | None = None,
+    flight: InFlight | None = None,
+) -> RetryScheduled:
+    wait = delay(retry, failures, context.jitter, at_least)
+    action_id = None if flight is None else flight.action.action_id
+    return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), reason, action_id)
+
+
+# --- what came of it
+
+
+Finding = FoundBy | Literal["NotDone", "Gone", "Another", "Unclear"]
+"""What a lookup says of an action: done (and how that is known), not done, gone, in the way of
+another object, or nothing that can be told."""
+
+
+def find(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+    """Tell what came of an action from what is there now."""
+    match action.operation:
+        case "Create":
+            return _find_created(action, found, context)
+        case "Update":
+            return _find_updated(action, found, context)
+        case "Delete":
+            if found is None:
+                return "Absence"
+            is_other = action.uid is not None and found.uid not in (None, action.uid)
+            return "Another" if is_other else "NotDone"
+
+
+def find_in_the_way(
+    action: Action, obstacle: ExternalObject | None, context: Context, *, uncertain: bool
+) -> Finding:
+    """Tell whether what stands in the way of a write is what its own earlier attempt did.
+
+    `uncertain`: there may have been one. An API that keeps keys would have given the first answer
+    again: there an object counts only by our label, and only if some creation of ours ended in the
+    unknown.
+    """
+    has_keys = context.capabilities.idempotency_keys
+    if obstacle is None or action.operation == "Delete":
+        return "Another"
+    if action.operation == "Update":
+        may_be_ours = uncertain and not has_keys
+        return _find_updated(action, obstacle, context) if may_be_ours else "Another"
+    finding = _find_created(action, obstacle, context)
+    if finding == "Label" and has_keys and not uncertain:
+        return "Another"
+    if finding == "Unclear" and (has_keys or not uncertain):
+        return "Another"
+    return finding
+
+
+def _find_created(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+    capabilities = context.capabilities
+    if found is None:
+        is_findable = capabilities.deterministic_names or capabilities.labels
+        return "NotDone" if is_findable else "Unclear"
+    if found.written_by == action.idempotency_key:
+        return "Key"
+    label = found.labels.get(OWNER_LABEL)
+    if label is not None:
+        return "Label" if label == context.owner else "Another"
+    # Nobody claims it: somebody may have taken our label off. Its content tells nothing, since
+    # anybody may have changed it since, and a stranger can want the same.
+    return "Unclear"
+
+
+def _find_updated(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+    if found is None:
+        return "Gone"
+    if action.uid is not None and found.uid not in (None, action.uid):
+        return "Another"
+    if found.written_by == action.idempotency_key:
+        return "Key"
+    assert context.kind is not None
+    if not differences(Wanted(action.fields, action.labels), found, context.kind.normalize):
+        return "Content"
+    is_unchanged = action.version is None or found.version == action.version
+    return "NotDone" if is_unchanged else "Another"

@@ -1,0 +1,156 @@
+"""The decision: what has come in, and what follows from it, as events of the log.
+
+Everything that could differ between two runs (clock, jitter, policy, ids) is an input, so that
+deciding again what the log has recorded gives the same events (invariant 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from events.intake import (
+    Answer,
+    ApiReported,
+    Approved,
+    Declared,
+    FinalizerReleased,
+    FinalizerRequested,
+    ForcedRelease,
+    Observed,
+    Referenced,
+    Reported,
+    TargetSeen,
+    TimerFired,
+    Unreferenced,
+    Withdrawn,
+)
+from events.log import SOURCE, LogEvent, ShapeEvent, event_id, event_type
+from reconciler.resource import api_health, declaration, holds, observation, result
+from reconciler.resource.evolve import evolve
+from reconciler.resource.next_step import next_step
+from reconciler.resource.outcome import outcome_to_record
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import (
+    NOTHING_NEW,
+    Command,
+    Context,
+    Facts,
+    Settled,
+    Turn,
+    accepted,
+    is_handled,
+)
+
+_MAX_STEPS = 16  # four are the most that a turn takes: more would be a loop without an end
+
+
+class UnstableDecisionError(RuntimeError):
+    """A turn came to no end: a defect in `next_step`, reported instead of looping."""
+
+
+def decide(state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
+    """Fold what has come in, and decide from the state alone what follows (pure).
+
+    `commands` are in intake order, at least one. Raises `UnstableDecisionError`.
+    """
+    history = _History(state, context)
+    answers: list[Answer | None] = []
+    repeats: list[Command] = []
+    for command in commands:
+        facts = facts_of(command, history.state, context)
+        history.record(facts.events, command)
+        if facts.shows_object:
+            history.record(observation.loss_and_drift(history.state, context), command)
+        answers.append(facts.answer)
+        if facts.may_be_repeat:
+            repeats.append(command)
+        # A result ends an action: what it leads to is decided before the next command is read.
+        if isinstance(command.data, Reported) or command is commands[-1]:
+            _take_steps(history, command)
+    return Turn(history.state, history.events, answers, repeats)
+
+
+def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
+    command: Command, state: ResourceState, context: Context
+) -> Facts:
+    """Return what a command says that is new; duplicates, and what is stale, say nothing."""
+    match command.data:
+        case (
+            Declared()
+            | Withdrawn()
+            | FinalizerRequested()
+            | FinalizerReleased()
+            | ForcedRelease()
+            | Approved()
+        ) if is_handled(command, state):
+            return accepted(state, command, reason="Duplicate")
+        case Declared() as said:
+            return declaration.declare(said, command, state, context)
+        case Withdrawn() as said:
+            return declaration.withdraw(said, command, state)
+        case Observed() as said:
+            return observation.observe(said, command, state, context)
+        case Reported() as said:
+            return result.report(said, command, state, context)
+        case ApiReported() as said:
+            return api_health.report(said, state, context)
+        case FinalizerRequested() as said:
+            return holds.request_finalizer(said, command, state)
+        case FinalizerReleased() as said:
+            return holds.release_finalizer(said, command, state)
+        case ForcedRelease() as said:
+            return holds.force_release(said, command, state)
+        case Approved() as said:
+            return holds.approve(said, command, state)
+        case Referenced() as said:
+            return holds.add_reference(said, state)
+        case Unreferenced() as said:
+            return holds.remove_reference(said, state)
+        case TargetSeen() as said:
+            return holds.see_target(said, state)
+        case TimerFired():
+            return NOTHING_NEW  # a hint: that the resource is looked at is all it does
+
+
+def _take_steps(history: _History, cause: Command) -> None:
+    for _ in range(_MAX_STEPS):
+        step = next_step(history.state, history.context)
+        if isinstance(step, Settled):
+            outcome = outcome_to_record(history.state, step)
+            history.record(() if outcome is None else (outcome,), cause)
+            return
+        history.record((step,), cause)
+    raise UnstableDecisionError(
+        f"{history.subject}: no end after {_MAX_STEPS} steps: "
+        + ", ".join(event.type for event in history.events)
+    )
+
+
+class _History:
+    """A resource's state, and the events of this turn that led to it."""
+
+    __slots__ = ("context", "events", "state", "subject")
+
+    def __init__(self, state: ResourceState, context: Context) -> None:
+        self.state = state
+        self.context = context
+        self.subject = str(context.key)
+        self.events: list[LogEvent] = []
+
+    def record(self, facts: Iterable[ShapeEvent], cause: Command) -> None:
+        for data in facts:
+            version = self.state.version + 1
+            event = LogEvent(
+                id=event_id(self.context.key, version),
+                source=SOURCE,
+                type=event_type(data),
+                subject=self.subject,
+                time=self.context.now,
+                shapeversion=version,
+                data=data,
+                causeid=cause.message_id,
+                causeposition=cause.position,
+                actor=cause.actor,
+            )
+            self.state = evolve(self.state, event)
+            self.events.append(event)

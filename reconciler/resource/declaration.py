@@ -1,0 +1,181 @@
+"""What a declaration or a withdrawal adds to the history: a new generation, or a refusal."""
+
+from __future__ import annotations
+
+from events.intake import Answer, Declared, Withdrawn
+from events.log import (
+    DeclarationSuperseded,
+    GenerationSuperseded,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.manifest import (
+    PROVIDER_CONFIG_KIND,
+    Declaration,
+    InvalidManifestError,
+    take_apart,
+)
+from events.names import InvalidNameError
+from reconciler.kinds import Kind
+from reconciler.resource.evolve import spec_of
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import (
+    Command,
+    Context,
+    Facts,
+    accepted,
+    refused,
+)
+
+_NO_POLICY = SpecDeclared(0, "", "", "", {}).policy  # the very default, which is not written out
+
+
+def declare(said: Declared, command: Command, state: ResourceState, context: Context) -> Facts:
+    """Accept a declaration as a new generation, or refuse it."""
+    known = _late_or_stale(said.expected_generation, command, state)
+    if known is not None:
+        return known
+    if context.kind is None:
+        hint = context.missing_hint(context.now)
+        missing = f"kind {context.key.kind!r} is not registered here: {hint}"
+        return refused(state, command, "UnknownKind", missing)
+    try:
+        event = _spec_declared(said, context, context.kind, state.desired.generation + 1)
+    except (InvalidManifestError, InvalidNameError) as error:
+        return refused(state, command, "Invalid", str(error))
+    desired, spec = state.desired, spec_of(event)
+    if desired.is_declared and desired.spec == spec:
+        return accepted(state, command, reason="Unchanged")
+    moved = _moved(state, event)
+    if moved is not None:
+        return refused(state, command, "Immutable", moved)
+    # What changed nothing when it came left no trace, so a repeat says what was declared before.
+    could_be_old = bool(desired.contents) and spec.digest in desired.contents
+    return _next_generation(event, command, state, could_be_old=could_be_old)
+
+
+def withdraw(said: Withdrawn, command: Command, state: ResourceState) -> Facts:
+    """Accept a withdrawal as a new generation, or refuse it."""
+    known = _late_or_stale(said.expected_generation, command, state)
+    if known is not None:
+        return known
+    if not state.desired.is_declared:
+        return accepted(state, command, reason="Unchanged")
+    event = SpecWithdrawn(state.desired.generation + 1)
+    return _next_generation(event, command, state, could_be_old=True)
+
+
+def _next_generation(
+    event: SpecDeclared | SpecWithdrawn,
+    command: Command,
+    state: ResourceState,
+    *,
+    could_be_old: bool,
+) -> Facts:
+    last = state.desired.generation
+    events: list[ShapeEvent] = [event]
+    if 0 < last != state.desired.settled_generation:
+        events.append(GenerationSuperseded(last, by=event.generation))
+    answer = Answer(True, "Accepted", event.generation, command.position)
+    may_be_repeat = could_be_old and command.first_position is None  # nobody has looked
+    return Facts(tuple(events), answer, may_be_repeat=may_be_repeat)
+
+
+def _late_or_stale(expected: int | None, command: Command, state: ResourceState) -> Facts | None:
+    """Return what becomes of a message that comes late, or expects another generation."""
+    desired = state.desired
+    if command.position < desired.position:
+        late = "a newer declaration was accepted before this one came"
+        # Sent again, it would not look late: so its id is remembered.
+        superseded = DeclarationSuperseded(by=desired.generation)
+        return refused(state, command, "Superseded", late, superseded)
+    if command.first_position is not None and command.first_position < desired.position:
+        return accepted(state, command, reason="Duplicate")
+    if expected is not None and expected != desired.generation:
+        stale = (
+            f"expected generation {expected}, but the shape is at {desired.generation}: "
+            "read it again and repeat"
+        )
+        return refused(state, command, "StaleGeneration", stale)
+    return None
+
+
+def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int) -> SpecDeclared:
+    manifest = said.manifest
+    if manifest.key != context.key:
+        raise InvalidManifestError(
+            f"the manifest is of {manifest.key}, but was published for {context.key}"
+        )
+    if manifest.api_version != kind.api_version:
+        raise InvalidManifestError(
+            f"apiVersion {manifest.api_version!r} is not known for {kind.name}: "
+            f"use {kind.api_version!r}"
+        )
+    if kind.is_external:
+        taken = take_apart(manifest)
+        _check_external_name(taken, kind, context)
+    else:
+        if kind.namespace not in (None, context.key.namespace):
+            raise InvalidManifestError(
+                f"a {kind.name} lives in namespace {kind.namespace!r}, "
+                f"not in {context.key.namespace!r}"
+            )
+        taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
+        _check_provider(taken, context)
+    return SpecDeclared(
+        generation=generation,
+        api_version=manifest.api_version,
+        provider_config=taken.provider_config,
+        external_name=taken.external_name,
+        fields=kind.checked_fields(taken.fields),
+        labels=taken.labels,
+        annotations=dict(manifest.metadata.annotations),
+        policy=taken.policy,
+    )
+
+
+def _check_external_name(taken: Declaration, kind: Kind, context: Context) -> None:
+    problem = kind.name_problem(taken.external_name)
+    if problem is not None:
+        raise InvalidManifestError(f"name {taken.external_name!r}: {problem}")
+    config = context.configs.get(taken.provider_config)
+    if config is None or config.ownership not in ("Prefix", "Union"):
+        return
+    prefix = config.owner_prefix or ""
+    if not taken.external_name.startswith(prefix):
+        raise InvalidManifestError(
+            f"name {taken.external_name!r}: in {taken.provider_config!r} names say whose an object "
+            f"is, so it must begin with {prefix!r}"
+        )
+
+
+def _check_provider(taken: Declaration, context: Context) -> None:
+    """Refuse a configuration that nobody here could use: it would wait, and look well, for ever."""
+    provider, known = taken.fields.get("provider"), context.providers
+    if context.key.kind != PROVIDER_CONFIG_KIND or known is None or not isinstance(provider, str):
+        return
+    if provider not in known:
+        raise InvalidManifestError(
+            f"spec.provider: no kind of provider {provider!r} is registered here, only of "
+            f"{', '.join(known)}: {context.missing_hint(context.now)}"
+        )
+    for kind in taken.fields.get("kinds") or ():
+        if kind not in known[provider]:
+            raise InvalidManifestError(
+                f"spec.kinds: {kind!r} is no kind of provider {provider!r}, "
+                f"whose kinds are {', '.join(known[provider])}"
+            )
+
+
+def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
+    """Say why a declaration cannot be accepted that moves what exists to another place."""
+    spec = state.desired.spec
+    if spec is None or (state.owned is None and state.actions.in_flight is None):
+        return None
+    if (spec.provider_config, spec.external_name) == (event.provider_config, event.external_name):
+        return None
+    return (
+        f"the shape lives as {spec.external_name!r} in {spec.provider_config!r}: "
+        "withdraw it there before it moves"
+    )

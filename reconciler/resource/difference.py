@@ -1,0 +1,224 @@
+"""The three-way comparison: what we last applied, what is desired, what is observed.
+
+A field is different when it is desired and not observed so, or when we applied it once, it is no
+longer desired, and it is still there. What others added is theirs, and so is every ignored field
+(invariant 8). Lists are compared whole: their order and length have a meaning that only the kind's
+``normalize`` knows.
+
+The rules are those of the three-way merge of ``kubectl apply``, without its strategic list merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import FieldDifference
+from events.manifest import Fields, Policy
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Context
+
+Normalize = Callable[[Fields], Fields]
+_MISSING = object()
+LABELS = "labels"
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The content that an object should have, and what of it is left to others."""
+
+    fields: Fields
+    labels: Mapping[str, str]
+    applied_fields: Fields = {}
+    applied_labels: Mapping[str, str] = {}
+    ignored: frozenset[str] = frozenset()
+
+
+def differences(
+    wanted: Wanted, observed: ExternalObject, normalize: Normalize
+) -> tuple[FieldDifference, ...]:
+    """List the fields and labels whose observed value is not the desired one, in path order."""
+    found = _compare(
+        wanted.fields, normalize(observed.fields), wanted.applied_fields, wanted.ignored, ""
+    )
+    # A label's name may hold dots, so labels are one level, never descended into.
+    label_differences = _compare(
+        wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
+    )
+    return (*found, *label_differences)
+
+
+def merged(
+    wanted: Wanted, observed: ExternalObject, normalize: Normalize
+) -> tuple[Fields, dict[str, str]]:
+    """Return the fields and labels to write: the desired ones, over what others have set."""
+    fields = _merge(
+        wanted.fields, normalize(observed.fields), wanted.applied_fields, wanted.ignored, ""
+    )
+    labels = _merge(
+        wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
+    )
+    return fields, cast("dict[str, str]", labels)
+
+
+def without_ignored(
+    content: Mapping[str, object], ignored: Collection[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return the part of a content that is not left to others."""
+    return {
+        name: without_ignored(_mapping(value), ignored, f"{prefix}{name}.")
+        if ignored and _is_mapping(value)
+        else value
+        for name, value in content.items()
+        if prefix + name not in ignored
+    }
+
+
+def united(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, Any]:
+    """Return all that is in either content, at every depth; where both have it, the second's."""
+    result = {**first, **second}
+    for name in first.keys() & second.keys():
+        if _is_mapping(first[name]) and _is_mapping(second[name]):
+            result[name] = united(_mapping(first[name]), _mapping(second[name]))
+    return result
+
+
+# --- of a resource
+
+
+def wanted(state: ResourceState, context: Context) -> Wanted:
+    """Return the content that the object should have; the resource must have a spec."""
+    spec = state.desired.spec
+    assert spec is not None
+    applied = None if state.owned is None else state.owned.applied
+    return Wanted(
+        spec.fields,
+        labels_of(state, context),
+        {} if applied is None else applied.fields,
+        {} if applied is None else applied.labels,
+        frozenset(ignored_paths(spec.policy)),
+    )
+
+
+def ignored_paths(policy: Policy) -> tuple[str, ...]:
+    """Return the paths that are left to others: our label too, if it shall not be put back."""
+    if policy.owner_label == "Report":
+        return (*policy.ignore_fields, f"{LABELS}.{OWNER_LABEL}")
+    return policy.ignore_fields
+
+
+def labels_of(state: ResourceState, context: Context) -> dict[str, str]:
+    """Return the labels that the object should carry: the declared ones, and our owner label.
+
+    An object that is only observed is not ours to label.
+    """
+    spec = state.desired.spec
+    assert spec is not None
+    if not context.capabilities.labels:
+        return {}
+    if spec.policy.mode == "ObserveOnly" and state.owned is None:
+        return spec.labels
+    return {**spec.labels, OWNER_LABEL: context.owner}
+
+
+def open_differences(state: ResourceState, context: Context) -> tuple[FieldDifference, ...]:
+    """Compare the desired with the observed object; empty if there is none of either."""
+    seen = state.observed.object
+    return () if seen is None else differences_from(seen, state, context)
+
+
+def differences_from(
+    seen: ExternalObject, state: ResourceState, context: Context
+) -> tuple[FieldDifference, ...]:
+    """Compare the desired with an object; empty if nothing is desired."""
+    if state.desired.spec is None or context.kind is None:
+        return ()
+    return differences(wanted(state, context), seen, context.kind.normalize)
+
+
+def api_keeps_its_own(state: ResourceState, context: Context) -> bool:
+    """Tell whether what differs is what the API made of exactly this write.
+
+    Writing it again would change nothing but make a hot loop.
+    """
+    applied = None if state.owned is None else state.owned.applied
+    made, seen = None if applied is None else applied.result, state.observed.object
+    if made is None or seen is None:
+        return False
+    is_same = (made.fields, made.labels, made.uid) == (seen.fields, seen.labels, seen.uid)
+    return is_same and is_applied(state, context)
+
+
+def is_applied(state: ResourceState, context: Context) -> bool:
+    """Tell whether what is wanted now is what was last applied: else a difference is no drift."""
+    spec = state.desired.spec
+    applied = None if state.owned is None else state.owned.applied
+    if applied is None or spec is None:
+        return False
+    ignored = ignored_paths(spec.policy)
+    labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
+    return (applied.fields, applied.labels) == (without_ignored(spec.fields, ignored), labels)
+
+
+# --- of two contents
+
+
+def _compare(
+    desired: Mapping[str, object],
+    observed: Mapping[str, object],
+    applied: Mapping[str, object],
+    ignored: frozenset[str],
+    prefix: str,
+) -> Iterator[FieldDifference]:
+    for name in sorted(desired.keys() | (applied.keys() & observed.keys())):
+        path = prefix + name
+        if path in ignored:
+            continue
+        want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
+        if want is _MISSING:
+            yield FieldDifference(path, None, have)
+        elif want == have or (want is None and have is _MISSING):
+            continue
+        elif _is_mapping(want) and _is_mapping(have):
+            yield from _compare(
+                _mapping(want), _mapping(have), _mapping(applied.get(name)), ignored, path + "."
+            )
+        else:
+            yield FieldDifference(path, want, None if have is _MISSING else have)
+
+
+def _merge(
+    desired: Mapping[str, object],
+    observed: Mapping[str, object],
+    applied: Mapping[str, object],
+    ignored: frozenset[str],
+    prefix: str,
+) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for name in observed.keys() | desired.keys():
+        path = prefix + name
+        want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
+        if path in ignored:
+            if have is not _MISSING:
+                result[name] = have
+        elif want is _MISSING:
+            if name not in applied:
+                result[name] = have
+        elif _is_mapping(want) and _is_mapping(have):
+            result[name] = _merge(
+                _mapping(want), _mapping(have), _mapping(applied.get(name)), ignored, path + "."
+            )
+        else:
+            result[name] = want
+    return result
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if _is_mapping(value) else {}

@@ -1,0 +1,614 @@
+"""Fold one event of the log into the state of its resource: pure and total."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, LossCount
+from events.log import (
+    AbsenceDoubted,
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionDoubted,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionRetried,
+    ActionSought,
+    ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    DeclarationSuperseded,
+    DriftDetected,
+    ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
+    GenerationSuperseded,
+    HoldApproved,
+    LogEvent,
+    OutcomeName,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
+    RetryScheduled,
+    SpecDeclared,
+    SpecWithdrawn,
+    TargetObserved,
+)
+from reconciler.resource.difference import LABELS, ignored_paths, united, without_ignored
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.state import (
+    NEW,
+    Actions,
+    ApiHealth,
+    Applied,
+    Ended,
+    Finalizer,
+    InFlight,
+    Observation,
+    Owned,
+    ResourceState,
+    Spec,
+    Waits,
+    declaration_id,
+)
+
+MAX_DECLARATIONS = 64  # ids and contents that are remembered, to recognise what is sent again late
+MAX_ENDED_ACTIONS = 16  # that are remembered, of which a call may still arrive or be reported
+
+SETTLED: frozenset[OutcomeName] = frozenset(
+    {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
+)
+"""Outcomes after which a generation is not superseded by the next, but followed by it."""
+
+LABEL_KEPT = ActionError("Permanent", "it took the write, and kept the label")
+NOT_DONE = ActionError("Transient", "a look shows nothing of it: it is called again")
+
+_NO_WAITS = Waits()
+
+
+class HistoryGapError(ValueError):
+    """A resource's events are not gapless: one is missing, doubled or out of order."""
+
+
+def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
+    """Return the state after one event.
+
+    Raises `HistoryGapError` when it is not the next one: a hole must be found, never folded over.
+    """
+    if event.shapeversion != state.version + 1:
+        raise HistoryGapError(
+            f"{event.subject}: event {event.shapeversion} follows event {state.version}"
+        )
+    return replace(_after(state, event), version=event.shapeversion)
+
+
+def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceState:
+    """Fold a whole history; raises `HistoryGapError`."""
+    for event in events:
+        state = evolve(state, event)
+    return state
+
+
+def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
+    state: ResourceState, event: LogEvent
+) -> ResourceState:
+    match event.data:
+        # --- what services want
+        case SpecDeclared() as data:
+            return _declared(state, data, event)
+        case SpecWithdrawn() as data:
+            desired = replace(
+                state.desired,
+                generation=data.generation,
+                is_declared=False,
+                position=event.causeposition,
+                declaration_ids=_with_id(state, event),
+            )
+            return replace(state, desired=desired, waits=_NO_WAITS, because=event.id)
+        case GenerationSuperseded():
+            return state
+        case DeclarationSuperseded():
+            return _remembered(state, event)
+
+        # --- what is seen, and whose it is by that
+        case ExternalObserved() as data:
+            return _observed(state, data, event)
+        case AbsenceDoubted() as data:
+            doubted = LossCount(data.missing, data.owned)
+            return replace(state, observed=replace(state.observed, doubted=doubted))
+        case DriftDetected() as data:
+            ended = tuple(
+                replace(each, suspected=True) if each.action.action_id == data.perhaps_by else each
+                for each in state.actions.ended
+            )
+            actions = replace(state.actions, ended=ended)
+            return replace(state, actions=actions, outcome=None, because=event.id)
+        case OwnershipClaimed() as data:
+            observed = replace(
+                state.observed,
+                was_let_go=False,
+                lost_uid=None,
+                is_listing_disproved=data.reason == "Returned",
+            )
+            owned = Owned(data.provider_config, data.external_name, data.uid)
+            return replace(state, owned=owned, observed=observed, because=event.id)
+        case OwnershipReleased() as data:
+            on_purpose = data.reason == "Orphaned"
+            lost_uid = None if on_purpose else data.uid
+            observed = replace(state.observed, was_let_go=on_purpose, lost_uid=lost_uid)
+            return replace(state, owned=None, observed=observed, because=event.id)
+
+        # --- what is done about it
+        case ActionDecided(action):
+            flight = InFlight(action, base=_base(state, action))
+            return replace(
+                state,
+                actions=replace(state.actions, in_flight=flight),
+                waits=replace(state.waits, until=None),  # it has waited; the next wait is another
+                holds=replace(state.holds, approved=""),
+                outcome=None if _is_news(state, action) else state.outcome,
+            )
+        case ActionRetried(action, attempt):
+            return _begun_again(state, action, attempt, is_lookup=False)
+        case ActionSought(action, attempt):
+            return _begun_again(state, action, attempt, is_lookup=True)
+        case ActionHeld() as data:
+            # An approval was of the hold before: this one needs its own.
+            state = replace(state, holds=replace(state.holds, approved=""))
+            return _in_flight(state, held=data.reason, in_doubt=True)
+        case ActionNotDone():
+            return _to_be_repeated(state, event)
+        case ActionDoubted() as data:
+            return _doubted(state, data)
+        case ActionSucceeded() as data:
+            return _succeeded(state, data, event)
+        case ActionFailed() as data:
+            return _failed(state, data, event)
+        case ActionAbandoned() as data:
+            return _abandoned(state, data)
+        case RetryScheduled() as data:
+            if data.action_id is not None and state.actions.in_flight is not None:
+                return _in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
+            waits = replace(state.waits, until=data.at, seconds=data.delay_seconds)
+            return replace(state, waits=waits)
+        case OutcomeRecorded() as data:
+            if data.outcome not in SETTLED:
+                return replace(state, outcome=data)
+            desired = replace(state.desired, settled_generation=data.generation)
+            return replace(state, desired=desired, outcome=data)
+
+        # --- what holds it, and what people and references say of that
+        case FinalizerAdded() as data:
+            kept = (*state.holds.finalizers, Finalizer(data.finalizer, data.holder))
+            state = replace(state, holds=replace(state.holds, finalizers=kept))
+            return _remembered(state, event)
+        case FinalizerRemoved() as data:
+            kept = tuple(each for each in state.holds.finalizers if each.name != data.finalizer)
+            state = replace(state, holds=replace(state.holds, finalizers=kept), because=event.id)
+            return _remembered(state, event)
+        case ReleaseForced() as data:
+            holds = replace(
+                state.holds, finalizers=(), release_forced=True, orphan_forced=data.orphan
+            )
+            state = replace(state, holds=holds, because=event.id)
+            return _remembered(_in_flight(state, abandoned=True) if data.orphan else state, event)
+        case HoldApproved() as data:
+            return _approved(state, data, event)
+        case ReferenceAdded() as data:
+            references = {**state.holds.references, data.by: data.on_withdrawal}
+            return replace(state, holds=replace(state.holds, references=references))
+        case ReferenceRemoved() as data:
+            references = {
+                by: asked for by, asked in state.holds.references.items() if by != data.by
+            }
+            holds = replace(state.holds, references=references)
+            return replace(state, holds=holds, because=event.id)
+        case TargetObserved() as data:
+            return replace(state, desired=replace(state.desired, target_declared=data.declared))
+
+        # --- how the API of a ProviderConfig answers
+        case ApiThrottled() as data:
+            return replace(state, api=replace(state.api, throttled_until=data.until))
+        case BreakerOpened() as data:
+            api = ApiHealth(
+                version=event.shapeversion,
+                throttled_until=state.api.throttled_until,
+                open_until=data.until,
+                openings=state.api.openings + 1,
+                failures=data.failures,
+                message=data.message,
+            )
+            return replace(state, api=api)
+        case BreakerProbed() as data:
+            api = replace(state.api, version=event.shapeversion, probe_until=data.until)
+            return replace(state, api=api)
+        case BreakerClosed():
+            known = state.api.throttled_until
+            return replace(state, api=ApiHealth(event.shapeversion, throttled_until=known))
+        case _:
+            assert_never(event.data)
+
+
+# --- what services want
+
+
+def spec_of(data: SpecDeclared) -> Spec:
+    """Return what an event declares."""
+    return Spec(
+        data.api_version,
+        data.provider_config,
+        data.external_name,
+        data.fields,
+        data.labels,
+        data.annotations,
+        data.policy,
+    )
+
+
+def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
+    spec, desired, observed = spec_of(data), state.desired, state.observed
+    place = (data.provider_config, data.external_name)
+    if observed.object is None or (observed.provider_config, observed.object.name) != place:
+        # What we saw was in another place; of what another had, nothing is left.
+        observed = replace(observed, object=None, taken_by="")
+    older = tuple(each for each in desired.contents if each != spec.digest)
+    return replace(
+        state,
+        desired=replace(
+            desired,
+            generation=data.generation,
+            is_declared=True,
+            spec=spec,
+            position=event.causeposition,
+            declaration_ids=_with_id(state, event),
+            contents=(*older, spec.digest)[-MAX_DECLARATIONS:],
+            target_declared=None,
+        ),
+        observed=observed,
+        # Declared after a withdrawal, a new life begins.
+        actions=state.actions if desired.is_declared else replace(state.actions, has_created=False),
+        waits=_NO_WAITS,
+        holds=replace(state.holds, release_forced=False, orphan_forced=False),
+        because=event.id,
+        # The endpoint may be another: what is known of its health begins anew.
+        api=ApiHealth(event.shapeversion if state.api.version else 0),
+    )
+
+
+def _with_id(state: ResourceState, event: LogEvent) -> tuple[str, ...]:
+    newest = declaration_id(event.actor, event.causeid)
+    return (*state.desired.declaration_ids, newest)[-MAX_DECLARATIONS:]
+
+
+def _remembered(state: ResourceState, event: LogEvent) -> ResourceState:
+    """Recognise the message that led to an event when it is sent again."""
+    return replace(state, desired=replace(state.desired, declaration_ids=_with_id(state, event)))
+
+
+# --- what is seen
+
+
+def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> ResourceState:
+    known = state.observed
+    is_same = (
+        known.object is not None and data.object is not None and known.object.uid == data.object.uid
+    )
+    seen = Observation(
+        object=data.object,
+        provider_config=data.provider_config,
+        position=data.as_of,
+        message=event.causeposition,
+        strays=data.strays,
+        total=data.total,
+        taken_by=data.taken_by,
+        was_let_go=known.was_let_go and is_same,
+        lost_uid=known.lost_uid,
+        is_listing_disproved=known.is_listing_disproved,
+    )
+    return replace(
+        state,
+        observed=seen,
+        waits=replace(state.waits, conflicts=0),
+        holds=state.holds if is_same else replace(state.holds, approved=""),
+    )
+
+
+# --- what is done about it
+
+
+def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
+    """Change what is known of the action in flight, if there is one."""
+    flight = state.actions.in_flight
+    if flight is None:
+        return state
+    return replace(state, actions=replace(state.actions, in_flight=replace(flight, **changes)))
+
+
+def _is_news(state: ResourceState, action: Action) -> bool:
+    """Tell whether the end of the action is worth telling, though the outcome may be as before."""
+    last = state.outcome
+    return last is None or last.outcome in SETTLED or action.operation == "Delete"
+
+
+def _base(state: ResourceState, action: Action) -> Applied | None:
+    """Return what of the action's content is ours: the base of the next three-way comparison."""
+    spec = state.desired.spec
+    if spec is None or action.operation == "Delete":
+        return None
+    ignored = ignored_paths(spec.policy)
+    ours = spec.labels.keys() | {OWNER_LABEL}
+    labels = {name: value for name, value in action.labels.items() if name in ours}
+    return Applied(
+        without_ignored(spec.fields, ignored), without_ignored(labels, ignored, f"{LABELS}.")
+    )
+
+
+def _begun_again(
+    state: ResourceState, action: Action, attempt: int, *, is_lookup: bool
+) -> ResourceState:
+    flight = replace(
+        state.actions.in_flight or InFlight(action),
+        attempt=attempt,
+        failed=None,
+        retry_at=None,
+        is_lookup=is_lookup,
+    )
+    return replace(state, actions=replace(state.actions, in_flight=flight))
+
+
+def _to_be_repeated(state: ResourceState, event: LogEvent, **changes: object) -> ResourceState:
+    """It is known that the action was not done: it is called again at once."""
+    return _in_flight(
+        state,
+        failed=NOT_DONE,
+        retry_at=event.time,
+        retry_seconds=0.0,
+        unknown=0,
+        is_lookup=False,
+        **changes,
+    )
+
+
+def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
+    flight = state.actions.in_flight
+    if flight is not None and flight.held:
+        # Who says that it was not done has looked: what is met now is known to be another's.
+        is_certain = data.decision == "Proceed"
+        state = _to_be_repeated(
+            state,
+            event,
+            held="",
+            abandoned=data.decision == "Abandon",
+            uncertain=flight.uncertain and not is_certain,
+        )
+        unsure = state.actions.uncertain_create and not is_certain
+        state = replace(state, actions=replace(state.actions, uncertain_create=unsure))
+    holds = replace(state.holds, approved=data.hold, approved_position=event.causeposition)
+    return _remembered(replace(state, holds=holds, because=event.id), event)
+
+
+def _doubted(state: ResourceState, data: ActionDoubted) -> ResourceState:
+    """Look it up before anything else, if it is under way; else remember what it may have done."""
+    flight = state.actions.in_flight
+    if flight is not None and flight.action.action_id == data.action_id:
+        return _in_flight(state, unknown=flight.unknown + 1, in_doubt=True, uncertain=True)
+    ended = tuple(
+        replace(each, in_doubt=True) if each.action.action_id == data.action_id else each
+        for each in state.actions.ended
+    )
+    unsure = state.actions.uncertain_create or data.operation == "Create"
+    return replace(state, actions=replace(state.actions, ended=ended, uncertain_create=unsure))
+
+
+def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
+    if data.late:
+        return _succeeded_late(state, data, event)
+    flight = state.actions.in_flight
+    ended = state.actions.ended
+    in_doubt = data.redelivered or (flight is not None and flight.in_doubt)
+    if flight is not None and data.operation != "Create" and in_doubt:
+        # A worker that stands still before its call may make it yet, and meet another object.
+        ended = _with_ended(state, flight, in_doubt=True, known_by=event.causeid)
+    perhaps_twice = data.redelivered and data.operation == "Create"
+    # An attempt of unknown result may still be under way where the API keeps no keys.
+    uncertain = perhaps_twice or (flight is not None and flight.uncertain)
+    actions = replace(
+        _with_effect(state.actions, data, event),
+        in_flight=None,
+        ended=ended,
+        uncertain_create=state.actions.uncertain_create or uncertain,
+    )
+    state = replace(
+        state,
+        actions=actions,
+        waits=_NO_WAITS,
+        observed=replace(state.observed, lost_uid=None),
+    )
+    return _with_result(state, flight, data)
+
+
+def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
+    """Take an action for done that had ended without success; another may be under way by now."""
+    actions = _with_effect(state.actions, data, event)
+    ended = next((each for each in actions.ended if each.action.action_id == data.action_id), None)
+    actions = replace(
+        actions,
+        ended=tuple(
+            replace(each, reported_late=True) if each is ended else each for each in actions.ended
+        ),
+        uncertain_create=actions.uncertain_create or data.operation == "Create",
+    )
+    applied = _perhaps_applied(state.owned, ended)
+    state = replace(state, actions=actions)
+    if data.outdated:
+        return _with_applied(state, applied)
+    if actions.in_flight is None:
+        state = replace(state, waits=_NO_WAITS)
+    state = replace(_with_result(state, ended, data), because=event.id)
+    # What came after an update is ours as well.
+    return _with_applied(state, applied) if data.operation == "Update" else state
+
+
+def _with_effect(
+    actions: Actions, data: ActionSucceeded | ActionFailed, event: LogEvent
+) -> Actions:
+    """An observation that began before the newest result is stale."""
+    if event.causeposition < actions.effect_position:
+        return actions  # it was overtaken: the newest effect stays the newest
+    return replace(
+        actions,
+        effect_position=event.causeposition,
+        effect_at=data.reported_at or event.time,
+    )
+
+
+def _with_result(
+    state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded
+) -> ResourceState:
+    """Add what an action that was done has left behind."""
+    if data.operation == "Delete":
+        return replace(
+            state,
+            owned=None,
+            observed=replace(state.observed, object=None, is_listing_disproved=False),
+            actions=replace(state.actions, has_created=False),
+        )
+    if ended is None:
+        return state
+    action = ended.action
+    # An API that shows nothing after a write has made what it was asked for.
+    shown = data.object or ExternalObject(
+        action.external_name, action.fields, action.uid, None, action.labels
+    )
+    uid = shown.uid
+    if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
+        uid = state.owned.uid  # another object that the write has met is not ours by that
+    base = ended.base or Applied(action.fields, action.labels)
+    # Found by its label, it may be what an earlier action of ours made, with other content.
+    applied = replace(base, result=None if data.found_by == "Label" else shown)
+    disproved = state.observed.is_listing_disproved and data.operation != "Create"
+    keeps_label = OWNER_LABEL in shown.labels.keys() - action.labels.keys()
+    if data.operation == "Update" and not state.desired.is_declared and keeps_label:
+        state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
+    return replace(
+        state,
+        owned=Owned(action.provider_config, action.external_name, uid, applied),
+        observed=replace(
+            state.observed,
+            object=shown,
+            provider_config=action.provider_config,
+            was_let_go=False,
+            is_listing_disproved=disproved,
+        ),
+        actions=replace(state.actions, has_created=True),
+    )
+
+
+def _perhaps_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Applied | None:
+    """Count as ours what an action has perhaps written whose end is not known."""
+    base = None if ended is None else ended.base
+    applied = None if owned is None else owned.applied
+    if owned is None or base is None:
+        return applied
+    if applied is None:
+        return base
+    return Applied(
+        united(base.fields, applied.fields), united(base.labels, applied.labels), applied.result
+    )
+
+
+def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceState:
+    if state.owned is None:
+        return state
+    return replace(state, owned=replace(state.owned, applied=applied))
+
+
+def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
+    error, waits = data.error, replace(state.waits, failure=data.error)
+    flight = state.actions.in_flight
+    if flight is not None:
+        flight = _with_failure(flight, data)
+    if error.error_class in ("Transient", "Throttled", "Unknown"):  # it is tried again
+        return replace(
+            state,
+            actions=replace(state.actions, in_flight=flight),
+            waits=replace(waits, failures=waits.failures + error.attempted),
+            because=event.id,
+        )
+    actions = replace(
+        _with_effect(state.actions, data, event),
+        in_flight=None,
+        ended=_with_ended(state, flight, in_doubt=flight is not None and flight.in_doubt),
+    )
+    if flight is not None and data.operation == "Create":
+        unsure = actions.uncertain_create or flight.uncertain or data.redelivered
+        actions = replace(actions, uncertain_create=unsure)
+    state = replace(state, actions=actions, because=event.id)
+    if flight is not None and (flight.attempt > 1 or flight.in_doubt):
+        state = _with_applied(state, _perhaps_applied(state.owned, flight))
+    if error.error_class == "Permanent":
+        generation = state.desired.generation
+        if flight is not None and flight.action.generation != generation:
+            # What was refused is not what is wanted now.
+            return replace(state, waits=replace(waits, failure=None))
+        return replace(
+            state,
+            desired=replace(state.desired, refused_generation=generation),
+            waits=replace(waits, failures=waits.failures + 1),
+        )
+    state = replace(state, waits=replace(waits, conflicts=waits.conflicts + 1))
+    if error.error_class == "NotFound" or data.object is not None:
+        place = state.observed.provider_config if flight is None else flight.action.provider_config
+        seen = replace(state.observed, object=data.object, provider_config=place)
+        state = replace(state, observed=seen)
+    return state
+
+
+def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
+    """Count an attempt that did not succeed: what is known of the action after it."""
+    error = data.error
+    # A refusal says nothing of the call that another worker may have made, or may still make.
+    is_unknown = data.redelivered or (error.error_class == "Unknown" and not flight.is_lookup)
+    left_behind = error.error_class in ("Transient", "Unknown") and error.attempted
+    return replace(
+        flight,
+        failed=error,
+        retry_at=None,
+        unknown=flight.unknown + is_unknown,
+        in_doubt=flight.in_doubt or is_unknown,
+        uncertain=flight.uncertain or left_behind or data.redelivered,
+    )
+
+
+def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
+    flight = state.actions.in_flight
+    actions = replace(
+        state.actions,
+        in_flight=None,
+        ended=_with_ended(state, flight, in_doubt=data.in_doubt),
+        uncertain_create=state.actions.uncertain_create or data.operation == "Create",
+    )
+    waits = replace(state.waits, failures=0, failure=None, until=None)
+    applied = _perhaps_applied(state.owned, flight)
+    return _with_applied(replace(state, actions=actions, waits=waits), applied)
+
+
+def _with_ended(
+    state: ResourceState, flight: InFlight | None, *, in_doubt: bool, known_by: str = ""
+) -> tuple[Ended, ...]:
+    """Return the newest actions of which a call may still arrive or be reported, with this one."""
+    if flight is None:
+        return state.actions.ended
+    ended = Ended(flight.action, flight.base, in_doubt, known_by)
+    return (*state.actions.ended, ended)[-MAX_ENDED_ACTIONS:]

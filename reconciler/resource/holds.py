@@ -1,0 +1,127 @@
+"""What keeps a resource, and who lets it go: finalizers, references, approvals, releases."""
+
+from __future__ import annotations
+
+from events.intake import (
+    Approved,
+    FinalizerReleased,
+    FinalizerRequested,
+    ForcedRelease,
+    Referenced,
+    TargetSeen,
+    Unreferenced,
+)
+from events.log import (
+    FinalizerAdded,
+    FinalizerRemoved,
+    HoldApproved,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
+    TargetObserved,
+)
+from events.names import InvalidNameError, check_finalizer
+from reconciler.resource.attempt import UNKNOWN_RESULT
+from reconciler.resource.observation import DELETION_GUARD, LOSS_GUARD
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import NOTHING_NEW, Command, Facts, accepted, refused
+
+APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT)
+MAX_FINALIZERS = 32
+
+
+def request_finalizer(said: FinalizerRequested, command: Command, state: ResourceState) -> Facts:
+    """Put a finalizer on a declared resource, held by who asks."""
+    try:
+        check_finalizer(said.finalizer)
+    except InvalidNameError as error:
+        return refused(state, command, "Invalid", str(error))
+    if not state.desired.is_declared:
+        undeclared = "a finalizer can be put on a declared shape only"
+        return refused(state, command, "NotDeclared", undeclared)
+    holder = _holder(said.finalizer, state)
+    if holder == command.actor:
+        return accepted(state, command, reason="Unchanged")
+    if holder is not None:
+        return refused(state, command, "HeldByAnother", f"{said.finalizer!r} is of {holder}")
+    if len(state.holds.finalizers) >= MAX_FINALIZERS:
+        too_many = f"a shape has at most {MAX_FINALIZERS} finalizers"
+        return refused(state, command, "TooMany", too_many)
+    return accepted(state, command, FinalizerAdded(said.finalizer, command.actor))
+
+
+def release_finalizer(said: FinalizerReleased, command: Command, state: ResourceState) -> Facts:
+    """Take a finalizer off: by its holder, or by force."""
+    holder = _holder(said.finalizer, state)
+    if holder is None:
+        return accepted(state, command, reason="Unchanged")
+    if holder != command.actor and not said.force:
+        by_force = f"{said.finalizer!r} is of {holder}: force takes it off"
+        return refused(state, command, "HeldByAnother", by_force)
+    is_forced = said.force and holder != command.actor
+    return accepted(state, command, FinalizerRemoved(said.finalizer, is_forced, said.reason))
+
+
+def _holder(finalizer: str, state: ResourceState) -> str | None:
+    return next((each.holder for each in state.holds.finalizers if each.name == finalizer), None)
+
+
+def force_release(said: ForcedRelease, command: Command, state: ResourceState) -> Facts:
+    """Take off all that keeps a withdrawn resource."""
+    if not said.reason.strip():
+        return refused(state, command, "Invalid", "a forced release needs a reason: it is kept")
+    if state.desired.is_declared:
+        declared = "only a withdrawn shape is released: withdraw it first"
+        return refused(state, command, "StillDeclared", declared)
+    holds = state.holds
+    if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):
+        return accepted(state, command, reason="Unchanged")
+    finalizers = tuple(each.name for each in holds.finalizers)
+    references = tuple(sorted(holds.references))
+    forced = ReleaseForced(said.reason, said.orphan, finalizers, references)
+    return accepted(state, command, forced)
+
+
+def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
+    """Lift the hold that an approval names."""
+    outcome = state.outcome
+    hold = outcome.reason if outcome is not None and outcome.outcome == "Held" else ""
+    if hold != said.hold or hold not in APPROVABLE:
+        otherwise = f"it is not held by {said.hold!r}{_but(state)}"
+        return refused(state, command, "NotHeld", otherwise)
+    if said.decision == "Abandon" and hold != UNKNOWN_RESULT:
+        return refused(state, command, "Invalid", f"Abandon decides about {UNKNOWN_RESULT} only")
+    if state.holds.approved == hold:
+        return accepted(state, command, reason="Unchanged")
+    return accepted(state, command, HoldApproved(hold, said.decision, said.reason))
+
+
+def _but(state: ResourceState) -> str:
+    """Say how it stands, for those who thought that it stood otherwise."""
+    if state.outcome is None:
+        return ": nothing is known of it" if state.version == 0 else ""
+    if state.outcome.outcome == "Held":
+        return f" but by {state.outcome.reason!r}"
+    return f": it is {state.outcome.outcome}"
+
+
+def add_reference(said: Referenced, state: ResourceState) -> Facts:
+    """Know of a reference, with its newest policy."""
+    if state.holds.references.get(said.by) == said.on_withdrawal:
+        return NOTHING_NEW
+    return Facts((ReferenceAdded(said.by, said.on_withdrawal),))
+
+
+def remove_reference(said: Unreferenced, state: ResourceState) -> Facts:
+    """Forget a reference."""
+    if said.by not in state.holds.references:
+        return NOTHING_NEW
+    return Facts((ReferenceRemoved(said.by),))
+
+
+def see_target(said: TargetSeen, state: ResourceState) -> Facts:
+    """Let a reference know whether its target is declared."""
+    desired = state.desired
+    if not desired.is_declared or desired.target_declared == said.declared:
+        return NOTHING_NEW
+    return Facts((TargetObserved(said.target, said.declared),))

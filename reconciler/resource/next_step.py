@@ -1,0 +1,456 @@
+"""What follows from the state: the next event to record, or how the resource stands.
+
+Level-triggered: nothing here knows which message woke the resource (invariant 4). `decide` folds
+the step and asks again, until there is none.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import LossCount
+from events.log import ActionDecided, FieldDifference, OwnershipClaimed, OwnershipReleased
+from events.manifest import (
+    PROVIDER_CONFIG_KIND,
+    SHAPE_REF_KIND,
+    DeletionGuard,
+    Policy,
+    ProviderConfigSpec,
+    target_of,
+)
+from reconciler.kinds import Kind
+from reconciler.resource.api_health import standing_of_api
+from reconciler.resource.attempt import (
+    MAX_CONFLICTS,
+    delete_refused,
+    has_waited,
+    is_paused,
+    new_action,
+    pursue,
+    wait_after_conflicts,
+)
+from reconciler.resource.difference import (
+    api_keeps_its_own,
+    labels_of,
+    merged,
+    open_differences,
+    wanted,
+)
+from reconciler.resource.observation import DELETION_GUARD, LOSS_GUARD
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
+from reconciler.resource.state import ResourceState, Spec
+from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
+
+_PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
+
+
+def next_step(  # noqa: C901, PLR0911 - the ladder: one guard a step
+    state: ResourceState, context: Context
+) -> Step:
+    """Return the next event to record, or how the resource stands if there is nothing to do."""
+    kind, desired = context.kind, state.desired
+    if kind is not None and not kind.is_external:
+        return _in_the_log_alone(state, context)
+    config = context.configs.get(state.provider_config)
+    if state.actions.in_flight is not None:
+        flight = state.actions.in_flight
+        blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
+        return pursue(flight, state, context, config, blocked)
+    if not desired.is_declared and state.observed.object is None and state.owned is None:
+        return _nothing_left(state)  # whether its API is known does not matter any more
+    if kind is None:
+        return Settled("Held", "UnknownKind", f"kind {context.key.kind!r} is not registered here")
+    if config is None:
+        missing = f"ProviderConfig {state.provider_config!r} is not declared: declare it"
+        return Settled("Held", "ProviderConfigMissing", missing)
+    if config.provider != kind.provider:
+        return _wrong_provider(state.provider_config, config, kind, state)
+    returned = _returned(state)
+    if returned is not None:
+        return returned
+    if is_paused(state):
+        return PAUSED
+    if state.observed.doubted is not None and state.owned is not None:
+        return _doubted(state.observed.doubted, state)
+    if state.waits.until is not None and not has_waited(state, context):
+        failure = state.waits.failure
+        reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
+        return Settled("Degraded", reason, why)
+    if not desired.is_declared:
+        return _let_go(state, context, config)
+    assert desired.spec is not None
+    if desired.spec.policy.mode == "Absent":
+        return _keep_away(state, context, config)
+    return _keep_present(desired.spec, state, context, config)
+
+
+# --- before anything is done
+
+
+def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
+    """Resources without an object, such as a ProviderConfig, are what they are declared."""
+    if not state.desired.is_declared:
+        return Settled("Deleted", "Withdrawn") if state.desired.generation else NOTHING_TO_SAY
+    if context.key.kind == SHAPE_REF_KIND:
+        return _reference(state)
+    return (
+        _unknown_provider(state, context)
+        or standing_of_api(state.api)
+        or Settled("Converged", "Declared")
+    )
+
+
+def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
+    """Report a configuration whose provider was known when it was declared, and is no more."""
+    spec = state.desired.spec
+    if context.key.kind != PROVIDER_CONFIG_KIND or context.providers is None or spec is None:
+        return None
+    provider = spec.fields.get("provider")
+    if provider in context.providers:
+        return None
+    return Settled("Held", "UnknownProvider", f"no kind of provider {provider!r} is installed here")
+
+
+def _reference(state: ResourceState) -> Step:
+    if state.desired.target_declared is None:
+        return NOTHING_TO_SAY  # the next sweep tells
+    if state.desired.target_declared:
+        return Settled("Converged", "Resolved")
+    assert state.desired.spec is not None
+    target = target_of(state.desired.spec.fields)
+    return Settled("Held", "Dangling", f"{target} is not declared")
+
+
+def _nothing_left(state: ResourceState) -> Settled:
+    """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
+    last, taken_by = state.outcome, state.observed.taken_by
+    if state.desired.spec is not None:
+        return Settled("Deleted", "Gone")
+    if last is None:
+        had_effect = state.actions.effect_at is not None
+        return Settled("Deleted", "Gone") if had_effect else NOTHING_TO_SAY
+    if last.outcome == "Deleted":
+        return Settled("Deleted", last.reason, last.message)
+    if taken_by:
+        return Settled("Deleted", "Gone", f"{taken_by} had it")
+    return Settled("Deleted", "GoneByOthers")
+
+
+def _wrong_provider_meanwhile(name: str, state: ResourceState, context: Context) -> Settled | None:
+    """Hold an action whose configuration became one of another provider after it was decided."""
+    kind, config = context.kind, context.configs.get(name)
+    if kind is None or config is None or config.provider == kind.provider:
+        return None
+    return _wrong_provider(name, config, kind, state)
+
+
+def _wrong_provider(
+    name: str, config: ProviderConfigSpec, kind: Kind, state: ResourceState
+) -> Settled:
+    """Hold what no worker can call in the API that its configuration names: no retry mends that."""
+    remedy = f"declare {name!r} with provider {kind.provider!r}"
+    if state.owned is not None or state.actions.in_flight is not None:
+        remedy += "; until then what was made there stays as it is"
+    elif state.desired.is_declared:
+        remedy += ", or name another one in spec.providerConfigRef"
+    return Settled(
+        "Held",
+        "WrongProvider",
+        f"ProviderConfig {name!r} is of provider {config.provider!r}, but {kind.name} needs "
+        f"{kind.provider!r}: {remedy}",
+    )
+
+
+def _returned(state: ResourceState) -> OwnershipClaimed | None:
+    """That a listing was wrong is knowledge and no action: it is recorded whatever the policy."""
+    seen = state.observed
+    found = seen.object
+    if state.owned is not None or found is None or found.uid is None or seen.taken_by:
+        return None
+    return _claimed(found, "Returned", state) if found.uid == seen.lost_uid else None
+
+
+def _doubted(losses: LossCount, state: ResourceState) -> Settled:
+    """Too many of our objects are missing at once: nothing is done before people are asked."""
+    config = state.provider_config
+    what = f"{losses.missing} of our {losses.owned} objects in {config!r} are missing"
+    if state.holds.approved == LOSS_GUARD:
+        return Settled("Held", LOSS_GUARD, f"{what}: approved, the next listing is believed")
+    return Settled(
+        "Held",
+        LOSS_GUARD,
+        f"{what} from one listing: is it another API, or an empty one? Approve it to have them "
+        "made again",
+    )
+
+
+# --- declared: kept present, or kept away
+
+
+def _keep_present(
+    spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> Step:
+    seen, mode = state.observed.object, spec.policy.mode
+    if seen is None:
+        return _make(spec, state, context, config)
+    if state.owned is None and mode != "ObserveOnly":
+        return _take_over(spec.policy, seen, state, context, config)
+    if state.owned is not None:
+        judged = verdict(evidence(seen, state, context, config), config.ownership)
+        if judged.owner == "disputed":
+            # Writing our label over another's would be a fight, if its owner does the same.
+            return _disputed(judged, seen)
+    found = open_differences(state, context)
+    if not found:
+        return _as_declared(seen, state, context)
+    if mode != "Present":
+        return Settled("Drifted", mode, "would change " + _described(found))
+    if state.desired.refused_generation == state.desired.generation:
+        return _refused(state)
+    if api_keeps_its_own(state, context):
+        keeps = "the API took the write, but keeps " + _described(found)
+        return Settled("Degraded", "NotAccepted", keeps)
+    waiting = wait_after_conflicts(state, context, config)
+    if waiting is not None:
+        return waiting
+    assert context.kind is not None
+    fields, labels = merged(wanted(state, context), seen, context.kind.normalize)
+    return new_action(state, context, "Update", fields, labels)
+
+
+def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+    mode = spec.policy.mode
+    if mode == "ObserveOnly":
+        return Settled("Drifted", mode, "it does not exist; would create it")
+    if mode == "CreateOnly" and state.actions.has_created:
+        return Settled("Drifted", mode, "it is gone; would create it again")
+    if state.desired.refused_generation == state.desired.generation:
+        return _refused(state)
+    return wait_after_conflicts(state, context, config) or new_action(
+        state, context, "Create", spec.fields, labels_of(state, context)
+    )
+
+
+def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -> Settled:
+    """Nothing differs; a label that shall not be put back may still be missing."""
+    is_expected = OWNER_LABEL in labels_of(state, context)
+    if state.owned is not None and is_expected and OWNER_LABEL not in seen.labels:
+        stripped = "the log says that it is ours, its label is gone"
+        return Settled("Disputed", "LabelMissing", stripped)
+    return Settled("Converged", "AsDeclared")
+
+
+def _take_over(
+    policy: Policy,
+    seen: ExternalObject,
+    state: ResourceState,
+    context: Context,
+    config: ProviderConfigSpec,
+) -> Step:
+    """An object of that name is there, and the log does not say that it is ours."""
+    taken_by = state.observed.taken_by
+    if taken_by:
+        return Settled("Conflict", "OwnedByAnother", f"{taken_by} has it: name another one")
+    said = replace(evidence(seen, state, context, config), referenced=False)
+    judged = verdict(said, config.ownership)
+    if judged.claim is not None:
+        return _claimed(seen, judged.claim, state)
+    if policy.adoption != "Adopt":
+        return Settled(
+            "Conflict",
+            "AlreadyExists",
+            f"{seen.name!r} exists and is not ours: declare it with policy.adoption Adopt, "
+            "or under another name",
+        )
+    if said.label == "another's":
+        label = f"its owner label is {seen.labels[OWNER_LABEL]!r}"
+        return Settled("Conflict", "OwnedByAnother", label)
+    return OwnershipClaimed(seen.name, seen.uid, "Adopted", state.observed.provider_config)
+
+
+def _keep_away(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+    """It is declared absent."""
+    spec, seen = state.desired.spec, state.observed.object
+    assert spec is not None
+    if state.owned is not None:
+        return _remove(state, context, config)
+    if seen is not None:
+        return _take_over(spec.policy, seen, state, context, config)
+    return Settled("Converged", "Absent")
+
+
+def _refused(state: ResourceState) -> Settled:
+    failure = state.waits.failure
+    message = "" if failure is None else failure.message
+    return Settled("Failed", "Permanent", message or "the API refused this generation")
+
+
+def _described(found: tuple[FieldDifference, ...]) -> str:
+    return ", ".join(
+        f"{each.path}: {each.observed!r} (declared {each.desired!r})" for each in found
+    )
+
+
+# --- not declared (any more): removed, released or left alone
+
+
+def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+    owned, holds = state.owned, state.holds
+    if owned is None:
+        return _not_ours(state, context, config)
+    kept_for = keepers(holds.references, "Keep")
+    if kept_for and not holds.release_forced:
+        return Settled("Held", "Referenced", f"kept for {', '.join(kept_for)}")
+    waiting = _waiting_for_finalizers(state)
+    if waiting is not None:
+        return waiting
+    if stays_in_the_api(state):
+        return _unlabel(state, context, config) or OwnershipReleased(
+            owned.external_name, owned.uid, "Orphaned", owned.provider_config
+        )
+    return _remove(state, context, config)
+
+
+def stays_in_the_api(state: ResourceState) -> bool:
+    """Tell whether the object of a withdrawn resource is let go and not deleted."""
+    policy = _policy(state)
+    stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
+    asked = state.holds.orphan_forced or keepers(state.holds.references, "Release")
+    return bool(state.desired.generation and stays) or bool(asked)
+
+
+def _policy(state: ResourceState) -> Policy:
+    return Policy() if state.desired.spec is None else state.desired.spec.policy
+
+
+def _unlabel(
+    state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> ActionDecided | None:
+    """Take our label off an object that stays: it would go on saying that the object is ours.
+
+    None where there is nothing to take off, where nothing may be written, and where the API has
+    refused: a label must not hold the release for ever.
+    """
+    found, policy = state.observed.object, _policy(state)
+    if found is None or found.labels.get(OWNER_LABEL) != context.owner or context.kind is None:
+        return None
+    is_ours_to_write = not (state.holds.orphan_forced or state.observed.taken_by)
+    if not is_ours_to_write or policy.mode == "ObserveOnly" or policy.paused:
+        return None
+    if state.waits.conflicts > MAX_CONFLICTS or _is_refused(state):
+        return None
+    if verdict(evidence(found, state, context, config), config.ownership).owner == "disputed":
+        return None
+    labels = {name: value for name, value in found.labels.items() if name != OWNER_LABEL}
+    # Everything else stays as it is, drift too: what nobody declares is not corrected.
+    return new_action(state, context, "Update", context.kind.normalize(found.fields), labels)
+
+
+def _is_refused(state: ResourceState) -> bool:
+    failure = state.waits.failure
+    return failure is not None and failure.error_class == "Permanent"
+
+
+def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
+    if not state.holds.finalizers:
+        return None
+    holders = ", ".join(f"{each.name} (of {each.holder})" for each in state.holds.finalizers)
+    return Settled("Held", "Finalizers", f"waits until these are taken off: {holders}")
+
+
+def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+    seen = state.observed
+    found = seen.object
+    if found is None:
+        return Settled("Deleted", "Gone")
+    if seen.was_let_go:
+        return _orphaned(found, state, context)
+    if seen.taken_by:  # that one knows what shall become of it
+        return _never_ours(state) or Settled("Unowned", "Taken", f"{seen.taken_by} has it")
+    judged = verdict(evidence(found, state, context, config), config.ownership)
+    if judged.claim in ("Returned", "Found"):
+        return _claimed(found, judged.claim, state)
+    if judged.claim is not None:
+        return _guarded(config.deletion_guard, state) or _claimed(found, judged.claim, state)
+    if judged.owner == "disputed":
+        return _disputed(judged, found)
+    left_alone = "nobody declared it here: left alone"
+    return _never_ours(state) or Settled("Unowned", judged.reason, left_alone)
+
+
+def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Settled:
+    message = "the object stays in the API, and is not ours"
+    if found.labels.get(OWNER_LABEL) == context.owner:
+        message += "; it still carries our owner label"
+        if state.waits.failure is not None and _is_refused(state):
+            message += f", which the API does not let us take off: {state.waits.failure.message}"
+    return Settled("Released", "Orphaned", message)
+
+
+def _never_ours(state: ResourceState) -> Settled | None:
+    """Report the object that a withdrawn resource has met and never had."""
+    desired = state.desired
+    was_said = state.outcome is not None and state.outcome.reason == "NotOurs"
+    if desired.generation and (desired.settled_generation != desired.generation or was_said):
+        return Settled("Deleted", "NotOurs", "an object of that name is not ours: left alone")
+    return None
+
+
+def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
+    """Hold the object if too many would go with it, and nobody has approved that."""
+    strays, total = state.observed.strays or 0, state.observed.total or 0
+    too_many = strays > guard.max_count
+    too_much = total >= _PERCENT_COUNTS_FROM and strays * 100 > total * guard.max_percent
+    if strays > 0 and not too_many and not too_much:
+        return None
+    what = f"{strays} of {total} objects of the scope are undeclared, and would be deleted"
+    if state.holds.approved == DELETION_GUARD:
+        # Somebody may have declared it since it was seen: only a later listing shows that.
+        if state.observed.position >= state.holds.approved_position:
+            return None
+        later = f"{what}: approved, with the next listing this one goes"
+        return Settled("Held", DELETION_GUARD, later)
+    return Settled(
+        "Held",
+        DELETION_GUARD,
+        f"{what}; the guard lets {guard.max_count} or {guard.max_percent} % go at a time: "
+        "approve it, or declare it",
+    )
+
+
+# --- whichever it is
+
+
+def _claimed(found: ExternalObject, reason: ClaimReason, state: ResourceState) -> OwnershipClaimed:
+    """Make an object that is there ours."""
+    return OwnershipClaimed(found.name, found.uid, reason, state.observed.provider_config)
+
+
+def _disputed(judged: Verdict, found: ExternalObject) -> Settled:
+    """Report that the witnesses disagree, and that the object is left alone."""
+    message = judged.message
+    if judged.reason == "OwnedByAnother":
+        message = f"its owner label is {found.labels[OWNER_LABEL]!r}: it is left alone"
+    return Settled("Disputed", judged.reason, message)
+
+
+def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+    """Delete what is ours, unless that is disputed, or a service is not finished with it."""
+    seen = state.observed
+    if seen.taken_by:
+        taken = f"{seen.taken_by} has it too: left alone"
+        return Settled("Disputed", "OwnedByAnother", taken)
+    if seen.object is not None:
+        judged = verdict(evidence(seen.object, state, context, config), config.ownership)
+        if judged.owner == "disputed":
+            return _disputed(judged, seen.object)
+    waiting = _waiting_for_finalizers(state)
+    if waiting is not None:
+        return waiting
+    if state.waits.failure is not None and _is_refused(state):
+        return delete_refused(state, context, config.retry, state.waits.failure.message)
+    return wait_after_conflicts(state, context, config) or new_action(
+        state, context, "Delete", {}, {}
+    )

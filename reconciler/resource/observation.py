@@ -1,0 +1,196 @@
+"""What an observation adds to the history: what is seen, what was lost, what has drifted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from events.external import ExternalObject, same_content
+from events.intake import Observed
+from events.log import (
+    AbsenceDoubted,
+    Action,
+    DriftDetected,
+    ExternalObserved,
+    FieldDifference,
+    Operation,
+    OwnershipReleased,
+    ShapeEvent,
+)
+from reconciler.resource.difference import differences_from, is_applied, open_differences
+from reconciler.resource.owner_label import OWNER_LABEL, shape_of
+from reconciler.resource.state import Owned, ResourceState
+from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts
+
+_RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and is still believed
+
+DELETION_GUARD = "DeletionGuard"
+"""Reason of the outcome of what the guard holds, and what an approval names."""
+
+LOSS_GUARD = "LossGuard"
+"""Reason of the outcome of a resource whose loss is not believed, and what an approval names."""
+
+
+def observe(said: Observed, command: Command, state: ResourceState, context: Context) -> Facts:
+    """Record what is new in an observation, unless something is known better."""
+    if not _is_about_us(said, state) or _is_stale(said, command, state, context):
+        return NOTHING_NEW
+    taken_by = _taken_by(said, state, context)
+    if taken_by == state.observed.taken_by and not _is_news(said, state):
+        return NOTHING_NEW
+    doubted = _doubted(said, state, context)
+    if doubted is not None:
+        is_known = said.losses == state.observed.doubted
+        return NOTHING_NEW if is_known else Facts((doubted,))
+    strays = said.exclusive
+    seen = ExternalObserved(
+        said.provider_config,
+        said.external_name,
+        said.object,
+        said.evidence,
+        min(said.as_of, command.position),  # no read began after its own message
+        None if strays is None else strays.strays,
+        None if strays is None else strays.total,
+        taken_by,
+    )
+    return Facts((seen,), shows_object=True)
+
+
+def _is_about_us(said: Observed, state: ResourceState) -> bool:
+    place, spec = (said.provider_config, said.external_name), state.desired.spec
+    if state.owned is not None:
+        return place == (state.owned.provider_config, state.owned.external_name)
+    if state.desired.is_declared and spec is not None:
+        return place == (spec.provider_config, spec.external_name)
+    return True
+
+
+def _is_stale(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
+    """Tell whether the observation began before something that we know better (invariant 6)."""
+    known, actions = state.observed, state.actions
+    if actions.in_flight is not None:
+        return True
+    if said.object is None and said.evidence == "CompleteListing" and known.is_listing_disproved:
+        return True
+    if said.as_of < actions.effect_position:
+        return True
+    if (said.as_of, command.position) < (known.position, known.message):
+        return True
+    if said.provider_config not in context.configs:
+        return actions.effect_at is not None  # how late it shows our effects is not known
+    grace = context.grace_seconds(said.provider_config)
+    if grace and actions.effect_at is not None:
+        began_at = _began_at(said, command)
+        return began_at is None or began_at < actions.effect_at + timedelta(seconds=grace)
+    return False
+
+
+def _began_at(said: Observed, command: Command) -> datetime | None:
+    """Return when the read began, by the bus's clock: that of an observer may be wrong."""
+    if command.stored_at is None or said.age_seconds is None:
+        return said.began_at
+    began_at = command.stored_at - timedelta(seconds=said.age_seconds)
+    # The observer may have stood still before it sent what it had counted: so its own clock
+    # counts, where that is likely to be right.
+    if said.began_at is not None and began_at - _RIGHT_CLOCK <= said.began_at < began_at:
+        return said.began_at
+    return began_at
+
+
+def _taken_by(said: Observed, state: ResourceState, context: Context) -> str:
+    """Name the other resource that has the object, or had it when it was last seen."""
+    known = state.observed
+    is_gone = said.object is None and not state.desired.is_declared and state.owned is None
+    if is_gone and not said.taken_by:  # that one may have been withdrawn meanwhile, and be gone
+        return known.taken_by or _labelled(known.object, context)
+    return known.taken_by if said.taken_by is None else said.taken_by
+
+
+def _labelled(seen: ExternalObject | None, context: Context) -> str:
+    """Name the other resource of this log whose owner label an object carries."""
+    label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
+    return "" if label == context.owner else shape_of(label, context.log_id)
+
+
+def _is_news(said: Observed, state: ResourceState) -> bool:
+    known, shown = state.observed, said.object
+    if not same_content(known.object, shown):
+        return True
+    if known.doubted is not None and shown is not None:
+        return True
+    is_held = state.outcome is not None and state.outcome.outcome == "Held"
+    strays = said.exclusive
+    # Other numbers may let a held stray through the guard.
+    if is_held and strays and (strays.strays, strays.total) != (known.strays, known.total):
+        return True
+    # Our writes conflict, and this is the version that we did not know.
+    if state.waits.conflicts and shown and known.object and shown.version != known.object.version:
+        return True
+    # A person has approved a deletion, and this is the first look since.
+    holds = state.holds
+    return holds.approved == DELETION_GUARD and said.as_of >= holds.approved_position
+
+
+def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
+    """Doubt an absence that is one of so many that people have to be asked."""
+    losses, config = said.losses, context.configs.get(said.provider_config)
+    if said.object is not None or state.owned is None or losses is None or config is None:
+        return None
+    guard = config.loss_guard
+    is_little = losses.missing * 100 <= losses.owned * guard.max_percent
+    if losses.missing < guard.min_count or is_little or state.holds.approved == LOSS_GUARD:
+        return None
+    return AbsenceDoubted(said.provider_config, said.external_name, losses.missing, losses.owned)
+
+
+def loss_and_drift(state: ResourceState, context: Context) -> tuple[ShapeEvent, ...]:
+    """Return, after a new look at the object, whether it is still ours and as we left it."""
+    owned, seen, desired = state.owned, state.observed.object, state.desired
+    if owned is None:
+        return ()
+    place = (owned.external_name, owned.uid)
+    if seen is None:
+        gone = OwnershipReleased(*place, "Gone", owned.provider_config)
+        if not desired.is_declared:
+            return (gone,)
+        deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
+        drift = DriftDetected(desired.generation, missing=True, perhaps_by=deleted)
+        return (drift, gone)
+    if owned.uid is not None and seen.uid not in (None, owned.uid):
+        return (OwnershipReleased(*place, "Replaced", owned.provider_config),)
+    if not desired.is_declared or not is_applied(state, context):
+        return ()
+    found = open_differences(state, context)
+    if not found:
+        return ()
+    written = _in_doubt(state, owned, "Update", _explains(found, state, context))
+    return (DriftDetected(desired.generation, differences=found, perhaps_by=written),)
+
+
+def _explains(
+    found: Sequence[FieldDifference], state: ResourceState, context: Context
+) -> Callable[[Action], bool]:
+    """Return the test whether a write would leave something of what is found, had it come last."""
+
+    def explains(action: Action) -> bool:
+        left = ExternalObject(action.external_name, action.fields, labels=action.labels)
+        return any(each in found for each in differences_from(left, state, context))
+
+    return explains
+
+
+def _in_doubt(
+    state: ResourceState, owned: Owned, operation: Operation, explains: Callable[[Action], bool]
+) -> str:
+    """Name an action of ours that may have done what is seen now; each is suspected once.
+
+    By its name: where a write is not bound to an object, it may have met the next one.
+    """
+    place = (operation, owned.provider_config, owned.external_name)
+    for ended in reversed(state.actions.ended):
+        action = ended.action
+        may_be_it = (ended.in_doubt or ended.reported_late) and not ended.suspected
+        is_there = (action.operation, action.provider_config, action.external_name) == place
+        if may_be_it and is_there and explains(action):
+            return action.action_id
+    return ""

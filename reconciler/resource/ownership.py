@@ -1,0 +1,139 @@
+"""Whose an object is: what each witness says, and the verdict that follows.
+
+Four witnesses can speak: the log (we made it or claimed it), the object's name (it begins with the
+configuration's ``ownerPrefix``), its owner label, and its scope (an exclusive one is all ours). The
+log is always believed; ``ProviderConfig.spec.ownership`` says which of the others are. A witness
+that contradicts what is believed makes the object *disputed*: it is reported and never deleted
+(invariant 7). The table in docs/ownership.md is made from ``verdict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import OnWithdrawal
+from events.manifest import Ownership, ProviderConfigSpec
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Context
+
+LabelSays = Literal["ours", "another's", "nothing"]
+Owner = Literal["owned", "foreign", "disputed"]
+ClaimReason = Literal["Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What the witnesses say of one object.
+
+    ``log``: the log owns this very object. ``returned``: the log had let it go as gone, and by its
+    uid it is the same. ``uncertain``: a creation of ours may have made it. ``name`` is None where
+    no prefix is configured. ``exclusive``: it lies in the exclusive scope of today, which may have
+    been a wider one when it was listed. ``referenced``: a ``ShapeRef`` relies on it.
+    """
+
+    log: bool
+    label: LabelSays
+    name: bool | None = None
+    exclusive: bool = False
+    returned: bool = False
+    uncertain: bool = False
+    referenced: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whose it is. ``claim`` is why it becomes ours, where the log does not own it yet."""
+
+    owner: Owner
+    reason: str
+    message: str = ""
+    claim: ClaimReason | None = None
+
+
+def evidence(
+    found: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> Evidence:
+    """Ask every witness about an object that was found under a resource's external name."""
+    label = found.labels.get(OWNER_LABEL)
+    says: LabelSays = "nothing" if label is None else "another's"
+    if label == context.owner:
+        says = "ours"
+    owned = state.owned
+    return Evidence(
+        log=owned is not None and (owned.uid is None or found.uid in (None, owned.uid)),
+        label=says,
+        name=None if config.owner_prefix is None else found.name.startswith(config.owner_prefix),
+        exclusive=config.scope.mode == "Exclusive" and config.scope.has(found.name, found.labels),
+        returned=found.uid is not None and found.uid == state.observed.lost_uid,
+        uncertain=state.actions.uncertain_create and not state.observed.was_let_go,
+        referenced=bool(state.holds.references),
+    )
+
+
+def verdict(said: Evidence, believed: Ownership) -> Verdict:
+    """Judge whose an object is."""
+    if said.log:
+        return _owned_by_the_log(said, believed)
+    if said.returned:
+        return Verdict("owned", "Returned", claim="Returned")
+    if said.uncertain and said.label == "ours":
+        return Verdict("owned", "Found", claim="Found")
+    if said.label == "another's" and (said.exclusive or _says_ours(said, believed)):
+        return Verdict("disputed", "OwnedByAnother")
+    if believed == "Union":
+        return _all_but_the_log(said)
+    if believed == "Label" and said.label == "ours":
+        return _unless_referenced(said, "Label")
+    if believed == "Prefix" and said.name:
+        return _unless_referenced(said, "Prefix")
+    if said.label == "ours":
+        return Verdict("disputed", "LabelSaysOurs", "its label says that it is ours, the log never")
+    if said.exclusive:
+        return _unless_referenced(said, "ExclusiveScope")
+    return Verdict("foreign", "NotDeclared")
+
+
+def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
+    if said.label == "another's":
+        return Verdict("disputed", "OwnedByAnother")
+    if believed == "Union" and said.name is False:
+        return Verdict("disputed", "NameSaysForeign", "the log says that it is ours, its name not")
+    return Verdict("owned", "Log")
+
+
+def _says_ours(said: Evidence, believed: Ownership) -> bool:
+    return believed in ("Prefix", "Union") and bool(said.name)
+
+
+def _all_but_the_log(said: Evidence) -> Verdict:
+    """Under ``Union`` one voice for us against the log's is a dispute, whoever's it is."""
+    ours = [
+        witness
+        for witness, says in (
+            ("label", said.label == "ours"),
+            ("name", bool(said.name)),
+            ("scope", said.exclusive),
+            ("reference", said.referenced),
+        )
+        if says
+    ]
+    if not ours:
+        return Verdict("foreign", "NotDeclared")
+    return Verdict(
+        "disputed", "LogSaysNever", f"its {' and '.join(ours)} say that it is ours, the log never"
+    )
+
+
+def _unless_referenced(said: Evidence, claim: ClaimReason) -> Verdict:
+    """What nobody declares, but somebody relies on, is not removed without asking."""
+    if said.referenced:
+        return Verdict("disputed", "Referenced", "nobody declares it, but a ShapeRef refers to it")
+    return Verdict("owned", claim, claim=claim)
+
+
+def keepers(references: Mapping[str, OnWithdrawal], policy: OnWithdrawal) -> list[str]:
+    """Name the references with a policy, in order."""
+    return sorted(by for by, on_withdrawal in references.items() if on_withdrawal == policy)

@@ -1,0 +1,253 @@
+"""What a worker's report adds to the history: how an attempt at an action, or a lookup, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, Reported
+from events.log import (
+    Action,
+    ActionDoubted,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionSucceeded,
+    FoundBy,
+    OwnershipClaimed,
+    ShapeEvent,
+)
+from reconciler.resource.attempt import find, find_in_the_way
+from reconciler.resource.next_step import next_step
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.state import Ended, InFlight, ResourceState
+from reconciler.resource.turn import Command, Context, Facts
+
+
+def report(said: Reported, command: Command, state: ResourceState, context: Context) -> Facts:
+    """Record the end of an attempt; what is settled already is not settled again."""
+    flight = state.actions.in_flight
+    if flight is None or flight.action.action_id != said.action_id:
+        late = _late_successes(said, command, state, context)
+        return Facts((*late, *_doubts(said, state.actions.ended)))
+    action = flight.action
+    if said.error is None and not said.sought:
+        done = _success(said, action, redelivered=_may_be_made_twice(said, action, context))
+        shown = None if said.object is None else said.object.uid
+        # A write may have met an object that took the place of ours after we had read it.
+        met_another = None not in (action.uid, shown) and action.uid != shown
+        return Facts((_dated(done, action, command, context),), shows_object=met_another)
+    if said.attempt != flight.attempt or flight.failed is not None or flight.held:
+        return Facts(tuple(_doubts(said, (flight,))))
+    if said.error is None:
+        ended = _after_lookup(said, flight, state, context)
+    else:
+        ended = _after_failure(said, said.error, flight, state, context)
+    return Facts((_dated(ended, action, command, context),), shows_object=_shows_object(ended))
+
+
+def _shows_object(ended: ShapeEvent) -> bool:
+    """A conflict is an observation too, if it shows what stands in the way."""
+    if not isinstance(ended, ActionFailed):
+        return False
+    error_class = ended.error.error_class
+    return error_class == "NotFound" or (error_class == "Conflict" and ended.object is not None)
+
+
+def _success(
+    said: Reported, action: Action, *, found_by: FoundBy | None = None, redelivered: bool = False
+) -> ActionSucceeded:
+    if said.absent and found_by is None:
+        found_by = "Absence"  # the call itself had no effect: who had is not known
+    return ActionSucceeded(
+        said.action_id,
+        action.operation,
+        said.attempt,
+        said.object,
+        said.replayed,
+        found_by=found_by,
+        redelivered=redelivered,
+    )
+
+
+def _dated(event: ShapeEvent, action: Action, command: Command, context: Context) -> ShapeEvent:
+    """Add when the report came, where a grace is counted from then."""
+    is_end = isinstance(event, (ActionSucceeded, ActionFailed))
+    if not is_end or not context.grace_seconds(action.provider_config):
+        return event
+    return replace(event, reported_at=command.stored_at)
+
+
+# --- of an action that has ended
+
+
+def _late_successes(
+    said: Reported, command: Command, state: ResourceState, context: Context
+) -> Iterable[ShapeEvent]:
+    """Record that an action which was taken for failed, or given up, was done all the same.
+
+    Every effect that the API saw is explained, if it changes nothing else any more (invariant 13).
+    """
+    if said.error is not None or said.sought:
+        return
+    for ended in state.actions.ended:
+        is_news = not ended.reported_late and ended.known_by != command.message_id
+        if ended.action.action_id == said.action_id and is_news:
+            outdated = bool(ended.known_by) or not _still_counts(said, ended.action, state)
+            done = replace(_success(said, ended.action), late=True, outdated=outdated)
+            yield _dated(done, ended.action, command, context)
+
+
+def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ShapeEvent]:
+    """Record that a call which nobody waits for may have been done, unless that is known."""
+    if said.error is None or said.error.error_class != "Unknown" or said.sought:
+        return
+    for each in known:
+        if each.action.action_id == said.action_id and not each.in_doubt:
+            operation, message = each.action.operation, said.error.message
+            yield ActionDoubted(said.action_id, operation, said.attempt, message)
+
+
+def _still_counts(said: Reported, action: Action, state: ResourceState) -> bool:
+    """Tell whether a success that is reported late says how the object stands now.
+
+    What was made or written may have changed since, if another action has begun. What was deleted
+    stays so: a uid is given once.
+    """
+    owned, is_idle = state.owned, state.actions.in_flight is None
+    is_its_object = owned is not None and (owned.provider_config, owned.external_name) == (
+        action.provider_config,
+        action.external_name,
+    )
+    uid = action.uid if said.object is None else said.object.uid
+    same_uid = owned is not None and uid is not None and owned.uid == uid
+    match action.operation:
+        case "Create":
+            return is_idle and owned is None
+        case "Update":
+            return is_idle and is_its_object and same_uid
+        case "Delete":
+            return is_its_object and same_uid
+
+
+# --- of the action in flight
+
+
+def _may_be_made_twice(said: Reported, action: Action, context: Context) -> bool:
+    """Tell whether another worker's call may still do something; a creation's key forbids it."""
+    has_keys = context.capabilities.idempotency_keys
+    return said.redelivered and (action.operation != "Create" or not has_keys)
+
+
+def _after_lookup(
+    said: Reported, flight: InFlight, state: ResourceState, context: Context
+) -> ShapeEvent:
+    """Settle an action by what a lookup found of it."""
+    action = flight.action
+    failed = ActionFailed(
+        said.action_id,
+        action.operation,
+        said.attempt,
+        ActionError("Conflict", "a look after an unknown result shows another object"),
+        said.object,
+    )
+    finding = find(action, said.object, context)
+    match finding:
+        case "NotDone":
+            return ActionNotDone(said.action_id, action.operation, said.attempt)
+        case "Unclear":
+            if not context.capabilities.idempotency_keys:
+                return _held_unless_claimed(failed, flight, state, context)
+            error = ActionError("Unknown", "a look cannot tell what was done: the key will")
+            return replace(failed, error=error, object=None)
+        case "Gone":
+            error = ActionError("NotFound", "a look after an unknown result shows none")
+            return replace(failed, error=error, object=None)
+        case "Another":
+            return failed
+        case "Label" | "Key" | "Content" | "Absence":
+            return _found(said, action, finding)
+        case _:
+            assert_never(finding)
+
+
+def _after_failure(
+    said: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
+) -> ShapeEvent:
+    """Settle a failed attempt: what stands in the way of a creation may be its own work."""
+    action = flight.action
+    redelivered = not said.sought and _is_unheard_of(said, error, action, context)
+    failed = ActionFailed(
+        said.action_id,
+        action.operation,
+        said.attempt,
+        error,
+        said.object,
+        redelivered=redelivered,
+    )
+    if error.error_class != "Conflict":
+        return failed
+    if said.object is None and not said.replayed and (flight.unknown or said.redelivered):
+        # It may have been our own object, or our own call may still run: a repeat or lookup tells.
+        return replace(failed, error=replace(error, error_class="Unknown"))
+    uncertain = flight.uncertain or state.actions.uncertain_create or redelivered
+    finding = find_in_the_way(action, said.object, context, uncertain=uncertain)
+    if finding == "Unclear":
+        return _held_unless_claimed(failed, flight, state, context)
+    if finding in ("Label", "Key", "Content"):
+        return _found(said, action, finding)
+    return failed
+
+
+def _is_unheard_of(said: Reported, error: ActionError, action: Action, context: Context) -> bool:
+    """Tell whether nothing is known of the call of a worker that had the attempt before.
+
+    What a creation is answered for good under its key settles that call as well.
+    """
+    is_for_good = error.error_class in ("Conflict", "NotFound", "Permanent")
+    has_keys = context.capabilities.idempotency_keys
+    return said.redelivered and not (is_for_good and action.operation == "Create" and has_keys)
+
+
+def _found(said: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:
+    return ActionSucceeded(
+        said.action_id, action.operation, said.attempt, said.object, found_by=found_by
+    )
+
+
+def _held_unless_claimed(
+    failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
+) -> ShapeEvent:
+    """Ask a person whose an object is, unless it becomes ours whoever made it."""
+    found, place = failed.object, flight.action.provider_config
+    if found is not None:
+        seen = replace(state.observed, object=found, provider_config=place)
+        idle = replace(state.actions, in_flight=None)
+        step = next_step(replace(state, actions=idle, observed=seen), context)
+        if isinstance(step, OwnershipClaimed):
+            return failed
+    return ActionHeld(failed.action_id, _question(found, context), found)
+
+
+def _question(found: ExternalObject | None, context: Context) -> str:
+    """Say what cannot be told, and what to do about it."""
+    if found is None:
+        return (
+            "whether it was done cannot be told: the API keeps no keys, and its objects carry "
+            "nothing of ours. Look, then approve with Proceed (it was not done); or withdraw the "
+            "shape and approve with Abandon (it was): what stays declared is made again"
+        )
+    if not context.capabilities.labels:
+        return (
+            f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody "
+            "else: the API keeps no keys, and its objects carry nothing of ours. Look; if it is "
+            "ours, declare the shape with policy.adoption Adopt; then approve with Proceed"
+        )
+    return (
+        f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody else: "
+        "the API keeps no keys, and it carries no owner label. Look; if it is ours, give it the "
+        f"label {OWNER_LABEL}={context.owner}; then approve with Proceed"
+    )

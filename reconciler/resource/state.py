@@ -1,0 +1,198 @@
+"""The folded state of one resource, in groups: all that a decision may rest on."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import ActionError, LossCount, OnWithdrawal
+from events.log import Action, OutcomeRecorded
+from events.manifest import Fields, Policy
+
+STATE_SCHEMA = 10
+"""Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What one generation declares."""
+
+    api_version: str
+    provider_config: str
+    external_name: str
+    fields: Fields
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    policy: Policy
+
+    @property
+    def digest(self) -> str:
+        """Equal for two declarations that say the same."""
+        return hashlib.blake2b(_encoder.encode(self), digest_size=8).hexdigest()
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """What services want."""
+
+    generation: int = 0  # counts declarations and withdrawals
+    is_declared: bool = False
+    spec: Spec | None = None  # of the newest declaration, kept after its withdrawal
+    position: int = 0  # of the newest generation, in the intake
+    declaration_ids: tuple[str, ...] = ()  # the newest, to recognise one that is delivered again
+    contents: tuple[str, ...] = ()  # digests of the newest specs: what may be a repeat (ADR 0016)
+    settled_generation: int = 0
+    refused_generation: int = 0  # by the API, for good
+    target_declared: bool | None = None  # what a ShapeRef knows of its target
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What we last wanted written: the base of the three-way comparison.
+
+    Only what we declared: neither what others had set, nor what is left to them.
+    """
+
+    fields: Fields
+    labels: dict[str, str]
+    result: ExternalObject | None = None  # what the API made of it, once it is written
+
+
+class Owned(msgspec.Struct, frozen=True):
+    """The external object that is ours, by the log."""
+
+    provider_config: str
+    external_name: str
+    uid: str | None
+    applied: Applied | None = None
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What is known of the external object, whoever has it."""
+
+    object: ExternalObject | None = None
+    provider_config: str = ""
+    position: int = 0  # of the intake, when the newest look began
+    message: int = 0  # where that look is in the intake: decides between two of one position
+    strays: int | None = None  # undeclared objects of an exclusive scope, of `total`
+    total: int | None = None
+    taken_by: str = ""  # another resource that has the object
+    was_let_go: bool = False  # the object was ours, and was let go on purpose
+    lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
+    is_listing_disproved: bool = False  # it was there all the same: only a read proves absence
+    doubted: LossCount | None = None  # the listing that the loss guard did not believe
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """An action whose end is not known yet."""
+
+    action: Action
+    attempt: int = 1
+    failed: ActionError | None = None  # the last attempt, while no newer one has begun
+    retry_at: datetime | None = None
+    retry_seconds: float = 0.0  # how long that wait is
+    base: Applied | None = None  # of the three-way comparison, once it has succeeded
+    unknown: int = 0  # attempts of unknown result since something was known for certain
+    in_doubt: bool = False  # there ever was one: its call may still arrive
+    uncertain: bool = False  # an attempt failed in a way that may have left an object behind
+    is_lookup: bool = False  # what is under way is a lookup, not a call
+    held: str = ""  # why a person has to decide
+    abandoned: bool = False  # a person gave it up
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """An action that has ended, of which a call may still arrive or be reported."""
+
+    action: Action
+    base: Applied | None
+    in_doubt: bool  # a worker that had it was not heard of
+    known_by: str = ""  # the message that said that it was done
+    reported_late: bool = False  # another one has said so since
+    suspected: bool = False  # a drift has named it
+
+
+class Actions(msgspec.Struct, frozen=True):
+    """What is done about the object, and what may have been."""
+
+    in_flight: InFlight | None = None
+    ended: tuple[Ended, ...] = ()  # without success or in doubt, the newest last
+    effect_position: int = 0  # of the newest result, in the intake: what was seen before is stale
+    effect_at: datetime | None = None
+    has_created: bool = False  # since it was declared
+    uncertain_create: bool = False  # a creation may have been done that we do not know of
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Failures in a row, and the wait that they led to."""
+
+    failures: int = 0
+    conflicts: int = 0
+    failure: ActionError | None = None
+    until: datetime | None = None  # of a wait that belongs to no action
+    seconds: float = 0.0  # how long that wait is
+
+
+class Finalizer(msgspec.Struct, frozen=True):
+    """A service's hold on the resource."""
+
+    name: str
+    holder: str
+
+
+class Holds(msgspec.Struct, frozen=True):
+    """What keeps a resource, and what people decided about that."""
+
+    finalizers: tuple[Finalizer, ...] = ()
+    references: dict[str, OnWithdrawal] = {}  # by the name of the ShapeRef
+    release_forced: bool = False
+    orphan_forced: bool = False  # and the object stays in the API
+    approved: str = ""  # the hold that a person has lifted
+    approved_position: int = 0
+
+
+class ApiHealth(msgspec.Struct, frozen=True):
+    """How the API of a `ProviderConfig` answers."""
+
+    version: int = 0  # of the event that last moved the breaker
+    throttled_until: datetime | None = None
+    open_until: datetime | None = None  # past: the breaker waits for its probe
+    probe_until: datetime | None = None  # somebody makes it
+    openings: int = 0  # without a success in between
+    failures: int = 0
+    message: str = ""
+
+
+class ResourceState(msgspec.Struct, frozen=True):
+    """Everything known about one resource."""
+
+    version: int = 0  # counts its events
+    desired: Desired = Desired()
+    owned: Owned | None = None
+    observed: Observation = Observation()
+    actions: Actions = Actions()
+    waits: Waits = Waits()
+    holds: Holds = Holds()
+    outcome: OutcomeRecorded | None = None  # None while something newer is under way
+    because: str = ""  # the event that the next action would rest on
+    api: ApiHealth = ApiHealth()  # of a ProviderConfig
+
+    @property
+    def provider_config(self) -> str:
+        """The configuration that it uses: where it lives, shall live, or was seen."""
+        spec = self.desired.spec
+        if self.owned is not None:
+            return self.owned.provider_config
+        if spec is not None and (self.desired.is_declared or self.observed.object is None):
+            return spec.provider_config
+        return self.observed.provider_config
+
+
+NEW = ResourceState()
+"""A resource of which nothing is known."""
+
+
+def declaration_id(source: str, message_id: str) -> str:
+    """Name a declaration: CloudEvents promises that source and id together are unique."""
+    return f"{source}/{message_id}"

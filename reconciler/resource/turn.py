@@ -1,0 +1,137 @@
+"""What goes into a turn of a resource, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from events.intake import Answer, IntakeData
+from events.log import LogEvent, OutcomeName, RetryScheduled, ShapeEvent
+from events.manifest import ProviderConfigSpec
+from events.names import ShapeKey
+from reconciler.kinds import Kind
+from reconciler.provider import Capabilities
+from reconciler.resource.owner_label import owner
+from reconciler.resource.state import ResourceState, declaration_id
+
+_ANYTHING = Capabilities(
+    idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
+)
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One intake message for a resource: where it stands, who sent it, what it says."""
+
+    position: int
+    message_id: str
+    actor: str
+    data: IntakeData
+    first_position: int | None = None  # of its source and id, if somebody has looked (ADR 0016)
+    stored_at: datetime | None = None  # by the bus's clock
+
+
+class Context(msgspec.Struct, frozen=True):
+    """The inputs of a decision that are not in the resource's own log."""
+
+    key: ShapeKey
+    now: datetime
+    jitter: float  # in [0, 1)
+    log_id: str
+    kind: Kind | None  # None: no such kind is registered here
+    configs: dict[str, ProviderConfigSpec]  # by name: a declaration may change which one is used
+    epoch: str = ""  # names the log's last restoration
+    providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
+    # What to do about a missing kind or provider: for the words of a refusal, which is no event.
+    missing_hint: Callable[[datetime], str] = lambda _now: "install it where the roles run"
+
+    @property
+    def owner(self) -> str:
+        """The owner label's value for this resource."""
+        return owner(self.log_id, self.key)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the kind's API can do; of an unknown kind nothing will be called anyway."""
+        known = None if self.kind is None else self.kind.capabilities
+        return _ANYTHING if known is None else known
+
+    def grace_seconds(self, config_name: str) -> float:
+        """How long an API may take to show an effect: as declared, or as its provider says."""
+        config = self.configs.get(config_name)
+        capabilities = None if self.kind is None else self.kind.capabilities
+        return max(
+            0.0 if config is None else config.consistency_grace_seconds,
+            0.0 if capabilities is None else capabilities.consistency_grace_seconds,
+        )
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """There is no next step: this is how the resource stands."""
+
+    outcome: OutcomeName
+    reason: str
+    message: str = ""
+    action_id: str | None = None
+
+
+NOTHING_TO_SAY = Settled("Deleted", "")
+"""How a resource stands of which nobody wants to hear: it was never there."""
+
+PAUSED = Settled("Paused", "PausedByPolicy", "the declaration says so; nothing is done")
+
+Step = ShapeEvent | Settled
+"""The next event to record, or how the resource stands if there is none."""
+
+
+class Facts(NamedTuple):
+    """What one command adds to the history, before anything is decided."""
+
+    events: tuple[ShapeEvent, ...] = ()
+    answer: Answer | None = None
+    shows_object: bool = False  # it says how the object stands now: it may be lost, or drifted
+    may_be_repeat: bool = False  # of an old declaration, sent again
+
+
+NOTHING_NEW = Facts()
+
+
+class Turn(NamedTuple):
+    """What came of a turn: the state after it, the events to append, an answer for each command."""
+
+    state: ResourceState
+    events: Sequence[LogEvent]
+    answers: Sequence[Answer | None]
+    repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
+
+    @property
+    def timers(self) -> list[RetryScheduled]:
+        """The waits that this turn decided, each to be timed."""
+        return [event.data for event in self.events if isinstance(event.data, RetryScheduled)]
+
+
+# --- the answers to who declares, approves or releases
+
+
+def is_handled(command: Command, state: ResourceState) -> bool:
+    """Tell whether a message was handled before, under the same source and id."""
+    known = declaration_id(command.actor, command.message_id)
+    desired = state.desired
+    return command.position == desired.position or known in desired.declaration_ids
+
+
+def accepted(
+    state: ResourceState, command: Command, *events: ShapeEvent, reason: str = "Accepted"
+) -> Facts:
+    """Answer that it was done, or that there was nothing to do."""
+    return Facts(events, Answer(True, reason, state.desired.generation, command.position))
+
+
+def refused(
+    state: ResourceState, command: Command, reason: str, message: str, *events: ShapeEvent
+) -> Facts:
+    """Answer that it is not done, and why."""
+    answer = Answer(False, reason, state.desired.generation, command.position, message)
+    return Facts(events, answer)

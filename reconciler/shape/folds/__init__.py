@@ -1,1 +1,0 @@
-"""How each event changes the state of its shape: ``FOLDS`` of each module, by type of event."""

@@ -1,0 +1,385 @@
+"""Builders for tests of the shape aggregate: a story of one shape, told command by command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import (
+    ActionError,
+    Answer,
+    Declared,
+    ErrorClass,
+    IntakeData,
+    Observed,
+    Reported,
+    StrayCount,
+    TimerFired,
+    Withdrawn,
+)
+from events.log import Action, LogEvent, OutcomeRecorded, ShapeEvent
+from events.manifest import (
+    PROVIDER_CONFIG_KIND,
+    DeletionGuard,
+    Fields,
+    Manifest,
+    Metadata,
+    ProviderConfigSpec,
+    Scope,
+)
+from events.names import ShapeKey
+from reconciler.kinds import PROVIDER_CONFIG, Kind
+from reconciler.provider import Capabilities, Provider
+from reconciler.resource.decide import decide
+from reconciler.resource.evolve import fold
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.state import NEW, InFlight, ResourceState
+from reconciler.resource.turn import Command, Context
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LOG_ID = "log1"
+CONFIG = "default"
+FOO = ShapeKey("default", "Block", "Foo")
+FOO_OWNER = owner(LOG_ID, FOO)
+API_VERSION = "tests/v1"
+
+_T = TypeVar("_T")
+
+
+class BlockFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields of the tests' kind: what is not declared is not there, with no default filled in."""
+
+    type: str | None = None
+    color: str | None = None
+    size: dict[str, int] | None = None
+
+
+def _connect(config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+    raise AssertionError("the pure core never connects")
+
+
+def _capital_colors(fields: Fields) -> Fields:
+    color = fields.get("color")
+    return {**fields, "color": color.title()} if isinstance(color, str) else fields
+
+
+BLOCK = Kind(
+    name="Block",
+    api_version=API_VERSION,
+    schema=BlockFields,
+    provider="tests",
+    capabilities=Capabilities(
+        idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=_connect,
+    normalize=_capital_colors,
+    name_problem=lambda name: "use another name" if name == "Forbidden" else None,
+)
+UNLABELLED = Kind(
+    name="Block",
+    api_version=API_VERSION,
+    schema=BlockFields,
+    provider="tests",
+    capabilities=Capabilities(
+        idempotency_keys=True, deterministic_names=True, labels=False, conditional_writes=True
+    ),
+    connect=_connect,
+)
+SHARED = ProviderConfigSpec(provider="tests", endpoint="http://localhost")
+EXCLUSIVE = ProviderConfigSpec(
+    provider="tests",
+    endpoint="http://localhost",
+    scope=Scope(mode="Exclusive"),
+    deletion_guard=DeletionGuard(max_count=2, max_percent=30),
+)
+
+
+def manifest(
+    fields: Fields | None = None,
+    *,
+    policy: Fields | None = None,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    key: ShapeKey = FOO,
+    config: str | None = None,
+    api_version: str = API_VERSION,
+) -> Manifest:
+    spec: Fields = dict({"type": "Square", "color": "Red"} if fields is None else fields)
+    if policy is not None:
+        spec["policy"] = policy
+    if config is not None:
+        spec["providerConfigRef"] = {"name": config}
+    metadata = Metadata(key.name, key.namespace, labels or {}, annotations or {})
+    return Manifest(api_version, key.kind, metadata, spec)
+
+
+def error(
+    error_class: ErrorClass, message: str = "the API said no", retry_after: float | None = None
+) -> ActionError:
+    return ActionError(error_class, message, None, retry_after)
+
+
+def thing(
+    fields: Fields | None = None,
+    *,
+    uid: str | None = "human-1",
+    version: str | None = "1",
+    labels: dict[str, str] | None = None,
+    name: str = "Foo",
+) -> ExternalObject:
+    """An object as a human made it, unless told otherwise."""
+    shown = {"type": "Square", "color": "Red"} if fields is None else fields
+    return ExternalObject(name, shown, uid, version, labels or {})
+
+
+class Story:
+    """One shape from its first event on; ``turn`` tells it something, and checks every replay."""
+
+    def __init__(
+        self,
+        *,
+        kind: Kind | None = BLOCK,
+        configs: Mapping[str, ProviderConfigSpec] | None = None,
+        key: ShapeKey = FOO,
+        jitter: float = 0.5,
+    ) -> None:
+        self.key = key
+        self.kind = kind
+        self.configs = dict({CONFIG: SHARED} if configs is None else configs)
+        self.jitter = jitter
+        self.providers: Mapping[str, tuple[str, ...]] | None = None
+        self.now = START
+        self.position = 0
+        self.stored_at: datetime | None = None
+        self.state: ResourceState = NEW
+        self.log: list[LogEvent] = []
+        self.answers: list[Answer | None] = []
+        self._objects = 0
+
+    # --- telling
+
+    @property
+    def context(self) -> Context:
+        return Context(
+            self.key,
+            self.now,
+            self.jitter,
+            LOG_ID,
+            self.kind,
+            self.configs,
+            providers=self.providers,
+        )
+
+    def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:
+        self.position += 1
+        identity = message_id or f"m{self.position}"
+        return Command(self.position, identity, actor, data, stored_at=self.stored_at)
+
+    def give(self, commands: Sequence[Command]) -> list[ShapeEvent]:
+        turn = decide(self.state, commands, self.context)
+        self.state = turn.state
+        self.log += turn.events
+        self.answers = list(turn.answers)
+        assert fold(self.log) == self.state
+        return [event.data for event in turn.events]
+
+    def turn(self, *data: IntakeData) -> list[ShapeEvent]:
+        return self.give([self.command(each) for each in data])
+
+    def declare(
+        self,
+        fields: Fields | None = None,
+        *,
+        expected: int | None = None,
+        **rest: Any,
+    ) -> list[ShapeEvent]:
+        return self.turn(Declared(manifest(fields, key=self.key, **rest), expected))
+
+    def withdraw(self, expected: int | None = None) -> list[ShapeEvent]:
+        return self.turn(Withdrawn(expected))
+
+    def see(
+        self,
+        found: ExternalObject | None,
+        *,
+        as_of: int | None = None,
+        strays: tuple[int, int] | None = None,
+        config: str = CONFIG,
+        name: str | None = None,
+        began_at: datetime | None = None,
+        age_seconds: float | None = None,
+        taken_by: str | None = None,
+    ) -> list[ShapeEvent]:
+        return self.turn(
+            Observed(
+                config,
+                name or self.key.name,
+                found,
+                "CompleteListing",
+                self.position if as_of is None else as_of,
+                began_at,
+                None if strays is None else StrayCount(*strays),
+                age_seconds=age_seconds,
+                taken_by=taken_by,
+            )
+        )
+
+    def report(
+        self,
+        failed: ActionError | None = None,
+        *,
+        shown: ExternalObject | None = None,
+        attempt: int | None = None,
+        action_id: str | None = None,
+        redelivered: bool = False,
+        replayed: bool = False,
+        absent: bool = False,
+    ) -> list[ShapeEvent]:
+        flight = self.flight if action_id is None else None
+        return self.turn(
+            Reported(
+                action_id=action_id or self.action.action_id,
+                attempt=attempt or (1 if flight is None else flight.attempt),
+                started_at=self.now,
+                finished_at=self.now,
+                worker="w1",
+                error=failed,
+                object=shown,
+                replayed=replayed,
+                redelivered=redelivered,
+                absent=absent,
+            )
+        )
+
+    def look(self, shown: ExternalObject | None) -> list[ShapeEvent]:
+        """A worker has looked what came of the action in flight."""
+        flight = self.flight
+        assert flight.is_lookup
+        told = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
+        return self.turn(msgspec.structs.replace(told, object=shown, sought=True))
+
+    def succeed(self, **changed: Any) -> list[ShapeEvent]:
+        """Report that the action in flight was done; ``changed`` are fields the API keeps so."""
+        action = self.action
+        return self.report(
+            shown=None if action.operation == "Delete" else self.written(action, **changed)
+        )
+
+    def fail(
+        self,
+        error_class: ErrorClass,
+        *,
+        shown: ExternalObject | None = None,
+        retry_after: float | None = None,
+        message: str = "the API said no",
+        redelivered: bool = False,
+        replayed: bool = False,
+    ) -> list[ShapeEvent]:
+        failed = error(error_class, message, retry_after)
+        return self.report(failed, shown=shown, redelivered=redelivered, replayed=replayed)
+
+    def wake(self, seconds: float = 0) -> list[ShapeEvent]:
+        self.now += timedelta(seconds=seconds)
+        return self.turn(TimerFired("Retry"))
+
+    def written(self, action: Action, **changed: Any) -> ExternalObject:
+        """What an API shows after an action."""
+        self._objects += 1
+        return ExternalObject(
+            action.external_name,
+            {**action.fields, **changed},
+            action.uid or f"u{self._objects}",
+            f"v{self._objects}",
+            action.labels,
+        )
+
+    # --- asking
+
+    @property
+    def flight(self) -> InFlight:
+        assert self.state.actions.in_flight is not None, "no action is in flight"
+        return self.state.actions.in_flight
+
+    @property
+    def action(self) -> Action:
+        return self.flight.action
+
+    @property
+    def idle(self) -> bool:
+        return self.state.actions.in_flight is None
+
+    @property
+    def seen(self) -> ExternalObject:
+        assert self.state.observed.object is not None, "no object is known"
+        return self.state.observed.object
+
+    @property
+    def outcome(self) -> str:
+        return "" if self.state.outcome is None else self.state.outcome.outcome
+
+    @property
+    def reason(self) -> str:
+        return "" if self.state.outcome is None else self.state.outcome.reason
+
+    def outcomes(self) -> list[tuple[str, int]]:
+        recorded = every(OutcomeRecorded, [event.data for event in self.log])
+        return [(each.outcome, each.generation) for each in recorded]
+
+    @property
+    def answer(self) -> Answer:
+        (answer,) = self.answers
+        assert answer is not None
+        return answer
+
+
+def every(kind: type[_T], events: Sequence[ShapeEvent]) -> list[_T]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def only(kind: type[_T], events: Sequence[ShapeEvent]) -> _T:
+    (found,) = every(kind, events)
+    return found
+
+
+def names(events: Sequence[ShapeEvent]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def converged(
+    fields: Fields | None = None,
+    *,
+    kind: Kind = BLOCK,
+    configs: Mapping[str, ProviderConfigSpec] | None = None,
+    **rest: Any,
+) -> Story:
+    """A shape that was declared and created."""
+    story = Story(kind=kind, configs=configs)
+    story.declare(fields, **rest)
+    story.succeed()
+    assert story.outcome == "Converged"
+    return story
+
+
+def provider_config_story() -> Story:
+    return Story(
+        kind=PROVIDER_CONFIG, configs={}, key=ShapeKey("system", PROVIDER_CONFIG_KIND, "default")
+    )
+
+
+def repainted(seen: ExternalObject, **changed: Any) -> ExternalObject:
+    """The same object after a human changed fields."""
+    return msgspec.structs.replace(
+        seen, fields={**seen.fields, **changed}, version=f"{seen.version}+"
+    )
+
+
+def relabelled(seen: ExternalObject, labels: dict[str, str]) -> ExternalObject:
+    return msgspec.structs.replace(seen, labels=labels, version=f"{seen.version}+")
+
+
+def owned_labels(**more: str) -> dict[str, str]:
+    return {OWNER_LABEL: FOO_OWNER, **more}

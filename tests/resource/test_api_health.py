@@ -1,0 +1,194 @@
+"""A ProviderConfig learns how its API answers: throttling and circuit breaker, scenario 14."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.intake import ApiReported, Declared, Withdrawn
+from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    OutcomeRecorded,
+    ShapeEvent,
+)
+from events.manifest import PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND
+from events.names import SYSTEM_NAMESPACE, ShapeKey
+from reconciler.kinds import PROVIDER_CONFIG
+from reconciler.resource.api_health import MAX_THROTTLED_SECONDS, PROBE_TIMEOUTS
+from reconciler.resource.state import ApiHealth
+from tests.resource.building import Story, every, manifest, names, only
+
+BILLING = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "billing")
+TIMEOUT_SECONDS = 4.0
+FIELDS: dict[str, Any] = {
+    "provider": "tests",
+    "endpoint": "http://localhost",
+    "limits": {"requestTimeoutSeconds": TIMEOUT_SECONDS},
+    "breaker": {"failures": 3, "initialSeconds": 2.0, "maxSeconds": 60.0},
+}
+
+
+def configured(fields: dict[str, Any] = FIELDS) -> Story:
+    story = Story(key=BILLING, kind=PROVIDER_CONFIG)
+    declare(story, fields)
+    return story
+
+
+def declare(story: Story, fields: dict[str, Any]) -> list[ShapeEvent]:
+    declared = manifest(fields, key=BILLING, api_version=PROVIDER_CONFIG_API_VERSION)
+    return story.turn(Declared(declared))
+
+
+def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> list[ShapeEvent]:
+    known = story.state.api.version if as_of is None else as_of
+    return story.turn(
+        ApiReported("Failing", "w1", story.now, known, failures=failures, message="refused")
+    )
+
+
+def probing(story: Story, reporter: str = "w1") -> list[ShapeEvent]:
+    return story.turn(ApiReported("Probing", reporter, story.now, story.state.api.version))
+
+
+def answered(story: Story, *, as_of: int | None = None) -> list[ShapeEvent]:
+    known = story.state.api.version if as_of is None else as_of
+    return story.turn(ApiReported("Answered", "w1", story.now, known))
+
+
+def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ShapeEvent]:
+    at = story.now - timedelta(seconds=late)
+    return story.turn(ApiReported("Throttled", "w1", at, retry_after_seconds=seconds))
+
+
+def test_a_breaker_opens_for_a_while_and_says_why():
+    story = configured()
+    events = failing(story)
+    opened = only(BreakerOpened, events)
+    assert (opened.failures, opened.delay_seconds) == (3, 1.5)  # jitter 0.5 of 2 s
+    told = only(OutcomeRecorded, events)
+    assert (told.outcome, told.reason) == ("Degraded", "BreakerOpen")
+    assert "after 3 failures in a row: refused" in told.message
+
+
+def test_what_several_workers_report_of_one_state_is_recorded_once():
+    story = configured()
+    assert names(failing(story)) == ["BreakerOpened", "OutcomeRecorded"]
+    story.wake(3600)
+    assert failing(story, as_of=0) == []  # their calls began before the breaker opened
+    assert answered(story, as_of=0) == []
+
+
+def test_one_probe_is_let_through_and_closes_the_breaker():
+    story = configured()
+    failing(story)
+    assert probing(story) == []  # too early
+    story.wake(1.5)
+    assert only(BreakerProbed, probing(story)).by == "w1"
+    assert probing(story, "w2") == []
+    events = answered(story)
+    assert names(events) == ["BreakerClosed", "OutcomeRecorded"]
+    assert only(OutcomeRecorded, events).outcome == "Converged"
+    assert story.state.api == ApiHealth(version=story.state.version - 1)
+
+
+def test_a_probe_whose_worker_dies_is_made_by_another():
+    story = configured()
+    failing(story)
+    story.wake(1.5)
+    probing(story)
+    story.wake(PROBE_TIMEOUTS * TIMEOUT_SECONDS)
+    assert only(BreakerProbed, probing(story, "w2")).by == "w2"
+
+
+def test_a_probe_that_fails_doubles_the_time_up_to_the_most():
+    story = configured()
+    waits = [only(BreakerOpened, failing(story)).delay_seconds]
+    for _ in range(6):
+        story.wake(waits[-1])
+        probing(story)
+        waits.append(only(BreakerOpened, failing(story)).delay_seconds)
+    assert waits == [1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0]
+    story.wake(45)
+    probing(story)
+    answered(story)
+    assert only(BreakerOpened, failing(story)).delay_seconds == 1.5
+
+
+def test_a_throttled_api_is_left_alone_until_the_second_it_named():
+    story = configured()
+    events = throttled(story, 7.2)
+    assert only(ApiThrottled, events).until == story.now + timedelta(seconds=8)
+    assert names(events) == ["ApiThrottled"]  # how a configuration stands is not at stake
+    assert throttled(story, 7.9) == []
+    assert throttled(story, 3) == []
+    assert names(throttled(story, 9)) == ["ApiThrottled"]
+
+
+def test_a_throttle_that_is_heard_of_late_is_over_or_shorter():
+    story = configured()
+    assert throttled(story, 7, late=30) == []
+    assert only(ApiThrottled, throttled(story, 7, late=5)).delay_seconds == 2.0
+
+
+def test_an_absurd_throttle_and_a_clock_that_is_ahead_are_bounded():
+    story = configured()
+    assert only(ApiThrottled, throttled(story, 1e9, late=-1e6)).delay_seconds == (
+        MAX_THROTTLED_SECONDS
+    )
+
+
+def test_a_new_declaration_begins_anew():
+    story = configured()
+    failing(story)
+    throttled(story, 60)
+    events = declare(story, {**FIELDS, "endpoint": "http://elsewhere"})
+    assert only(OutcomeRecorded, events).outcome == "Converged"
+    assert story.state.api.open_until is story.state.api.throttled_until is None
+    assert failing(story, as_of=0) == []  # of the old endpoint
+    assert every(BreakerOpened, failing(story))
+
+
+def test_nothing_is_recorded_of_what_is_no_declared_configuration():
+    story = Story()
+    story.declare()
+    assert failing(story) == []
+    story = configured()
+    story.turn(Withdrawn())
+    assert failing(story) == []
+
+
+def test_a_breaker_survives_a_restart():
+    story = configured()
+    failing(story)
+    story.state = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(story.state), type=type(story.state)
+    )
+    story.wake(1.4)
+    assert probing(story) == []
+    story.wake(0.1)
+    assert names(probing(story)) == ["BreakerProbed"]
+
+
+@pytest.mark.parametrize("state", ["Failing", "Answered", "Probing", "Throttled"])
+def test_a_report_that_comes_twice_says_nothing_the_second_time(state: Any):
+    story = configured()
+    if state != "Failing":
+        failing(story)
+        story.wake(1.5)
+    report = ApiReported(state, "w1", story.now, story.state.api.version, 7.0, 3)
+    story.turn(report)
+    version = story.state.version
+    story.turn(report)
+    assert story.state.version == version
+
+
+def test_closing_a_closed_breaker_is_no_news():
+    story = configured()
+    assert answered(story) == []
+    assert every(BreakerClosed, [event.data for event in story.log]) == []

@@ -1,0 +1,282 @@
+"""Declare, create, change, lose, repaint: scenarios 1 to 4 and 24, and the three-way merge."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.intake import Declared
+from events.log import (
+    ActionDecided,
+    DriftDetected,
+    FieldDifference,
+    GenerationSuperseded,
+    OutcomeRecorded,
+    OwnershipReleased,
+)
+from reconciler.resource.owner_label import OWNER_LABEL
+from tests.resource.building import (
+    FOO_OWNER,
+    UNLABELLED,
+    Story,
+    converged,
+    every,
+    manifest,
+    names,
+    only,
+    owned_labels,
+    relabelled,
+    repainted,
+)
+
+
+def test_a_declared_shape_is_created_and_converges_as_generation_1():
+    story = Story()
+    events = story.declare({"type": "Square", "color": "Red"})
+    assert names(events) == ["SpecDeclared", "ActionDecided"]
+    assert story.action.operation == "Create"
+    assert story.action.fields == {"type": "Square", "color": "Red"}
+    assert story.action.labels == {OWNER_LABEL: FOO_OWNER}
+    assert story.action.because == ("default/Block/Foo@1",)
+    assert names(story.succeed()) == ["ActionSucceeded", "OutcomeRecorded"]
+    assert story.outcomes() == [("Converged", 1)]
+
+
+def test_a_new_colour_is_one_update_of_the_same_object():
+    story = converged()
+    uid = story.seen.uid
+    events = story.declare({"type": "Square", "color": "Purple"})
+    assert names(events) == ["SpecDeclared", "ActionDecided"]
+    assert (story.action.operation, story.action.uid) == ("Update", uid)
+    assert story.action.fields == {"type": "Square", "color": "Purple"}
+    story.succeed()
+    assert story.outcomes() == [("Converged", 1), ("Converged", 2)]
+
+
+def test_what_a_human_deleted_is_drift_and_is_made_again():
+    story = converged()
+    events = story.see(None)
+    assert names(events) == [
+        "ExternalObserved",
+        "DriftDetected",
+        "OwnershipReleased",
+        "ActionDecided",
+    ]
+    assert only(DriftDetected, events).missing
+    assert only(OwnershipReleased, events).reason == "Gone"
+    assert story.action.operation == "Create"
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_what_a_human_painted_is_recorded_with_both_values_and_painted_back():
+    story = converged()
+    events = story.see(repainted(story.seen, color="Green"))
+    drift = only(DriftDetected, events)
+    assert drift.differences == (FieldDifference("color", "Red", "Green"),)
+    assert story.action.operation == "Update"
+    assert story.action.fields["color"] == "Red"
+    cause = story.state.because
+    assert story.action.because == (cause,)
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_drift_rests_on_the_drift_event():
+    story = converged()
+    story.see(repainted(story.seen, color="Green"))
+    (drift,) = [event for event in story.log if isinstance(event.data, DriftDetected)]
+    assert story.action.because == (drift.id,)
+
+
+def test_two_ways_to_write_a_value_are_no_difference():
+    story = converged({"color": "red"})
+    events = story.see(repainted(story.seen, color="RED"))
+    assert names(events) == ["ExternalObserved"]
+
+
+def test_an_unchanged_observation_is_no_event():
+    story = converged()
+    for _ in range(10):
+        assert story.see(story.seen) == []
+        assert story.wake(30) == []
+
+
+def test_a_new_version_without_a_change_is_no_event():
+    story = converged()
+    seen = story.seen
+    assert story.see(repainted(seen)) == []
+
+
+def test_fields_that_others_added_stay():
+    story = converged({"color": "Red"})
+    assert names(story.see(repainted(story.seen, owner="someone"))) == ["ExternalObserved"]
+    story.declare({"color": "Blue"})
+    assert story.action.fields == {"color": "Blue", "owner": "someone"}
+
+
+@pytest.mark.parametrize("others", [{}, {"owner": "someone"}], ids=["alone", "beside others'"])
+def test_a_field_removed_from_the_spec_is_removed_from_the_object(others: dict[str, str]):
+    story = converged({"type": "Square", "color": "Red"})
+    story.see(repainted(story.seen, **others))
+    story.declare({"type": "Square"})
+    assert story.action.operation == "Update"
+    assert story.action.fields == {"type": "Square", **others}
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_nested_field_is_compared_merged_and_removed_at_its_own_path():
+    story = converged({"size": {"w": 1, "h": 2}})
+    events = story.see(repainted(story.seen, size={"w": 9, "h": 2, "depth": 3}))
+    assert only(DriftDetected, events).differences == (FieldDifference("size.w", 1, 9),)
+    assert story.action.fields == {"size": {"w": 1, "h": 2, "depth": 3}}
+    story.succeed()
+    story.declare({"size": {"w": 1}})
+    assert story.action.fields == {"size": {"w": 1, "depth": 3}}
+
+
+def test_an_ignored_field_stays_as_the_human_left_it():
+    story = converged(policy={"ignoreFields": ["color"]})
+    assert story.state.owned is not None
+    assert story.state.owned.applied is not None
+    assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
+    assert story.outcome == "Converged"
+    story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
+    assert story.action.fields == {"type": "Circle", "color": "Green"}
+
+
+def test_drift_is_still_found_beside_an_ignored_field():
+    story = converged(policy={"ignoreFields": ["color"]})
+    events = story.see(repainted(story.seen, color="Green", type="Circle"))
+    assert only(DriftDetected, events).differences == (FieldDifference("type", "Square", "Circle"),)
+
+
+def test_an_ignored_field_that_a_human_removed_is_not_put_back():
+    story = converged(policy={"ignoreFields": ["color"]})
+    seen = story.seen
+    without = relabelled(seen, seen.labels)
+    del without.fields["color"]
+    story.see(without)
+    story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
+    assert story.action.fields == {"type": "Circle"}
+
+
+def test_an_ignored_nested_field_is_left_to_others():
+    story = converged({"size": {"w": 1, "h": 2}}, policy={"ignoreFields": ["size.w"]})
+    assert names(story.see(repainted(story.seen, size={"w": 9, "h": 2}))) == ["ExternalObserved"]
+    story.declare({"size": {"w": 1, "h": 5}}, policy={"ignoreFields": ["size.w"]})
+    assert story.action.fields == {"size": {"w": 9, "h": 5}}
+
+
+def test_a_field_that_is_no_longer_ignored_is_written():
+    story = converged(policy={"ignoreFields": ["color"]})
+    story.see(repainted(story.seen, color="Green"))
+    story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
+    story.succeed()
+    story.declare({"type": "Circle", "color": "Red"})
+    assert story.action.fields == {"type": "Circle", "color": "Red"}
+
+
+def test_labels_are_declared_changed_and_removed_like_fields():
+    story = converged(labels={"team": "a", "tier": "x"})
+    assert story.seen.labels == owned_labels(team="a", tier="x")
+    story.declare(labels={"team": "b", "tier": "x"})
+    assert story.action.labels == owned_labels(team="b", tier="x")
+    story.succeed()
+    story.declare(labels={"team": "b"})
+    assert story.action.labels == owned_labels(team="b")
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_an_ignored_label_is_left_to_others():
+    policy = {"ignoreFields": ["labels.team"]}
+    story = converged(labels={"team": "a"}, policy=policy)
+    assert names(story.see(relabelled(story.seen, owned_labels(team="z")))) == ["ExternalObserved"]
+    story.declare({"color": "Blue"}, labels={"team": "a"}, policy=policy)
+    assert story.action.labels == owned_labels(team="z")
+
+
+def test_a_stripped_owner_label_is_put_back_and_no_second_object_is_made():
+    story = converged()
+    events = story.see(relabelled(story.seen, {}))
+    assert only(DriftDetected, events).differences == (
+        FieldDifference(f"labels.{OWNER_LABEL}", FOO_OWNER, None),
+    )
+    assert story.action.operation == "Update"
+    assert story.action.labels == {OWNER_LABEL: FOO_OWNER}
+
+
+def test_an_api_without_labels_gets_none():
+    story = converged(kind=UNLABELLED, labels={"team": "a"})
+    assert story.seen.labels == {}
+    assert story.outcome == "Converged"
+
+
+@pytest.mark.parametrize(
+    "policy", [None, {"ignoreFields": ["labels.team"]}], ids=["plain", "with ignored label"]
+)
+def test_a_value_that_the_api_keeps_as_its_own_makes_no_hot_loop(policy: dict[str, object] | None):
+    story = converged(labels={"team": "a"}, policy=policy)
+    story.see(relabelled(story.seen, owned_labels(team="z" if policy else "a")))
+    story.declare({"type": "Square", "color": "Purple"}, labels={"team": "a"}, policy=policy)
+    story.succeed(color="Violet")
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Degraded", "NotAccepted")
+    assert story.see(story.seen) == []
+    assert story.wake(3600) == []
+
+
+def test_after_a_kept_value_a_new_generation_is_tried():
+    story = converged()
+    story.declare({"type": "Square", "color": "Purple"})
+    story.succeed(color="Violet")
+    story.declare({"type": "Square", "color": "Blue"})
+    assert story.action.fields["color"] == "Blue"
+
+
+def test_of_five_declarations_in_a_batch_the_newest_is_decided():
+    story = Story()
+    colors = ["Red", "Green", "Blue", "White", "Black"]
+    events = story.turn(*[Declared(manifest({"color": color})) for color in colors])
+    assert [(each.generation, each.by) for each in every(GenerationSuperseded, events)] == [
+        (1, 2),
+        (2, 3),
+        (3, 4),
+        (4, 5),
+    ]
+    assert only(ActionDecided, events).action.fields == {"color": "Black"}
+    story.succeed()
+    assert story.outcomes() == [("Converged", 5)]
+
+
+def test_of_five_declarations_one_by_one_the_newest_wins_with_one_more_effect():
+    story = Story()
+    for color in ["Red", "Green", "Blue", "White", "Black"]:
+        story.declare({"color": color})
+    assert story.action.fields == {"color": "Red"}
+    events = story.succeed()
+    assert only(ActionDecided, events).action.fields == {"color": "Black"}
+    assert every(OutcomeRecorded, events) == []
+    story.succeed()
+    assert story.outcomes() == [("Converged", 5)]
+
+
+def test_a_settled_generation_is_followed_and_not_superseded():
+    story = converged()
+    assert every(GenerationSuperseded, story.declare({"color": "Blue"})) == []
+
+
+def test_what_differs_before_a_generation_was_applied_is_not_drift():
+    story = converged({"type": "Square", "color": "Red"})
+    story.declare({"type": "Square"}, policy={"paused": True})
+    events = story.see(repainted(story.seen, note="of a human"))
+    assert every(DriftDetected, events) == []
+
+
+def test_an_api_that_shows_nothing_after_a_write_is_taken_at_its_word():
+    story = Story()
+    story.declare()
+    story.report()
+    assert story.outcome == "Converged"
+    assert story.seen.fields == {"type": "Square", "color": "Red"}

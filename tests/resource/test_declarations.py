@@ -1,0 +1,463 @@
+"""What is accepted as desired state, what is refused and why: scenarios 26 and 27."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from events.intake import Declared, IntakeData, TimerFired, Withdrawn
+from events.manifest import Fields, Manifest, Metadata
+from events.names import ShapeKey
+from reconciler.resource.decide import decide
+from reconciler.resource.state import NEW
+from reconciler.resource.turn import Command
+from tests.resource.building import (
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    manifest,
+    names,
+    provider_config_story,
+)
+
+
+def test_the_same_message_twice_is_one_generation():
+    story = Story()
+    command = story.command(Declared(manifest()), message_id="a")
+    story.give([command])
+    assert story.give([command]) == []
+    assert story.answer.reason == "Duplicate"
+    assert story.state.desired.generation == 1
+
+
+def test_the_same_message_published_again_late_is_one_generation():
+    story = Story()
+    story.give([story.command(Declared(manifest({"color": "Red"})), message_id="a")])
+    story.give([story.command(Declared(manifest({"color": "Blue"})), message_id="b")])
+    again = story.command(Declared(manifest({"color": "Red"})), message_id="a")
+    assert story.give([again]) == []
+    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+
+
+def test_ids_of_two_publishers_are_not_mixed_up():
+    story = Story()
+    red, blue = Declared(manifest({"color": "Red"})), Declared(manifest({"color": "Blue"}))
+    story.give([story.command(red, message_id="1", actor="one")])
+    story.give([story.command(blue, message_id="1", actor="two")])
+    assert story.answer.reason == "Accepted"
+    assert story.state.desired.generation == 2
+
+
+def test_a_declaration_that_comes_after_a_newer_is_refused():
+    story = Story()
+    first = story.command(Declared(manifest({"color": "Red"})))
+    second = story.command(Declared(manifest({"color": "Blue"})))
+    story.give([second])
+    assert names(story.give([first])) == ["DeclarationSuperseded"]
+    assert (story.answer.accepted, story.answer.reason) == (False, "Superseded")
+
+
+def test_a_declaration_that_came_late_is_no_news_when_it_is_sent_again():
+    story = Story()
+    late = story.command(Declared(manifest({"color": "Red"})), message_id="late")
+    story.declare({"color": "Blue"})
+    story.give([late])
+    assert story.give([sent_again(story, late)]) == []
+    assert story.answer.reason == "Duplicate"
+
+
+def sent_again(story: Story, command: Command) -> Command:
+    """The same message at another place of the intake, as its publisher's retry leaves it."""
+    return story.command(command.data, message_id=command.message_id, actor=command.actor)
+
+
+def looked_up(command: Command, first: Command) -> Command:
+    return replace(command, first_position=first.position)
+
+
+def test_a_declaration_that_changed_nothing_reverts_nothing_when_it_is_sent_again():
+    story = converged()
+    again = story.command(Declared(manifest()), message_id="again")
+    assert story.give([again]) == []
+    story.declare({"color": "Blue"})
+    copy = sent_again(story, again)
+    doubtful = decide(story.state, [copy], story.context)
+    assert doubtful.repeats == [copy], "the intake is asked where it came first"
+    assert story.give([looked_up(copy, again)]) == []
+    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+
+
+def test_a_withdrawal_of_nothing_withdraws_nothing_when_it_is_sent_again():
+    story = Story()
+    early = story.command(Withdrawn(), message_id="early")
+    story.give([early])
+    story.declare()
+    copy = sent_again(story, early)
+    assert decide(story.state, [copy], story.context).repeats == [copy]
+    assert story.give([looked_up(copy, early)]) == []
+    assert story.state.desired.is_declared
+
+
+def test_who_goes_back_to_what_was_declared_before_is_followed():
+    story = converged()
+    story.declare({"color": "Blue"})
+    back = story.command(Declared(manifest()))
+    story.give([looked_up(back, back)])
+    assert (story.answer.reason, story.answer.generation) == ("Accepted", 3)
+
+
+def test_what_is_declared_for_the_first_time_needs_no_look_at_the_intake():
+    story = converged()
+    new = story.command(Declared(manifest({"color": "Blue"})))
+    assert decide(story.state, [new], story.context).repeats == []
+    assert decide(NEW, [new], story.context).repeats == []
+
+
+def test_an_equal_declaration_is_no_new_generation():
+    story = converged()
+    assert story.declare() == []
+    assert (story.answer.accepted, story.answer.reason) == (True, "Unchanged")
+    assert story.answer.generation == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Declared(manifest({"color": "Blue"})),
+        Declared(manifest(labels={"team": "a"})),
+        Declared(manifest(annotations={"note": "x"})),
+        Declared(manifest(policy={"paused": True})),
+    ],
+)
+def test_any_change_is_a_new_generation(changed: Declared):
+    story = converged()
+    story.turn(changed)
+    assert (story.answer.reason, story.answer.generation) == ("Accepted", 2)
+
+
+def test_a_withdrawal_of_nothing_is_no_event():
+    story = Story()
+    assert story.withdraw() == []
+    assert story.answer.reason == "Unchanged"
+
+
+def test_a_withdrawal_twice_is_one_generation():
+    story = converged()
+    command = story.command(Withdrawn(), message_id="w")
+    story.give([command])
+    assert story.give([command]) == []
+    assert story.withdraw() == []
+    assert story.state.desired.generation == 2
+
+
+@pytest.mark.parametrize(("expected", "accepted"), [(0, False), (1, True), (2, False)])
+def test_an_expected_generation_is_checked(expected: int, accepted: bool):
+    story = converged()
+    story.declare({"color": "Blue"}, expected=expected)
+    assert story.answer.accepted is accepted
+    story = converged()
+    story.withdraw(expected)
+    assert story.answer.accepted is accepted
+    assert accepted or story.answer.reason == "StaleGeneration"
+
+
+def test_generation_0_means_that_it_does_not_exist_yet():
+    story = Story()
+    story.declare(expected=0)
+    assert story.answer.accepted
+    story.declare({"color": "Blue"}, expected=0)
+    assert not story.answer.accepted
+    assert story.state.desired.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (manifest({"colour": "Red"}), "colour"),
+        (manifest({"color": 1}), "color"),
+        (manifest(api_version="tests/v2"), "apiVersion"),
+        (manifest(policy={"mode": "Sometimes"}), "mode"),
+        (manifest(config="a.b"), "providerConfigRef"),
+        (manifest(key=ShapeKey("default", "Block", "Bar")), "published for"),
+        (manifest(annotations={"reconciler/external-name": "Forbidden"}), "another name"),
+        (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
+    ],
+)
+def test_a_bad_manifest_is_refused_with_the_reason_and_no_event(bad: Manifest, said: str):
+    story = Story()
+    assert story.turn(Declared(bad)) == []
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert said in story.answer.message
+
+
+def test_a_bad_manifest_does_not_hurt_the_good_ones_in_its_batch():
+    story = Story()
+    story.turn(
+        Declared(manifest({"color": 1})),
+        Declared(manifest({"color": "Red"})),
+        Declared(manifest({"colour": "Red"})),
+    )
+    reasons = [None if each is None else each.reason for each in story.answers]
+    assert reasons == ["Invalid", "Accepted", "Invalid"]
+    assert story.action.fields == {"color": "Red"}
+
+
+def test_an_unknown_kind_is_refused():
+    story = Story(kind=None)
+    assert story.declare() == []
+    assert (story.answer.accepted, story.answer.reason) == (False, "UnknownKind")
+    assert "'Block'" in story.answer.message
+
+
+def test_a_shape_whose_kind_is_no_longer_registered_is_held():
+    story = converged()
+    kind, story.kind = story.kind, None
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "UnknownKind")
+    story.kind = kind
+    story.wake()
+    assert story.action.operation == "Delete"
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        Declared(manifest(annotations={"reconciler/external-name": "Other"})),
+        Declared(manifest(config="other")),
+    ],
+)
+def test_a_shape_cannot_move_while_it_lives(moved: Declared):
+    story = converged(configs={CONFIG: SHARED, "other": SHARED})
+    assert story.turn(moved) == []
+    assert story.answer.reason == "Immutable"
+    story.withdraw()
+    story.turn(moved)
+    assert story.answer.reason == "Immutable"
+    story.succeed()
+    story.turn(moved)
+    assert story.answer.reason == "Accepted"
+    assert story.action.operation == "Create"
+
+
+def test_a_shape_cannot_move_while_it_is_made():
+    story = Story()
+    story.declare()
+    story.declare(annotations={"reconciler/external-name": "Other"})
+    assert story.answer.reason == "Immutable"
+
+
+def test_without_its_provider_config_a_shape_is_held_until_it_appears():
+    story = Story(configs={})
+    story.declare()
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "ProviderConfigMissing")
+    assert story.wake() == []
+    story.configs[CONFIG] = SHARED
+    assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_without_its_provider_config_a_withdrawn_shape_is_held():
+    story = converged()
+    story.configs.clear()
+    story.withdraw()
+    assert story.idle
+    assert story.outcome == "Held"
+
+
+OF_ANOTHER = replace(SHARED, provider="zones")
+
+
+def test_a_shape_is_held_whose_configuration_is_of_another_provider():
+    story = Story(configs={CONFIG: OF_ANOTHER, "right": SHARED})
+    assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
+    assert (story.outcome, story.reason) == ("Held", "WrongProvider")
+    assert story.state.outcome is not None
+    message = story.state.outcome.message
+    assert f"{CONFIG!r} is of provider 'zones'" in message
+    assert "Block needs 'tests'" in message
+    assert "providerConfigRef" in message
+    assert story.wake(3600) == []
+    assert "ActionDecided" in names(story.declare(config="right"))
+
+
+def test_a_shape_goes_on_when_its_configuration_has_the_right_provider():
+    story = Story(configs={CONFIG: OF_ANOTHER})
+    story.declare()
+    story.configs[CONFIG] = SHARED
+    assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
+
+
+def test_what_was_never_made_in_a_wrong_api_is_deleted_at_once():
+    story = Story(configs={CONFIG: OF_ANOTHER})
+    story.declare()
+    assert "ActionDecided" not in names(story.withdraw())
+    assert (story.outcome, story.idle) == ("Deleted", True)
+    assert story.wake(3600) == []
+
+
+def test_what_was_made_stays_while_its_configuration_is_of_another_provider():
+    story = converged()
+    story.configs[CONFIG] = OF_ANOTHER
+    story.withdraw()
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "WrongProvider")
+    assert story.state.outcome is not None
+    assert "stays" in story.state.outcome.message
+    story.configs[CONFIG] = SHARED
+    story.turn(TimerFired("ConfigChanged"))
+    assert story.action.operation == "Delete"
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_an_action_is_not_called_again_in_an_api_of_another_provider(withdrawn: bool):
+    story = Story()
+    story.declare()
+    story.configs[CONFIG] = OF_ANOTHER
+    events = story.fail("Transient")
+    if withdrawn:
+        events += story.withdraw()
+    events += story.wake(3600)
+    assert not {"RetryScheduled", "ActionRetried", "ActionSought"} & {*names(events)}
+    assert (story.outcome, story.reason) == ("Held", "WrongProvider")
+    story.configs[CONFIG] = SHARED
+    story.turn(TimerFired("ConfigChanged"))
+    story.wake(3600)
+    assert story.flight.attempt == 2
+
+
+def test_a_provider_config_is_what_it_is_declared():
+    story = provider_config_story()
+    spec = Manifest(
+        "reconciler/v1",
+        "ProviderConfig",
+        Metadata("default", "system"),
+        {"provider": "tests", "endpoint": "http://localhost"},
+    )
+    story.turn(Declared(spec))
+    assert story.outcomes() == [("Converged", 1)]
+    assert story.state.desired.spec is not None
+    assert story.state.desired.spec.fields == {"provider": "tests", "endpoint": "http://localhost"}
+    assert story.wake() == []
+    story.withdraw()
+    assert story.outcomes()[-1] == ("Deleted", 2)
+    assert story.wake() == []
+
+
+PROVIDERS = {"records": ("Record",), "shapes": ("Shape", "Volume")}
+
+
+def config_of_provider(provider: str, *kinds: str) -> Declared:
+    spec: Fields = {"provider": provider, "endpoint": "http://localhost"}
+    if kinds:
+        spec["kinds"] = list(kinds)
+    return Declared(
+        Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
+    )
+
+
+def test_a_provider_that_no_kind_has_is_refused_and_the_known_ones_are_named():
+    story = provider_config_story()
+    story.providers = PROVIDERS
+    story.turn(config_of_provider("shape"))
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert "'shape'" in story.answer.message
+    assert "records, shapes" in story.answer.message
+    assert story.outcomes() == []
+    story.turn(config_of_provider("shapes"))
+    assert story.outcomes() == [("Converged", 1)]
+
+
+def test_a_kind_that_the_provider_does_not_have_is_refused_and_its_kinds_are_named():
+    story = provider_config_story()
+    story.providers = PROVIDERS
+    story.turn(config_of_provider("shapes", "Shape", "Record"))
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert "'Record' is no kind of provider 'shapes'" in story.answer.message
+    assert "Shape, Volume" in story.answer.message
+    story.turn(config_of_provider("shapes", "Volume"))
+    assert story.outcomes() == [("Converged", 1)]
+
+
+def test_a_configuration_is_held_whose_provider_is_not_installed_any_more():
+    story = provider_config_story()
+    story.turn(config_of_provider("shapes"))
+    story.providers = {"records": ("Record",)}
+    story.wake()
+    assert story.outcomes()[-1] == ("Held", 1)
+    assert story.state.outcome is not None
+    assert story.state.outcome.reason == "UnknownProvider"
+    story.providers = PROVIDERS
+    story.wake()
+    assert story.outcomes()[-1] == ("Converged", 1)
+
+
+def test_a_provider_config_with_an_unknown_field_is_refused():
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": "http://localhost", "retries": 3}
+    story.turn(
+        Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
+    )
+    assert story.answer.reason == "Invalid"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"resyncSeconds": 0},
+        {"resyncSeconds": 1e300},
+        {"retry": {"initialSeconds": -1}},
+        {"retry": {"maxSeconds": 0}},
+        {"limits": {"concurrency": 0}},
+        {"limits": {"concurrency": -1}},
+        {"limits": {"requestTimeoutSeconds": 0}},
+        {"limits": {"pageSize": 0}},
+        {"scope": {"namespace": "a.b"}},
+        {"scope": {"namespace": "b\n"}},
+        {"deletionGuard": {"maxPercent": 101}},
+        {"deletionGuard": {"maxCount": -1}},
+        {"consistencyGraceSeconds": -1},
+    ],
+    ids=str,
+)
+def test_a_provider_config_that_cannot_work_is_refused(wrong: dict[str, object]):
+    """Such a one would make a hot loop, stop a worker for good, or end it."""
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": "http://localhost", **wrong}
+    story.turn(
+        Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
+    )
+    assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
+    assert next(iter(wrong)) in story.answer.message
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://joe:hunter2@api.example.com",
+        "joe:hunter2@api.example.com/v1",
+        "https://api.example.com/v1?token=hunter2",
+        "https://api.example.com/#hunter2",
+    ],
+)
+def test_an_endpoint_that_may_hold_a_secret_does_not_enter_the_log(endpoint: str):
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": endpoint}
+    wrong = Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec)
+    assert story.turn(Declared(wrong)) == []
+    assert story.answer.reason == "Invalid"
+    assert "credentialsRef" in story.answer.message
+    assert "hunter2" not in story.answer.message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [Declared(manifest()), Withdrawn(), TimerFired("Sweep")],
+    ids=["declared", "withdrawn", "timer"],
+)
+def test_only_declarations_and_withdrawals_are_answered(data: IntakeData):
+    story = Story()
+    story.turn(data)
+    assert (story.answers[0] is None) is isinstance(data, TimerFired)

@@ -1,0 +1,460 @@
+"""What was perhaps done is never taken for undone: redeliveries, late successes, conflicts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from events.intake import ActionError, Approved, ErrorClass, ForcedRelease, Reported
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ActionDoubted,
+    ActionFailed,
+    ActionNotDone,
+    ActionRetried,
+    ActionSought,
+    ActionSucceeded,
+    DriftDetected,
+    OwnershipReleased,
+    RetryScheduled,
+)
+from events.manifest import ProviderConfigSpec
+from tests.resource.building import (
+    BLOCK,
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    error,
+    every,
+    names,
+    only,
+    owned_labels,
+    repainted,
+    thing,
+)
+from tests.resource.test_unknown_results import KEYLESS, begun, kind_that_can
+
+REFUSALS: list[ErrorClass] = ["Transient", "Throttled"]
+
+
+def withdrawn(*, configs: dict[str, ProviderConfigSpec] | None = None) -> Story:
+    """A deletion is under way."""
+    story = converged({"color": "Red"}, configs=configs)
+    story.withdraw()
+    assert story.action.operation == "Delete"
+    return story
+
+
+# --- the same attempt is handed out again, and refused
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up_before_the_next_decision(
+    refusal: ErrorClass,
+):
+    """A worker deleted it and died; the second was refused; the object is declared again."""
+    story = withdrawn()
+    assert only(ActionFailed, story.fail(refusal, redelivered=True)).redelivered
+    assert not every(ActionAbandoned, story.declare({"color": "Blue"}))
+    assert story.outcome == "Degraded", "nothing is said to have converged"
+    assert only(ActionSought, story.wake(3600)).action.operation == "Delete"
+    events = story.look(None)
+    assert only(ActionSucceeded, events).found_by == "Absence"
+    assert only(ActionDecided, events).action.operation == "Create"
+    assert not every(DriftDetected, events), "nobody else is blamed"
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal: ErrorClass):
+    story = converged({"color": "Red"})
+    before = story.seen
+    story.declare({"color": "Purple"})
+    story.fail(refusal, redelivered=True)
+    assert not every(ActionAbandoned, story.declare({"color": "Red"}))
+    assert only(ActionSought, story.wake(3600))
+    events = story.look(repainted(before, color="Purple"))
+    assert only(ActionSucceeded, events).found_by == "Content"
+    assert only(ActionDecided, events).action.fields == {"color": "Red"}
+
+
+def test_what_a_look_shows_as_not_done_and_nobody_wants_is_given_up_in_doubt():
+    """The worker that had it may stand still before its call."""
+    story = withdrawn()
+    there = story.seen
+    story.fail("Transient", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    events = story.look(there)
+    assert names(events)[:2] == ["ActionNotDone", "ActionAbandoned"]
+    assert only(ActionAbandoned, events).in_doubt
+    assert story.outcome == "Converged"
+
+
+def test_a_refusal_of_the_first_delivery_says_that_nothing_was_done():
+    story = withdrawn()
+    story.fail("Transient")
+    events = story.declare({"color": "Blue"})
+    assert not only(ActionAbandoned, events).in_doubt
+    assert only(ActionDecided, events).action.operation == "Update"
+
+
+def test_what_is_still_wanted_is_repeated_with_the_same_key():
+    story = withdrawn()
+    action = story.action
+    story.fail("Transient", redelivered=True)
+    assert only(ActionRetried, story.wake(3600)).action == action
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelivered: bool):
+    story = withdrawn()
+    story.fail("Transient", redelivered=True)
+    story.declare({"color": "Blue"})
+    story.wake(3600)
+    unknown = story.flight.unknown
+    told = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
+    failed = ActionError("Transient", "try again later", 503)
+    story.turn(replace(told, error=failed, sought=True, redelivered=redelivered))
+    assert story.flight.unknown == unknown, "a look has no effect, whoever had it before"
+    assert only(ActionSought, story.wake(3600))
+    assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
+
+
+def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
+    story = converged(kind=kind_that_can(keys=True, grace=60.0))
+    story.withdraw()
+    story.fail("Transient", redelivered=True)
+    waits = only(RetryScheduled, story.declare({"type": "Circle"}))
+    assert waits.delay_seconds >= 60.0
+    assert not every(ActionSought, story.wake(59))
+    assert every(ActionSought, story.wake(3600))
+
+
+def test_the_fields_of_an_update_in_doubt_count_as_ours():
+    story = converged({"type": "Square"})
+    before = story.seen
+    story.declare({"type": "Square", "color": "Blue"})
+    story.fail("Conflict", shown=repainted(before, color="Blue"), redelivered=True)
+    story.declare({"type": "Circle"})
+    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    assert story.action.fields == {"type": "Circle"}
+
+
+# --- a success that is told late
+
+
+def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
+    story = withdrawn()
+    deletion, there = story.action, story.seen
+    story.fail("Transient", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    story.look(there)
+    assert (story.idle, story.outcome) == (True, "Converged")
+    events = story.report(action_id=deletion.action_id, redelivered=True)
+    late = only(ActionSucceeded, events)
+    assert (late.late, late.outdated, late.action_id) == (True, False, deletion.action_id)
+    again = only(ActionDecided, events).action
+    assert again.operation == "Create"
+    assert again.because == (f"{story.key}@{story.log[-2].shapeversion}",)
+    assert not every(DriftDetected, events)
+    assert not every(OwnershipReleased, events)
+
+
+def test_a_zombies_deletion_that_is_told_while_an_update_is_under_way_makes_it_anew():
+    story = withdrawn()
+    deletion = story.action
+    story.fail("Transient")
+    story.declare({"color": "Blue"})
+    update = story.action
+    assert update.operation == "Update"
+    late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert (late.late, late.outdated) == (True, False)
+    assert story.action == update, "its own result is waited for"
+    events = story.fail("NotFound")
+    assert not every(DriftDetected, events)
+    assert only(ActionDecided, events).action.operation == "Create"
+
+
+def test_a_zombies_update_is_in_the_history_and_is_put_right():
+    story = converged({"color": "Red"})
+    before = story.seen
+    story.declare({"color": "Purple"})
+    update = story.action
+    story.fail("Transient", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    story.look(before)
+    assert story.outcome == "Converged"
+    painted = repainted(before, color="Purple")
+    events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
+    assert only(ActionSucceeded, events).late
+    put_right = only(ActionDecided, events).action
+    assert (put_right.operation, put_right.fields) == ("Update", {"color": "Red"})
+
+
+def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
+    story = withdrawn()
+    deletion, there = story.action, story.seen
+    story.fail("Transient", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    story.look(there)
+    story.see(None)  # a zombie deleted it, and was not heard of until now
+    story.succeed()
+    owned = story.state.owned
+    late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert (late.late, late.outdated) == (True, True)
+    assert (story.state.owned, story.outcome) == (owned, "Converged")
+
+
+def test_a_late_success_is_recorded_once():
+    story = withdrawn()
+    deletion = story.action
+    story.fail("Transient")
+    story.declare({"color": "Blue"})
+    assert every(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert story.report(action_id=deletion.action_id) == []
+
+
+def test_a_late_success_after_a_forced_release_explains_the_effect():
+    story = withdrawn()
+    deletion = story.action
+    released = story.turn(ForcedRelease("it is not ours any more", orphan=True))
+    assert only(ActionAbandoned, released).in_doubt, "its call is under way"
+    late = only(ActionSucceeded, story.report(action_id=deletion.action_id))
+    assert (late.late, late.outdated) == (True, True)
+
+
+def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
+    story = withdrawn()
+    deletion, there = story.action, story.seen
+    story.fail("Throttled", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    story.look(there)
+    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+
+
+def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
+    story = converged({"color": "Red"})
+    there = story.seen
+    story.declare({"color": "Purple"})
+    update = story.action
+    story.fail("Throttled", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    story.look(there)
+    assert story.outcome == "Converged"
+    drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
+    assert drift.perhaps_by == "", "a person painted it green"
+    story.succeed()
+    drift = only(DriftDetected, story.see(repainted(story.seen, color="Purple")))
+    assert drift.perhaps_by == update.action_id
+
+
+def test_a_worker_that_reports_of_what_is_held_by_now_ends_it_no_second_time():
+    story = begun(KEYLESS)
+    story.fail("Conflict", shown=thing(uid="h1"), redelivered=True)
+    assert story.outcome == "Held"
+    assert story.fail("Conflict", shown=thing(uid="h1")) == []
+
+
+def test_what_was_certainly_not_done_is_not_suspected():
+    story = withdrawn()
+    story.fail("Transient")
+    story.declare({"color": "Red"})
+    assert only(DriftDetected, story.see(None)).perhaps_by == ""
+
+
+def test_an_abandonment_by_a_person_is_in_doubt():
+    story = begun(KEYLESS)
+    story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
+    story.withdraw()
+    events = story.turn(Approved("UnknownResult", "Abandon", "it is not there"))
+    assert only(ActionAbandoned, events).in_doubt
+
+
+def test_a_deletion_that_a_second_worker_found_done_is_suspected_when_the_next_object_goes():
+    """The first one wakes up, and its call meets the object that was made since."""
+    story = withdrawn()
+    deletion = story.action
+    succeeded = only(ActionSucceeded, story.report(redelivered=True))
+    assert succeeded.redelivered
+    story.declare({"color": "Blue"})
+    story.succeed()
+    drift = only(DriftDetected, story.see(None))
+    assert drift.perhaps_by == deletion.action_id
+    story.succeed()
+    assert only(DriftDetected, story.see(None)).perhaps_by == "", "each is suspected once"
+
+
+def test_what_a_woken_worker_did_to_the_next_object_is_told_late():
+    story = withdrawn()
+    deletion = story.action
+    story.report(redelivered=True)
+    story.declare({"color": "Blue"})
+    story.succeed()
+    late = only(ActionSucceeded, story.report(action_id=deletion.action_id, redelivered=True))
+    assert (late.late, late.outdated) == (True, True)
+    assert story.report(action_id=deletion.action_id, redelivered=True) == [], "once"
+    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+
+
+def test_a_report_that_is_delivered_again_is_no_late_success():
+    story = withdrawn()
+    told = Reported(story.action.action_id, 1, story.now, story.now, "w1", redelivered=True)
+    command = story.command(told)
+    assert every(ActionSucceeded, story.give([command]))
+    assert story.give([command]) == []
+
+
+def test_a_report_that_was_overtaken_makes_no_older_observation_count():
+    """A decider that died held the first; that of the second worker was decided before."""
+    story = withdrawn()
+    told = Reported(story.action.action_id, 1, story.now, story.now, "w1")
+    overtaken = story.command(told)
+    story.turn(replace(told, worker="w2", redelivered=True))
+    story.declare({"color": "Blue"})
+    story.succeed()
+    story.now += timedelta(seconds=5)
+    assert only(ActionSucceeded, story.give([overtaken])).late
+    assert story.see(None, as_of=overtaken.position) == [], "it began before the creation"
+
+
+def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_up():
+    """The first worker was refused; the second, which had the attempt too, heard no answer."""
+    story = withdrawn()
+    there = story.seen
+    story.fail("Transient")
+    doubted = story.fail("Unknown", redelivered=True)
+    assert names(doubted)[0] == "ActionDoubted"
+    assert story.fail("Unknown", redelivered=True) == [], "it is known"
+    assert not every(ActionAbandoned, story.declare({"color": "Red"}))
+    assert only(ActionSought, story.wake(3600))
+    assert only(ActionAbandoned, story.look(there)).in_doubt
+
+
+def test_a_late_unknown_result_of_what_was_given_up_explains_a_loss():
+    story = withdrawn()
+    deletion = story.action
+    story.fail("Transient")
+    story.declare({"color": "Red"})
+    events = story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
+    assert only(ActionDoubted, events).operation == "Delete"
+    assert not story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
+    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+
+
+def test_a_late_refusal_is_no_doubt():
+    story = withdrawn()
+    deletion = story.action
+    story.fail("Transient")
+    story.declare({"color": "Red"})
+    assert story.report(error("Transient"), action_id=deletion.action_id) == []
+
+
+@pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
+def test_a_late_unknown_creation_that_was_refused_makes_the_next_one_careful(kind: object):
+    story = begun(BLOCK if kind is BLOCK else KEYLESS)
+    creation = story.action
+    story.fail("Permanent")
+    assert not story.state.actions.uncertain_create
+    story.report(error("Unknown"), action_id=creation.action_id, redelivered=True)
+    assert story.state.actions.uncertain_create
+
+
+def test_a_late_update_counts_by_the_object_that_it_met():
+    story = converged({"color": "Red"})
+    story.declare({"color": "Purple"})
+    update = story.action
+    story.fail("NotFound", redelivered=True)
+    story.succeed()
+    assert story.outcome == "Converged"
+    met = repainted(story.seen, color="Green")
+    events = story.report(action_id=update.action_id, shown=met, redelivered=True)
+    assert not only(ActionSucceeded, events).outdated
+    assert only(ActionDecided, events).action.fields == {"color": "Purple"}
+
+
+def test_what_was_never_made_is_gone_when_it_is_withdrawn_whatever_is_missing():
+    story = Story(configs={})
+    story.declare()
+    assert (story.outcome, story.reason) == ("Held", "ProviderConfigMissing")
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Deleted", "Gone")
+
+
+# --- conflicts
+
+
+def test_a_conflict_whose_cause_is_gone_ends_the_action_and_the_next_has_a_new_key():
+    """The API may keep its first answer, a 409, with the key: a repeat would never end."""
+    story = begun(BLOCK)
+    first = story.action
+    events = story.fail("Conflict")
+    assert only(ActionFailed, events).error.error_class == "Conflict"
+    again = only(ActionDecided, events).action
+    assert again.idempotency_key != first.idempotency_key
+    assert (again.operation, again.fields) == (first.operation, first.fields)
+
+
+def test_a_conflict_that_the_api_has_kept_ends_the_action_whatever_went_before():
+    story = begun(BLOCK)
+    first = story.action
+    story.fail("Unknown")
+    story.wake(3600)
+    events = story.fail("Conflict", replayed=True, redelivered=True)
+    assert only(ActionDecided, events).action.idempotency_key != first.idempotency_key
+
+
+def test_conflicts_whose_cause_is_never_seen_are_no_hot_loop():
+    story = begun(BLOCK)
+    for _ in range(3):
+        assert every(ActionDecided, story.fail("Conflict"))
+    assert every(RetryScheduled, story.fail("Conflict"))
+
+
+@pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
+def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: object):
+    """It may have been our own object, or our own call that still runs."""
+    story = begun(BLOCK if kind is BLOCK else KEYLESS)
+    action = story.action
+    events = story.fail("Conflict", redelivered=True)
+    assert only(ActionFailed, events).error.error_class == "Unknown"
+    for _ in range(2):
+        assert only(ActionRetried, story.wake(3600)).action == action
+        story.fail("Conflict")
+    assert every(ActionSought, story.wake(3600))
+    assert every(ActionNotDone, story.look(None))
+    assert only(ActionDecided, story.fail("Conflict")).action.operation == "Create"
+
+
+def test_without_keys_an_update_that_meets_its_own_work_was_done():
+    story = converged({"color": "Red"}, kind=KEYLESS)
+    before = story.seen
+    story.declare({"color": "Blue"})
+    painted = repainted(before, color="Blue")
+    events = story.fail("Conflict", shown=painted, redelivered=True)
+    assert only(ActionSucceeded, events).found_by == "Content"
+    assert story.outcome == "Converged"
+
+
+def test_at_its_first_delivery_an_update_that_meets_another_version_conflicts():
+    story = converged({"color": "Red"}, kind=KEYLESS)
+    before = story.seen
+    story.declare({"color": "Blue"})
+    events = story.fail("Conflict", shown=repainted(before, color="Blue"))
+    assert only(ActionFailed, events).error.error_class == "Conflict"
+
+
+def test_with_keys_what_a_redelivered_creation_meets_is_anothers():
+    story = Story(kind=BLOCK, configs={CONFIG: SHARED})
+    story.declare()
+    events = story.fail("Conflict", shown=thing(uid="h1", labels=owned_labels()), redelivered=True)
+    assert not only(ActionFailed, events).redelivered, "the key says what came of the first"
+    assert story.outcome != "Converged"

@@ -1,0 +1,317 @@
+"""What holds a shape, and who lets it go: finalizers, references, guards, force."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.intake import (
+    Approved,
+    FinalizerReleased,
+    FinalizerRequested,
+    ForcedRelease,
+    LossCount,
+    Observed,
+    OnWithdrawal,
+    Referenced,
+    TargetSeen,
+    Unreferenced,
+)
+from events.log import (
+    AbsenceDoubted,
+    ActionDecided,
+    DriftDetected,
+    FinalizerRemoved,
+    HoldApproved,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ReleaseForced,
+    ShapeEvent,
+)
+from events.names import ShapeKey
+from reconciler.kinds import SHAPE_REF
+from tests.resource.building import (
+    CONFIG,
+    EXCLUSIVE,
+    Story,
+    converged,
+    every,
+    only,
+    repainted,
+    thing,
+)
+
+INVOICE = FinalizerRequested("billing/invoice")
+
+
+def finalized() -> Story:
+    story = converged()
+    story.give([story.command(INVOICE, actor="billing")])
+    assert story.answer.accepted
+    return story
+
+
+def release(story: Story, *, actor: str, force: bool = False) -> list[ShapeEvent]:
+    return story.give(
+        [story.command(FinalizerReleased("billing/invoice", force, "done"), actor=actor)]
+    )
+
+
+# --- finalizers
+
+
+def test_nothing_is_deleted_until_the_finalizer_is_taken_off():
+    story = finalized()
+    story.withdraw()
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "Finalizers")
+    assert story.state.outcome is not None
+    assert "billing/invoice (of billing)" in story.state.outcome.message
+    assert story.wake(36_000) == []
+    release(story, actor="billing")
+    assert story.action.operation == "Delete"
+
+
+def test_a_finalizer_is_taken_off_by_its_holder_or_by_force():
+    story = finalized()
+    story.withdraw()
+    assert release(story, actor="shop") == []
+    assert story.answer.reason == "HeldByAnother"
+    removed = only(FinalizerRemoved, release(story, actor="ann", force=True))
+    assert removed == FinalizerRemoved("billing/invoice", True, "done")
+    assert story.log[-2].actor == "ann"
+    assert story.action.operation == "Delete"
+
+
+def test_a_finalizer_holds_a_release_too():
+    story = converged(policy={"deletion": "Orphan"})
+    story.give([story.command(INVOICE, actor="billing")])
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "Finalizers")
+    release(story, actor="billing")
+    assert every(OwnershipReleased, story.succeed())  # its label is off
+
+
+def test_a_finalizer_holds_what_is_to_be_kept_away():
+    story = finalized()
+    story.declare(policy={"mode": "Absent"})
+    assert (story.outcome, story.reason) == ("Held", "Finalizers")
+
+
+def test_what_is_declared_is_corrected_though_it_has_a_finalizer():
+    story = finalized()
+    story.see(repainted(story.seen, color="Green"))
+    assert story.action.operation == "Update"
+
+
+def test_finalizers_are_put_on_declared_shapes_only_once_and_by_one():
+    story = Story()
+    story.give([story.command(INVOICE, actor="billing")])
+    assert story.answer.reason == "NotDeclared"
+    story = finalized()
+    story.give([story.command(INVOICE, actor="billing")])
+    assert story.answer.reason == "Unchanged"
+    story.give([story.command(INVOICE, actor="shop")])
+    assert story.answer.reason == "HeldByAnother"
+    story.withdraw()
+    story.give([story.command(FinalizerRequested("late/one"), actor="late")])
+    assert story.answer.reason == "NotDeclared"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "/", "x" * 129, "ä", "a\n"])
+def test_a_finalizers_name_is_checked(name: str):
+    story = converged()
+    story.give([story.command(FinalizerRequested(name), actor="billing")])
+    assert story.answer.reason == "Invalid"
+
+
+def test_a_request_that_is_delivered_again_late_does_not_hold_again():
+    story = converged()
+    request = story.command(INVOICE, actor="billing")
+    story.give([request])
+    release(story, actor="billing")
+    assert story.give([request]) == []
+    assert story.answer.reason == "Duplicate"
+
+
+def test_a_forced_release_is_an_event_with_its_actor():
+    story = finalized()
+    story.withdraw()
+    events = story.give([story.command(ForcedRelease("billing is shut down"), actor="ann")])
+    forced = only(ReleaseForced, events)
+    assert forced.finalizers == ("billing/invoice",)
+    assert [each.actor for each in story.log if each.data == forced] == ["ann"]
+    assert story.action.operation == "Delete"
+
+
+def test_a_forced_release_as_an_orphan_gives_up_a_deletion_that_the_api_refuses():
+    story = converged()
+    story.withdraw()
+    story.fail("Unknown")
+    story.turn(ForcedRelease("the API is gone", orphan=True))
+    assert story.idle
+    assert story.outcome == "Released"
+    assert story.state.owned is None
+
+
+def test_a_forced_release_needs_a_reason_and_a_withdrawal():
+    story = finalized()
+    story.turn(ForcedRelease("why not"))
+    assert story.answer.reason == "StillDeclared"
+    story.withdraw()
+    story.turn(ForcedRelease("  "))
+    assert story.answer.reason == "Invalid"
+
+
+# --- references
+
+
+def referenced(policy: OnWithdrawal) -> Story:
+    story = converged()
+    story.turn(Referenced("shop/ShapeRef/needs-foo", policy))
+    return story
+
+
+def test_a_reference_that_keeps_holds_the_object_until_it_goes():
+    story = referenced("Keep")
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "Referenced")
+    assert story.idle
+    story.turn(Unreferenced("shop/ShapeRef/needs-foo"))
+    assert story.action.operation == "Delete"
+
+
+def test_a_reference_that_releases_lets_the_object_stay():
+    story = referenced("Release")
+    story.withdraw()
+    assert story.action.operation == "Update"
+    story.succeed()
+    assert story.outcome == "Released"
+    assert story.state.owned is None
+
+
+def test_a_reference_that_ignores_does_not_hold():
+    story = referenced("Ignore")
+    story.withdraw()
+    assert story.action.operation == "Delete"
+
+
+def test_a_forced_release_counts_against_references_that_are_told_again():
+    story = referenced("Keep")
+    story.withdraw()
+    story.turn(ForcedRelease("shop is gone"))
+    story.fail("Conflict", shown=story.seen)
+    story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
+    assert story.outcome != "Held"
+    assert story.action.operation == "Delete"
+
+
+def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
+    story.see(thing(), strays=(1, 5))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Disputed", "Referenced")
+
+
+def test_a_reference_says_whether_its_target_is_declared():
+    key = ShapeKey("shop", "ShapeRef", "needs-foo")
+    story = Story(kind=SHAPE_REF, configs={}, key=key)
+    story.declare({"target": {"kind": "Shape", "name": "foo"}}, api_version="reconciler/v1")
+    assert story.outcome == ""
+    story.turn(TargetSeen("default/Shape/foo", declared=False))
+    assert (story.outcome, story.reason) == ("Held", "Dangling")
+    assert story.turn(TargetSeen("default/Shape/foo", declared=False)) == []
+    story.turn(TargetSeen("default/Shape/foo", declared=True))
+    assert (story.outcome, story.reason) == ("Converged", "Resolved")
+    story.withdraw()
+    assert story.outcome == "Deleted"
+
+
+# --- guards
+
+
+def missing(story: Story, missing: int, owned: int) -> list[ShapeEvent]:
+    return story.turn(
+        Observed(
+            CONFIG,
+            story.key.name,
+            None,
+            "CompleteListing",
+            story.position,
+            losses=LossCount(missing, owned),
+        )
+    )
+
+
+def test_a_loss_of_nearly_everything_at_once_is_not_believed():
+    story = converged()
+    assert only(AbsenceDoubted, missing(story, 12, 14)).missing == 12
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "LossGuard")
+    assert missing(story, 12, 14) == [], "the same again is no event"
+    story.see(story.seen)
+    assert story.outcome == "Converged"
+
+
+@pytest.mark.parametrize("counts", [(9, 9), (12, 40), (1, 1)])
+def test_a_loss_of_few_is_believed(counts: tuple[int, int]):
+    story = converged()
+    assert every(DriftDetected, missing(story, *counts))
+    assert story.action.operation == "Create"
+
+
+def test_an_approved_loss_is_believed_at_the_next_listing():
+    story = converged()
+    missing(story, 12, 14)
+    assert only(HoldApproved, story.turn(Approved("LossGuard", reason="region lost")))
+    assert story.idle
+    missing(story, 12, 14)
+    assert story.action.operation == "Create"
+
+
+def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(50, 60))
+    assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
+    assert not every(OwnershipClaimed, story.turn(Approved("DeletionGuard")))
+    assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
+    began_before = story.position
+    assert story.see(thing(uid="h1"), strays=(50, 60), as_of=began_before - 1) == []
+    events = story.see(thing(uid="h1"), strays=(50, 60))
+    assert every(OwnershipClaimed, events), "a listing that began since shows that it is a stray"
+    assert only(ActionDecided, events).action.uid == "h1"
+
+
+def test_what_was_declared_elsewhere_before_the_approval_stays():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(50, 60))
+    story.turn(Approved("DeletionGuard"))
+    events = story.see(thing(uid="h1"), strays=(50, 60), taken_by="team/Shape/foo")
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+
+
+def test_an_approval_holds_for_the_object_that_was_held():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(50, 60))
+    story.turn(Approved("LossGuard"))
+    assert story.answer.reason == "NotHeld"
+    story.turn(Approved("DeletionGuard", "Abandon"))
+    assert story.answer.reason == "Invalid"
+    assert story.idle
+
+
+def test_an_approval_does_not_count_for_the_next_object():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(50, 60))
+    story.turn(Approved("DeletionGuard"))
+    story.see(thing(uid="h1"), strays=(50, 60))
+    story.succeed()
+    story.see(thing(uid="h2"), strays=(50, 60))
+    assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
+
+
+def test_nothing_is_approved_that_is_not_held():
+    story = converged()
+    story.turn(Approved("DeletionGuard"))
+    assert story.answer.reason == "NotHeld"

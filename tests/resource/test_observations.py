@@ -1,0 +1,175 @@
+"""What proves that something is there or gone, and what proves nothing: scenario 16."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from events.intake import Observed
+from tests.resource.building import (
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    names,
+    repainted,
+    thing,
+)
+
+
+def test_a_listing_that_began_before_our_effect_proves_no_absence():
+    story = converged()
+    assert story.see(None, as_of=story.state.actions.effect_position - 1) == []
+    assert story.outcome == "Converged"
+
+
+def test_a_listing_that_began_after_our_effect_proves_absence():
+    story = converged()
+    assert "ExternalObserved" in names(story.see(None, as_of=story.state.actions.effect_position))
+
+
+def test_an_observation_without_a_position_is_older_than_everything():
+    story = converged()
+    assert story.turn(Observed(CONFIG, "Foo", None)) == []
+
+
+def test_an_observation_is_ignored_while_an_action_is_in_flight():
+    story = Story()
+    story.declare()
+    assert story.see(None) == []
+    assert story.see(thing()) == []
+
+
+def test_an_older_observation_never_reverts_a_newer():
+    story = converged()
+    green = repainted(story.seen, color="Green")
+    story.declare({"type": "Square", "color": "Red"}, policy={"mode": "CreateOnly"})
+    story.see(green)
+    newest = story.state.observed.position
+    assert story.see(None, as_of=newest - 1) == []
+    assert story.seen == green
+
+
+def test_an_observation_of_the_future_does_not_blind_the_shape():
+    story = converged(policy={"mode": "CreateOnly"})
+    story.see(repainted(story.seen, color="Green"), as_of=10**9)
+    assert names(story.see(repainted(story.seen, color="Blue")))[0] == "ExternalObserved"
+
+
+@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
+def test_an_observation_counts_only_past_the_consistency_grace(
+    after_seconds: float, believed: bool
+):
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = converged(configs={CONFIG: slow})
+    began = story.now + timedelta(seconds=after_seconds)
+    assert bool(story.see(None, began_at=began)) is believed
+
+
+@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
+@pytest.mark.parametrize("clocks_ahead", [timedelta(0), timedelta(hours=1), -timedelta(hours=1)])
+def test_the_grace_is_counted_by_the_clock_of_the_bus(
+    clocks_ahead: timedelta, after_seconds: float, believed: bool
+):
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = Story(configs={CONFIG: slow})
+    story.declare()
+    bus_time = story.now - 3 * clocks_ahead  # nor has the decider's clock a say in it
+    story.stored_at = bus_time
+    story.succeed()
+    story.stored_at = bus_time + timedelta(seconds=after_seconds + 30)
+    began_at = bus_time + timedelta(seconds=after_seconds) + clocks_ahead
+    events = story.see(None, began_at=began_at, age_seconds=30.0)
+    assert bool(events) is believed
+
+
+def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_early():
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = Story(configs={CONFIG: slow})
+    story.declare()
+    story.stored_at = bus_time = story.now
+    story.succeed()
+    story.stored_at = bus_time + timedelta(seconds=30)
+    began_at = bus_time + timedelta(seconds=1)
+    assert story.see(None, began_at=began_at, age_seconds=0.5) == []
+
+
+def test_with_a_grace_an_observation_without_a_time_proves_nothing():
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = converged(configs={CONFIG: slow})
+    assert story.see(None) == []
+
+
+def test_while_the_grace_is_not_known_an_observation_proves_nothing():
+    story = converged()
+    story.configs.clear()
+    assert "ExternalObserved" not in names(story.see(None, began_at=story.now))
+
+
+def test_what_is_seen_in_another_place_is_not_about_us():
+    story = converged()
+    assert story.see(None, config="elsewhere") == []
+    assert story.see(None, name="Bar") == []
+    story = Story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert story.see(thing(name="Bar"), name="Bar") == []
+
+
+def test_the_same_observation_twice_is_one_event():
+    story = Story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    first = story.see(thing(), as_of=1)
+    assert names(first) == ["ExternalObserved", "OutcomeRecorded"]
+    assert story.see(thing(), as_of=1) == []
+
+
+def test_gone_with_nothing_ever_declared_says_nothing():
+    story = Story()
+    assert story.see(None) == []
+    assert story.wake() == []
+
+
+def test_an_unowned_object_that_goes_is_told():
+    story = Story()
+    story.see(thing())
+    assert story.outcome == "Unowned"
+    story.see(None)
+    assert (story.outcome, story.reason) == ("Deleted", "GoneByOthers")
+
+
+def test_a_new_version_resolves_a_conflict_that_showed_no_object():
+    story = converged()
+    story.declare({"type": "Circle"})
+    for _ in range(4):
+        story.fail("Conflict")
+    assert story.idle
+    touched = repainted(story.seen)
+    assert names(story.see(touched)) == ["ExternalObserved"]
+    story.wake(600)
+    assert story.action.version == touched.version
+
+
+def test_of_two_looks_that_began_together_the_later_told_stands():
+    story = Story()
+    story.declare(policy={"mode": "ObserveOnly"})
+    first = story.command(Observed(CONFIG, "Foo", thing({"color": "Red"}), as_of=1))
+    second = story.command(Observed(CONFIG, "Foo", thing({"color": "Blue"}), as_of=1))
+    story.give([first, second])
+    assert story.seen.fields == {"color": "Blue"}
+    assert story.give([first]) == []
+
+
+def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion():
+    story = converged()
+    known = story.seen
+    story.see(None)
+    story.fail("Conflict", shown=known)
+    story.withdraw()
+    story.succeed()
+    story.see(known)
+    assert story.outcome == "Disputed"
+    story.see(None)
+    assert story.state.observed.object is None
+    assert story.outcome == "Deleted"

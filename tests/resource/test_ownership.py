@@ -1,0 +1,311 @@
+"""Ours, theirs and disputed: scenarios 5, 6, 9, 10 and 19; invariant 7."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
+from events.manifest import DeletionGuard, Scope
+from reconciler.resource.owner_label import OWNER_LABEL
+from tests.resource.building import (
+    CONFIG,
+    EXCLUSIVE,
+    FOO_OWNER,
+    SHARED,
+    UNLABELLED,
+    Story,
+    converged,
+    every,
+    names,
+    only,
+    owned_labels,
+    relabelled,
+    thing,
+)
+
+BY_LABEL = msgspec.structs.replace(SHARED, ownership="Label")
+ANOTHER = {OWNER_LABEL: "log2.default.Block.Foo"}
+
+
+def test_what_a_human_made_in_a_shared_api_is_left_alone_and_shown():
+    story = Story()
+    events = story.see(thing())
+    assert names(events) == ["ExternalObserved", "OutcomeRecorded"]
+    assert story.outcome == "Unowned"
+    assert story.wake(3600) == []
+
+
+def test_refuse_touches_nothing():
+    story = Story()
+    story.see(thing())
+    story.declare({"color": "Blue"})
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    assert story.wake(3600) == []
+    assert story.see(thing()) == []
+
+
+def test_refuse_holds_when_the_object_is_found_only_by_the_create():
+    story = Story()
+    story.declare({"color": "Blue"})
+    story.fail("Conflict", shown=thing())
+    assert story.idle
+    assert story.outcome == "Conflict"
+
+
+def test_adopt_claims_without_a_create_and_corrects_the_difference():
+    story = Story()
+    story.see(thing(uid="h1", version="7"))
+    events = story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
+    claimed = only(OwnershipClaimed, events)
+    assert (claimed.reason, claimed.uid) == ("Adopted", "h1")
+    action = story.action
+    assert (action.operation, action.uid, action.version) == ("Update", "h1", "7")
+    assert action.fields == {"type": "Square", "color": "Blue"}
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_adopt_takes_nothing_that_names_another_owner():
+    story = Story()
+    story.see(thing(labels=ANOTHER))
+    story.declare(policy={"adoption": "Adopt"})
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+
+
+def test_the_obstacle_gone_the_declared_object_is_created():
+    story = Story()
+    story.see(thing())
+    story.declare()
+    story.see(None)
+    assert story.action.operation == "Create"
+
+
+def test_by_label_an_object_with_our_label_is_ours():
+    story = Story(configs={CONFIG: BY_LABEL})
+    story.declare()
+    events = story.fail("Conflict", shown=thing(labels=owned_labels()))
+    assert only(OwnershipClaimed, events).reason == "Label"
+    assert story.outcome == "Converged"
+
+
+def test_by_log_our_label_alone_does_not_make_an_object_ours():
+    story = Story()
+    story.see(thing(labels=owned_labels()))
+    story.declare()
+    assert story.outcome == "Conflict"
+
+
+@pytest.mark.parametrize("config", [SHARED, EXCLUSIVE], ids=["shared", "exclusive"])
+def test_our_label_on_something_never_declared_is_disputed(config: object):
+    assert config in (SHARED, EXCLUSIVE)
+    story = Story(configs={CONFIG: SHARED if config is SHARED else EXCLUSIVE})
+    story.see(thing(labels=owned_labels()), strays=(1, 5))
+    assert story.idle
+    assert story.outcome == "Disputed"
+    assert story.wake(3600) == []
+
+
+def test_where_labels_decide_our_label_on_something_never_declared_is_removed():
+    story = Story(configs={CONFIG: BY_LABEL})
+    story.see(thing(uid="h1", labels=owned_labels()), strays=(1, 5))
+    assert (story.action.operation, story.action.uid) == ("Delete", "h1")
+
+
+def test_an_object_of_another_owner_is_never_removed_from_an_exclusive_scope():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(labels=ANOTHER), strays=(1, 5))
+    assert story.idle
+    assert story.outcome == "Disputed"
+
+
+def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
+    story = converged(policy={"mode": "CreateOnly"})
+    story.see(relabelled(story.seen, ANOTHER))
+    story.withdraw()
+    assert story.idle
+    assert story.outcome == "Disputed"
+    assert story.wake(3600) == []
+
+
+def test_an_object_that_another_owner_took_is_not_written_over():
+    """Two owners that each put their label back would do so for ever."""
+    story = converged()
+    ours = story.seen
+    story.see(relabelled(ours, ANOTHER))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
+    story.see(relabelled(ours, owned_labels()))
+    assert story.idle
+    assert story.outcome == "Converged"
+
+
+def test_an_object_whose_owner_label_was_only_stripped_is_deleted_at_withdrawal():
+    story = converged(policy={"mode": "CreateOnly"})
+    story.see(relabelled(story.seen, {}))
+    story.withdraw()
+    assert story.action.operation == "Delete"
+
+
+def test_an_object_with_another_uid_is_not_the_one_we_knew():
+    story = converged()
+    events = story.see(thing(uid="human-2"))
+    assert only(OwnershipReleased, events).reason == "Replaced"
+    assert story.idle
+    assert story.outcome == "Conflict"
+    story.withdraw()
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Deleted", "NotOurs")
+
+
+def test_a_withdrawal_that_finds_another_object_is_told_once():
+    story = converged()
+    story.see(thing(uid="human-2"))
+    story.withdraw()
+    assert story.wake(3600) == []
+    assert story.see(thing(uid="human-2")) == []
+
+
+def test_what_a_human_makes_after_a_deletion_is_unowned():
+    story = converged()
+    story.withdraw()
+    story.succeed()
+    assert story.outcome == "Deleted"
+    story.see(thing(uid="human-2"))
+    assert story.idle
+    assert story.outcome == "Unowned"
+    assert story.wake(3600) == []
+
+
+def test_a_delete_that_met_another_object_leaves_it_alone():
+    story = converged()
+    story.withdraw()
+    events = story.fail("Conflict", shown=thing(uid="human-2"))
+    assert only(OwnershipReleased, events).reason == "Replaced"
+    assert story.idle
+    assert story.outcome == "Deleted"
+
+
+# --- exclusive scope
+
+
+def test_a_stray_of_an_exclusive_scope_is_removed():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    events = story.see(thing(uid="h1"), strays=(1, 5))
+    assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
+    assert (story.action.operation, story.action.uid) == ("Delete", "h1")
+    story.succeed()
+    assert story.idle
+    assert story.wake(3600) == []
+
+
+@pytest.mark.parametrize(
+    ("strays", "removed"),
+    [((2, 9), True), ((3, 9), False), ((2, 10), True), ((0, 9), False)],
+)
+def test_the_guard_lets_few_strays_go(strays: tuple[int, int], removed: bool):
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(), strays=strays)
+    assert story.idle is not removed
+    assert story.outcome == ("" if removed else "Held")
+
+
+def test_the_guard_counts_percent_in_scopes_of_ten_and_more():
+    many = msgspec.structs.replace(
+        EXCLUSIVE,
+        deletion_guard=msgspec.structs.replace(EXCLUSIVE.deletion_guard, max_count=100),
+    )
+    for strays, total, removed in [(3, 10, True), (4, 10, False), (9, 9, True)]:
+        story = Story(configs={CONFIG: many})
+        story.see(thing(), strays=(strays, total))
+        assert story.idle is not removed
+
+
+def test_a_held_stray_goes_when_a_listing_shows_other_numbers():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(), strays=(5, 9))
+    assert story.outcome == "Held"
+    assert story.see(thing(), strays=(5, 9)) == []
+    story.see(thing(), strays=(1, 9))
+    assert story.action.operation == "Delete"
+
+
+def test_a_stray_that_was_not_counted_is_held():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing())
+    assert story.outcome == "Held"
+
+
+def test_a_declared_object_of_an_exclusive_scope_is_no_stray_but_ours():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.declare()
+    claimed = only(OwnershipClaimed, story.fail("Conflict", shown=thing()))
+    assert claimed.reason == "ExclusiveScope"
+    assert story.action.operation == "Update"
+
+
+def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():
+    story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNLABELLED)
+    story.see(thing(), strays=(3, 5))
+    policy = {"adoption": "Adopt", "deletion": "Orphan"}
+    story.declare({"type": "Square", "color": "Red"}, policy=policy)
+    assert story.outcome == "Converged"
+    story.see(thing({"type": "Square", "color": "Red", "note": 1}), strays=(1, 5))
+    events = story.withdraw()
+    assert [each.reason for each in every(OwnershipReleased, events)] == ["Orphaned"]
+    assert story.outcome == "Released"
+    assert story.wake(3600) == []
+
+
+def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
+    story = Story(configs={CONFIG: SHARED, "mine": EXCLUSIVE})
+    story.declare()
+    story.succeed()
+    story.withdraw()
+    story.succeed()
+    story.see(thing(uid="h9"), config="mine", strays=(1, 5))
+    assert story.action.operation == "Delete"
+    assert story.action.provider_config == "mine"
+
+
+@pytest.mark.parametrize("scope", [{"prefix": "team-"}, {"labels": {"team": "a"}}])
+def test_what_was_seen_in_a_wide_exclusive_scope_is_not_ours_in_a_narrow_one(
+    scope: dict[str, Any],
+):
+    story = Story(configs={CONFIG: replace(EXCLUSIVE, deletion_guard=DeletionGuard(max_count=0))})
+    story.see(thing(), strays=(1, 1))
+    assert story.reason == "DeletionGuard"
+    narrow = Scope(mode="Exclusive", **scope)
+    story.configs[CONFIG] = replace(EXCLUSIVE, scope=narrow)
+    assert every(ActionDecided, story.wake()) == []
+    assert story.outcome == "Unowned"
+
+
+def test_the_owner_label_names_the_log_and_the_shape():
+    assert FOO_OWNER == "log1.default.Block.Foo"
+
+
+def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
+    story = converged()
+    seen = story.seen
+    story.see(None)
+    assert story.action.operation == "Create"
+    events = story.fail("Conflict", shown=seen)
+    assert only(OwnershipClaimed, events).reason == "Returned"
+    assert story.outcome == "Converged"
+    assert not story.see(None), "that listing was wrong before"
+
+
+def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
+    story = converged()
+    seen = story.seen
+    events = story.see(replace(seen, uid="forged"))
+    assert only(OwnershipReleased, events).reason == "Replaced"
+    assert story.outcome == "Conflict"
+    assert only(OwnershipClaimed, story.see(seen)).reason == "Returned"
+    assert story.outcome == "Converged"

@@ -1,0 +1,391 @@
+"""Attempts, back-off, refusals and conflicts: scenarios 12 to 15; invariants 2, 3 and 9."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.intake import ActionError, ErrorClass
+from events.log import ActionAbandoned, ActionDecided, ActionRetried, ActionSought, RetryScheduled
+from events.manifest import Retry
+from reconciler.resource.attempt import MAX_CONFLICTS
+from reconciler.resource.backoff import MAX_SECONDS, delay
+from tests.resource.building import (
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    every,
+    names,
+    only,
+    repainted,
+    thing,
+)
+
+TRIED_AGAIN: tuple[ErrorClass, ...] = ("Transient", "Throttled", "Unknown")
+
+
+@pytest.mark.parametrize("error_class", TRIED_AGAIN)
+def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
+    story = Story()
+    story.declare()
+    action = story.action
+    for attempt in range(1, 6):
+        assert story.flight.attempt == attempt
+        story.fail(error_class)
+        events = story.wake(3600)
+        again = [each for each in events if isinstance(each, (ActionRetried, ActionSought))]
+        assert [each.action for each in again] == [action]
+        assert story.action == action
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_failed_attempt_waits_for_its_time_and_says_so():
+    story = Story()
+    story.declare()
+    events = story.fail("Transient", message="connection refused")
+    assert names(events) == ["ActionFailed", "RetryScheduled", "OutcomeRecorded"]
+    wait = only(RetryScheduled, events)
+    assert wait.delay_seconds == 0.75
+    assert wait.at == story.now + timedelta(seconds=0.75)
+    assert (story.outcome, story.reason) == ("Degraded", "Transient")
+    assert story.wake(0.74) == []
+    assert names(story.wake(0.01)) == ["ActionRetried"]
+    assert story.wake(3600) == []
+
+
+def test_the_same_trouble_again_is_not_told_again():
+    story = Story()
+    story.declare()
+    story.fail("Transient")
+    story.wake(3600)
+    assert names(story.fail("Transient")) == ["ActionFailed", "RetryScheduled"]
+
+
+def test_the_wait_doubles_and_ends_at_the_most():
+    story = Story(configs={CONFIG: msgspec.structs.replace(SHARED, retry=Retry(1.0, 5.0))})
+    story.declare()
+    waits: list[float] = []
+    for _ in range(5):
+        waits += [each.delay_seconds for each in every(RetryScheduled, story.fail("Unknown"))]
+        story.wake(3600)
+    assert waits == [0.75, 1.5, 3.0, 3.75, 3.75]
+
+
+def test_the_api_s_own_wish_is_honoured_beyond_the_most():
+    story = Story()
+    story.declare()
+    events = story.fail("Throttled", retry_after=1000.0)
+    assert only(RetryScheduled, events).delay_seconds == 1050.0
+
+
+def test_shapes_that_the_api_told_to_wait_do_not_come_back_at_the_same_moment():
+    waits = {delay(Retry(), 1, jitter / 10, 30.0).total_seconds() for jitter in range(10)}
+    assert len(waits) == 10
+    assert min(waits) == 30.0
+
+
+def test_an_attempt_that_was_not_made_is_no_failure():
+    story = Story()
+    story.declare()
+    for _ in range(10):
+        closed = ActionError("Throttled", "the gate is closed", None, 4.0, attempted=False)
+        assert only(RetryScheduled, story.report(closed)).delay_seconds == 4.5
+        story.wake(3600)
+    assert story.state.waits.failures == 0
+    assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
+
+
+def test_an_absurd_wish_of_the_api_is_bounded():
+    story = Story()
+    story.declare()
+    events = story.fail("Throttled", retry_after=1e300)
+    assert only(RetryScheduled, events).delay_seconds == MAX_SECONDS
+
+
+@given(
+    st.integers(min_value=0, max_value=10_000),
+    st.floats(min_value=0, max_value=1, exclude_max=True),
+    st.floats(min_value=0.001, max_value=1e6),
+    st.floats(min_value=0.001, max_value=1e6),
+)
+def test_a_wait_is_between_half_and_all_of_its_ceiling(
+    failures: int, jitter: float, initial: float, most: float
+):
+    seconds = delay(Retry(initial, most), failures, jitter).total_seconds()
+    ceiling = min(most, initial * 2.0 ** min(max(failures - 1, 0), 32), MAX_SECONDS)
+    assert ceiling / 2 - 1e-6 <= seconds <= ceiling + 1e-6
+
+
+def test_jitter_is_an_input():
+    waits: list[float] = []
+    for jitter in (0.0, 0.5, 0.999):
+        story = Story(jitter=jitter)
+        story.declare()
+        waits += [each.delay_seconds for each in every(RetryScheduled, story.fail("Unknown"))]
+    assert waits == [0.5, 0.75, 1.0]
+
+
+def test_a_late_answer_of_an_earlier_attempt_is_folded_in():
+    story = Story()
+    story.declare()
+    action = story.action
+    story.fail("Unknown")
+    story.wake(3600)
+    story.report(shown=story.written(action), attempt=1)
+    assert story.outcome == "Converged"
+    assert story.report(shown=story.written(action), attempt=2, action_id=action.action_id) == []
+
+
+def test_a_late_failure_of_an_earlier_attempt_says_nothing():
+    story = Story()
+    story.declare()
+    story.fail("Unknown")
+    story.wake(3600)
+    assert story.report(story.state.waits.failure, attempt=1) == []
+    assert story.flight.attempt == 2
+
+
+def test_a_failure_reported_twice_counts_once():
+    story = Story()
+    story.declare()
+    story.fail("Unknown")
+    assert story.fail("Unknown") == []
+    assert story.state.waits.failures == 1
+
+
+def test_a_result_of_another_action_says_nothing():
+    story = Story()
+    story.declare()
+    assert story.report(action_id="default/Block/Foo@999") == []
+
+
+def test_an_unknown_result_stays_the_same_action_when_something_newer_is_wanted():
+    story = Story()
+    story.declare({"color": "Red"})
+    action = story.action
+    story.fail("Unknown")
+    story.declare({"color": "Blue"})
+    story.withdraw()
+    assert only(ActionRetried, story.wake(3600)).action == action
+
+
+@pytest.mark.parametrize("error_class", ["Transient", "Throttled"])
+def test_an_update_that_did_nothing_is_abandoned_for_something_newer(error_class: ErrorClass):
+    story = converged()
+    story.declare({"type": "Circle"})
+    old = story.action
+    story.fail(error_class)
+    events = story.declare({"type": "Triangle"})
+    assert only(ActionAbandoned, events).action_id == old.action_id
+    new = only(ActionDecided, events).action
+    assert new.fields == {"type": "Triangle"}
+    assert new.idempotency_key != old.idempotency_key
+
+
+def test_an_update_of_two_attempts_is_not_abandoned():
+    story = converged()
+    story.declare({"type": "Circle"})
+    story.fail("Unknown")
+    story.wake(3600)
+    story.fail("Transient")
+    assert every(ActionAbandoned, story.declare({"type": "Triangle"})) == []
+
+
+def test_an_abandoned_update_that_did_happen_leaves_no_field_behind():
+    # The worker died after the call, and the redelivered attempt found the API down.
+    story = converged({"type": "Square"})
+    before = story.seen
+    story.declare({"type": "Square", "color": "Blue"})
+    story.fail("Transient")
+    story.declare({"type": "Circle"})
+    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    assert story.action.fields == {"type": "Circle"}
+
+
+def test_a_create_is_never_abandoned_since_it_may_have_happened():
+    # The worker died after the call, and the redelivered attempt found the API down.
+    story = Story()
+    story.declare()
+    action = story.action
+    story.fail("Transient")
+    story.withdraw()
+    assert only(ActionRetried, story.wake(3600)).action == action
+    events = story.succeed()
+    assert only(ActionDecided, events).action.operation == "Delete"
+
+
+def test_a_refused_generation_waits_for_a_new_one():
+    story = Story()
+    story.declare({"color": "Red"})
+    events = story.fail("Permanent", message="422: no such colour")
+    assert names(events) == ["ActionFailed", "OutcomeRecorded"]
+    assert story.outcome == "Failed"
+    assert story.state.outcome is not None
+    assert story.state.outcome.message == "422: no such colour"
+    for _ in range(3):
+        assert story.wake(3600) == []
+        assert story.see(None) == []
+    story.declare({"color": "Blue"})
+    assert story.action.fields == {"color": "Blue"}
+
+
+def test_the_refusal_of_an_old_generation_is_no_refusal_of_the_newest():
+    story = Story()
+    story.declare({"color": "Red"})
+    story.declare({"color": "Blue"})
+    events = story.fail("Permanent")
+    assert only(ActionDecided, events).action.fields == {"color": "Blue"}
+    assert "Degraded" not in story.outcome
+
+
+def test_a_refused_update_does_not_delay_the_deletion():
+    story = converged()
+    story.declare({"type": "Circle"})
+    story.withdraw()
+    events = story.fail("Permanent")
+    assert only(ActionDecided, events).action.operation == "Delete"
+
+
+def test_a_refused_deletion_is_tried_at_the_longest_interval():
+    story = converged()
+    story.withdraw()
+    for _ in range(4):
+        events = story.fail("Permanent", message="403: protected")
+        assert only(RetryScheduled, events).delay_seconds == 225.0
+        assert story.idle
+        assert (story.outcome, story.reason) == ("Degraded", "Permanent")
+        assert story.wake(200) == []
+        assert only(ActionDecided, story.wake(25)).action.operation == "Delete"
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+
+def test_a_conflict_shows_what_is_there_and_is_answered_at_once():
+    story = converged()
+    seen = story.seen
+    story.declare({"type": "Circle"})
+    events = story.fail("Conflict", shown=repainted(seen, type="Circle", color="Green"))
+    assert only(ActionDecided, events).action.version == f"{seen.version}+"
+
+
+def test_an_update_of_something_gone_makes_it_again():
+    story = converged()
+    story.declare({"type": "Circle"})
+    events = story.fail("NotFound")
+    assert only(ActionDecided, events).action.operation == "Create"
+
+
+def test_conflicts_without_end_make_no_hot_loop():
+    story = converged()
+    story.declare({"type": "Circle"})
+    at_once = 0
+    while every(ActionDecided, story.fail("Conflict")):
+        at_once += 1
+        assert at_once <= MAX_CONFLICTS
+    waits: list[float] = []
+    for _ in range(4):
+        assert story.idle
+        assert story.state.waits.until is not None
+        waits.append((story.state.waits.until - story.now).total_seconds())
+        assert story.wake(waits[-1] / 2) == []
+        story.wake(waits[-1] / 2)
+        story.fail("Conflict")
+    assert waits == [0.75, 1.5, 3.0, 6.0]
+
+
+def test_an_obstacle_that_comes_and_goes_makes_no_hot_loop():
+    story = Story()
+    story.declare()
+    calls = 0
+    while not story.idle and calls < 20:
+        story.fail("NotFound")
+        calls += 1
+    assert calls <= MAX_CONFLICTS + 1
+
+
+def test_waiting_is_in_the_state_and_survives_a_restart():
+    story = Story()
+    story.declare()
+    story.fail("Transient")
+    story.state = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(story.state), type=type(story.state)
+    )
+    assert story.wake(0.5) == []
+    assert names(story.wake(0.25)) == ["ActionRetried"]
+
+
+def test_a_failure_then_success_starts_the_back_off_anew():
+    story = Story()
+    story.declare()
+    for _ in range(3):
+        story.fail("Unknown")
+        story.wake(3600)
+    story.succeed()
+    story.see(repainted(story.seen, color="Green"))
+    assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
+
+
+def test_an_intent_is_recorded_for_every_operation_before_its_result():
+    story = converged()
+    story.declare({"color": "Blue"})
+    story.succeed()
+    story.withdraw()
+    story.succeed()
+    decided = every(ActionDecided, [event.data for event in story.log])
+    assert [each.action.operation for each in decided] == ["Create", "Update", "Delete"]
+    assert len({each.action.idempotency_key for each in decided}) == 3
+    assert all(each.action.because for each in decided)
+
+
+def test_a_stranger_in_the_way_of_a_retry_is_left_alone():
+    story = Story()
+    story.declare()
+    story.fail("Unknown")
+    story.wake(3600)
+    story.fail("Conflict", shown=thing())
+    assert story.idle
+    assert story.outcome == "Conflict"
+
+
+def test_an_update_of_unknown_end_that_did_happen_leaves_no_field_behind():
+    # The first attempt was done, and its key was forgotten by the API before the second.
+    story = converged({"type": "Square"})
+    before = story.seen
+    story.declare({"type": "Square", "color": "Blue"})
+    story.fail("Unknown")
+    story.declare({"type": "Circle"})
+    story.wake(3600)
+    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    assert story.action.fields == {"type": "Circle"}
+
+
+def test_the_same_inputs_give_the_same_decisions():
+    logs = [converged().log for _ in range(2)]
+    assert logs[0] == logs[1]
+    assert (
+        len({story.action.idempotency_key for story in (Story(), Story()) if story.declare()}) == 1
+    )
+
+
+def test_a_wait_that_was_set_by_a_clock_that_ran_ahead_is_no_longer_than_it_was():
+    story = Story()
+    story.declare()
+    story.now += timedelta(hours=1)
+    story.fail("Transient")
+    story.now -= timedelta(hours=1)
+    assert every(ActionRetried, story.wake(1))
+
+
+def test_clocks_that_differ_by_seconds_shorten_no_wait():
+    story = Story()
+    story.declare()
+    story.now += timedelta(seconds=20)
+    story.fail("Transient", retry_after=300)
+    story.now -= timedelta(seconds=20)
+    assert story.wake(1) == []

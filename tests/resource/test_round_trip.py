@@ -1,0 +1,347 @@
+"""Every stored format comes back equal: the events of the log, and the state of a snapshot."""
+
+from __future__ import annotations
+
+import string
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from events.envelope import InvalidMessageError, decode_log, encode_log
+from events.external import ExternalObject
+from events.intake import ActionError, ApprovalDecision, ErrorClass, LossCount, OnWithdrawal
+from events.log import (
+    AbsenceDoubted,
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionDoubted,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionRetried,
+    ActionSought,
+    ActionSucceeded,
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    Condition,
+    ConditionType,
+    DeclarationSuperseded,
+    DriftDetected,
+    ExternalObserved,
+    FieldDifference,
+    FinalizerAdded,
+    FinalizerRemoved,
+    FoundBy,
+    GenerationSuperseded,
+    HoldApproved,
+    LogEvent,
+    Operation,
+    OutcomeName,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
+    RetryScheduled,
+    ShapeEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+    TargetObserved,
+    event_id,
+    event_type,
+)
+from events.manifest import Adoption, Deletion, Mode, Policy
+from reconciler.resource.evolve import HistoryGapError, fold
+from reconciler.resource.state import (
+    NEW,
+    Actions,
+    ApiHealth,
+    Applied,
+    Desired,
+    Ended,
+    Finalizer,
+    Holds,
+    InFlight,
+    Observation,
+    Owned,
+    ResourceState,
+    Spec,
+    Waits,
+)
+from tests.resource.building import FOO, converged, repainted
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+texts = st.text(max_size=8)
+numbers = st.integers(min_value=0, max_value=2**53)
+scalars = st.none() | st.booleans() | numbers | st.floats(-1e300, 1e300) | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=3,
+)
+fields = st.dictionaries(texts, values, max_size=3)
+labels = st.dictionaries(texts, texts, max_size=3)
+moments = numbers.map(lambda number: EPOCH + timedelta(microseconds=number))
+seconds = st.floats(min_value=0, max_value=1e6)
+
+
+def literal(alias: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(get_args(alias))
+
+
+objects = st.builds(
+    ExternalObject,
+    texts,
+    fields,
+    st.none() | texts,
+    st.none() | texts,
+    labels=labels,
+    written_by=st.none() | texts,
+)
+policies = st.builds(
+    Policy,
+    literal(Deletion),
+    literal(Mode),
+    literal(Adoption),
+    st.lists(texts, max_size=2).map(tuple),
+    st.booleans(),
+    st.sampled_from(["Restore", "Report"]),
+)
+errors = st.builds(
+    ActionError, literal(ErrorClass), texts, st.none() | numbers, st.none() | seconds
+)
+actions = st.builds(
+    Action,
+    texts,
+    texts,
+    literal(Operation),
+    numbers,
+    texts,
+    texts,
+    st.lists(texts, max_size=2).map(tuple),
+    fields,
+    labels,
+    st.none() | texts,
+    st.none() | texts,
+)
+differences = st.lists(st.builds(FieldDifference, texts, values, values), max_size=2).map(tuple)
+conditions = st.lists(
+    st.builds(
+        Condition,
+        literal(ConditionType),
+        st.sampled_from(["True", "False", "Unknown"]),
+        texts,
+        texts,
+        numbers,
+    ),
+    max_size=2,
+).map(tuple)
+evidence = st.sampled_from(["CompleteListing", "Read"])
+maybe_objects = st.none() | objects
+maybe_numbers = st.none() | numbers
+maybe_texts = st.none() | texts
+names = st.lists(texts, max_size=2).map(tuple)
+flights = st.builds(
+    InFlight,
+    actions,
+    numbers,
+    st.none() | errors,
+    st.none() | moments,
+    seconds,
+    st.none(),
+    numbers,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    texts,
+    st.booleans(),
+)
+
+BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
+    SpecDeclared: st.builds(
+        SpecDeclared, numbers, texts, texts, texts, fields, labels, labels, policies
+    ),
+    SpecWithdrawn: st.builds(SpecWithdrawn, numbers),
+    GenerationSuperseded: st.builds(GenerationSuperseded, numbers, numbers),
+    DeclarationSuperseded: st.builds(DeclarationSuperseded, numbers),
+    ExternalObserved: st.builds(
+        ExternalObserved,
+        texts,
+        texts,
+        maybe_objects,
+        evidence,
+        numbers,
+        maybe_numbers,
+        maybe_numbers,
+    ),
+    AbsenceDoubted: st.builds(AbsenceDoubted, texts, texts, numbers, numbers),
+    DriftDetected: st.builds(DriftDetected, numbers, st.booleans(), differences),
+    OwnershipClaimed: st.builds(
+        OwnershipClaimed,
+        texts,
+        maybe_texts,
+        st.sampled_from(["Adopted", "Label", "Prefix", "ExclusiveScope", "Found"]),
+        texts,
+    ),
+    OwnershipReleased: st.builds(
+        OwnershipReleased,
+        texts,
+        maybe_texts,
+        st.sampled_from(["Orphaned", "Gone", "Replaced"]),
+        texts,
+    ),
+    FinalizerAdded: st.builds(FinalizerAdded, texts, texts),
+    FinalizerRemoved: st.builds(FinalizerRemoved, texts, st.booleans(), texts),
+    ReleaseForced: st.builds(ReleaseForced, texts, st.booleans(), names, names),
+    HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts),
+    ReferenceAdded: st.builds(ReferenceAdded, texts, literal(OnWithdrawal)),
+    ReferenceRemoved: st.builds(ReferenceRemoved, texts),
+    TargetObserved: st.builds(TargetObserved, texts, st.booleans()),
+    ActionDecided: st.builds(ActionDecided, actions),
+    ActionRetried: st.builds(ActionRetried, actions, numbers),
+    ActionSought: st.builds(ActionSought, actions, numbers),
+    ActionHeld: st.builds(ActionHeld, texts, texts),
+    ActionNotDone: st.builds(ActionNotDone, texts, literal(Operation), numbers),
+    ActionDoubted: st.builds(ActionDoubted, texts, literal(Operation), numbers, texts),
+    ActionSucceeded: st.builds(
+        ActionSucceeded,
+        texts,
+        literal(Operation),
+        numbers,
+        maybe_objects,
+        st.booleans(),
+        st.none() | literal(FoundBy),
+        st.booleans(),
+    ),
+    ActionFailed: st.builds(
+        ActionFailed, texts, literal(Operation), numbers, errors, maybe_objects
+    ),
+    ActionAbandoned: st.builds(ActionAbandoned, texts, literal(Operation), texts),
+    RetryScheduled: st.builds(RetryScheduled, moments, seconds, texts, maybe_texts),
+    ApiThrottled: st.builds(ApiThrottled, moments, seconds, texts),
+    BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
+    BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
+    BreakerClosed: st.just(BreakerClosed()),
+    OutcomeRecorded: st.builds(
+        OutcomeRecorded, literal(OutcomeName), numbers, texts, texts, conditions, maybe_texts
+    ),
+}
+
+applied = st.builds(Applied, fields, labels, maybe_objects)
+states = st.builds(
+    ResourceState,
+    version=numbers,
+    desired=st.builds(
+        Desired,
+        numbers,
+        st.booleans(),
+        st.none() | st.builds(Spec, texts, texts, texts, fields, labels, labels, policies),
+        numbers,
+        st.lists(texts, max_size=3).map(tuple),
+        target_declared=st.none() | st.booleans(),
+    ),
+    owned=st.none() | st.builds(Owned, texts, texts, maybe_texts, st.none() | applied),
+    observed=st.builds(
+        Observation,
+        maybe_objects,
+        texts,
+        strays=maybe_numbers,
+        lost_uid=maybe_texts,
+        doubted=st.none() | st.builds(LossCount, numbers, numbers),
+    ),
+    actions=st.builds(
+        Actions,
+        st.none() | flights,
+        st.lists(
+            st.builds(Ended, actions, st.none() | applied, st.booleans(), texts), max_size=3
+        ).map(tuple),
+        effect_at=st.none() | moments,
+    ),
+    waits=st.builds(Waits, numbers, numbers, st.none() | errors, st.none() | moments),
+    holds=st.builds(
+        Holds,
+        st.lists(st.builds(Finalizer, texts, texts), max_size=2).map(tuple),
+        st.dictionaries(texts, literal(OnWithdrawal), max_size=2),
+    ),
+    outcome=st.none() | BUILDERS[OutcomeRecorded],
+    because=texts,
+    api=st.builds(ApiHealth, numbers, *[st.none() | moments] * 3, numbers, numbers, texts),
+)
+
+
+def test_there_is_a_builder_for_every_event_of_the_log():
+    assert set(BUILDERS) == set(get_args(ShapeEvent))
+
+
+@pytest.mark.parametrize("kind", list(BUILDERS), ids=lambda kind: kind.__name__)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), numbers, moments)
+def test_every_event_comes_back_equal(
+    kind: type[ShapeEvent], data: st.DataObject, version: int, time: datetime
+):
+    event: ShapeEvent = data.draw(BUILDERS[kind])
+    cause = data.draw(texts)
+    envelope = LogEvent(
+        event_id(FOO, version),
+        "reconciler",
+        event_type(event),
+        str(FOO),
+        time,
+        version,
+        event,
+        causeid=cause,
+        causeposition=version,
+        actor=cause,
+    )
+    stored = encode_log(envelope)
+    assert decode_log(stored) == envelope
+    assert encode_log(decode_log(stored)) == stored
+    assert decode_log(stored).key == FOO
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(states)
+def test_a_state_comes_back_equal(state: ResourceState):
+    packed = msgspec.msgpack.encode(state)
+    assert msgspec.msgpack.decode(packed, type=ResourceState) == state
+    text = msgspec.json.encode(state)
+    assert msgspec.json.decode(text, type=ResourceState) == state
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"{", b"null", b"\xff", b'{"data":{"event":"Unheard"}}', b"[1]"]
+)
+def test_what_is_no_event_is_told_so(stored: bytes):
+    with pytest.raises(InvalidMessageError):
+        decode_log(stored)
+
+
+@given(st.text(alphabet=string.printable, max_size=30))
+def test_no_text_breaks_the_decoder(text: str):
+    with pytest.raises(InvalidMessageError):
+        decode_log(text.encode())
+
+
+def test_a_stored_history_folds_to_the_same_state_in_two_parts():
+    story = converged(labels={"team": "a"})
+    story.see(repainted(story.seen, color="Green"))
+    stored = [encode_log(event) for event in story.log]
+    decoded = [decode_log(each) for each in stored]
+    for cut in range(len(decoded) + 1):
+        assert fold(decoded[cut:], fold(decoded[:cut])) == story.state
+
+
+def test_a_hole_a_double_and_a_swap_in_a_history_are_found():
+    log = converged().log
+    for broken in (log[1:], log[:1] + log[2:], log[:2] + log[1:], [log[1], log[0], *log[2:]]):
+        with pytest.raises(HistoryGapError):
+            fold(broken, NEW)

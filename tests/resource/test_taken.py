@@ -1,0 +1,150 @@
+"""An object that another shape of the log has is that one's: nothing is claimed or deleted."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from events.log import (
+    ActionDecided,
+    DriftDetected,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+from events.manifest import EXTERNAL_NAME_ANNOTATION
+from reconciler.resource.owner_label import OWNER_LABEL
+from tests.resource.building import (
+    CONFIG,
+    EXCLUSIVE,
+    LOG_ID,
+    SHARED,
+    Story,
+    converged,
+    every,
+    names,
+    only,
+    owned_labels,
+    relabelled,
+    repainted,
+    thing,
+)
+
+ANOTHER = "team/Shape/y"
+
+
+def test_what_another_shape_declares_is_no_stray():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    events = story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+    events = story.see(repainted(thing(uid="h1"), color="Blue"), strays=(1, 60), taken_by=ANOTHER)
+    assert names(events) == ["ExternalObserved"]
+
+
+def test_once_nobody_has_it_it_is_a_stray_as_any_other():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    there = thing(uid="h1")
+    story.see(there, strays=(0, 60), taken_by=ANOTHER)
+    events = story.see(there, strays=(1, 60), taken_by="")
+    assert only(ActionDecided, events).action.operation == "Delete"
+
+
+def test_what_was_held_as_a_stray_is_released_to_who_declares_it():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    there = thing(uid="h1")
+    story.see(there, strays=(50, 60))
+    assert story.outcome == "Held"
+    story.see(there, strays=(49, 60), taken_by=ANOTHER)
+    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+
+
+def test_a_label_of_another_shape_is_no_dispute_where_that_one_has_the_object():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    labels = owned_labels()
+    labels = {name: value.replace("Foo", "y") for name, value in labels.items()}
+    story.see(thing(uid="h1", labels=labels), strays=(0, 60), taken_by=ANOTHER)
+    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+
+
+@pytest.mark.parametrize("still", [ANOTHER, ""])
+def test_what_another_shape_had_was_not_deleted_by_others(still: str):
+    """It may be withdrawn and gone when the listing is compared."""
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    story.see(None, taken_by=still)
+    assert (story.outcome, story.reason) == ("Deleted", "Gone")
+
+
+@pytest.mark.parametrize("log", ["log1", "another"])
+def test_what_carried_the_label_of_a_shape_that_is_gone_was_perhaps_deleted_by_it(log: str):
+    """That one was withdrawn and deleted it, all between a listing and its comparison."""
+    story = Story(configs={CONFIG: SHARED})
+    labels = {OWNER_LABEL: f"{log}.team.Shape.y"}
+    story.see(thing(uid="h1", labels=labels))
+    story.see(None)
+    assert story.reason == ("Gone" if log == LOG_ID else "GoneByOthers")
+    assert story.state.observed.taken_by == (ANOTHER if log == LOG_ID else "")
+
+
+def test_two_shapes_of_one_object_do_not_both_adopt_it():
+    story = Story(configs={CONFIG: SHARED})
+    story.see(thing(uid="h1"), taken_by=ANOTHER)
+    events = story.declare({"type": "Square"}, policy={"adoption": "Adopt"})
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+    events = story.see(story.seen, taken_by="")
+    assert only(OwnershipClaimed, events).reason == "Adopted"
+
+
+def test_what_is_declared_once_nothing_is_there_is_its_own_from_then_on():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    story.see(None, taken_by="")
+    story.declare({"type": "Square"})
+    assert story.state.observed.taken_by == ""
+    story.succeed()
+    assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
+
+
+def test_under_another_external_name_it_is_another_object():
+    story = Story(configs={CONFIG: SHARED})
+    story.see(thing(uid="h1"), taken_by=ANOTHER)
+    story.declare({"type": "Square"}, annotations={EXTERNAL_NAME_ANNOTATION: "another"})
+    assert story.state.observed.taken_by == ""
+    story.succeed()
+    assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
+
+
+def test_what_two_shapes_own_neither_deletes():
+    story = converged()
+    story.see(story.seen, taken_by=ANOTHER)
+    assert not every(ActionDecided, story.withdraw())
+    assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
+    assert only(ActionDecided, story.see(story.seen, taken_by="")).action.operation == "Delete"
+
+
+# --- a write that meets another object, which has taken the place of ours
+
+
+def met() -> Story:
+    """Our update has met an object that a person made under the name, after we had read ours."""
+    story = converged({"color": "Red"})
+    story.declare({"color": "Blue"})
+    assert story.action.uid is not None
+    painted = relabelled(repainted(story.seen, color="Blue"), owned_labels())
+    events = story.report(shown=replace(painted, uid="persons"))
+    assert only(OwnershipReleased, events).reason == "Replaced"
+    assert not every(DriftDetected, events)
+    return story
+
+
+def test_an_object_that_a_write_has_met_by_its_name_is_not_ours_by_that():
+    story = met()
+    assert story.state.owned is None
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_nor_is_it_deleted_when_the_shape_is_withdrawn():
+    story = met()
+    assert not every(ActionDecided, story.withdraw())
+    assert story.outcome == "Disputed", "it carries our label, which that write has put on it"

@@ -1,0 +1,514 @@
+"""The ladder of unknown results: repeat with the same key, look, ask a person."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, Approved
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionRetried,
+    ActionSought,
+    ActionSucceeded,
+    OwnershipClaimed,
+    RetryScheduled,
+    ShapeEvent,
+)
+from events.manifest import Fields, ProviderConfigSpec
+from reconciler.kinds import Kind
+from reconciler.provider import Capabilities
+from tests.resource.building import (
+    BLOCK,
+    CONFIG,
+    EXCLUSIVE,
+    FOO_OWNER,
+    SHARED,
+    Story,
+    converged,
+    every,
+    names,
+    only,
+    owned_labels,
+    relabelled,
+    repainted,
+    thing,
+)
+
+
+def kind_that_can(
+    *, keys: bool = False, unique_names: bool = True, labels: bool = True, grace: float = 0.0
+) -> Kind:
+    return Kind(
+        name=BLOCK.name,
+        api_version=BLOCK.api_version,
+        schema=BLOCK.schema,
+        provider=BLOCK.provider,
+        capabilities=Capabilities(
+            idempotency_keys=keys,
+            deterministic_names=unique_names,
+            labels=labels,
+            conditional_writes=True,
+            consistency_grace_seconds=grace,
+        ),
+        connect=BLOCK.connect,
+    )
+
+
+KEYLESS = kind_that_can()
+NAMELESS = kind_that_can(unique_names=False)
+BLIND = kind_that_can(unique_names=False, labels=False)
+UNMARKED = kind_that_can(labels=False)
+
+
+def begun(kind: Kind = BLOCK) -> Story:
+    story = Story(kind=kind)
+    story.declare()
+    return story
+
+
+def unknown(story: Story, times: int = 1) -> list[ShapeEvent]:
+    """So many attempts of unknown result; gives the events of the next attempt's beginning."""
+    events: list[ShapeEvent] = []
+    for _ in range(times):
+        story.fail("Unknown")
+        events = story.wake(3600)
+    return events
+
+
+def test_the_first_rung_repeats_with_the_same_key():
+    story = begun()
+    action = story.action
+    for _ in range(2):
+        assert only(ActionRetried, unknown(story)).action == action
+    assert not story.flight.is_lookup
+
+
+def test_the_second_rung_looks_when_repeats_tell_nothing():
+    story = begun()
+    action = story.action
+    assert only(ActionSought, unknown(story, 3)).action == action
+    assert story.flight.is_lookup
+
+
+@pytest.mark.parametrize("labels", [owned_labels(), owned_labels(team="a")])
+def test_what_a_look_finds_under_our_label_is_what_the_action_made(labels: dict[str, str]):
+    story = begun()
+    unknown(story, 3)
+    succeeded = only(ActionSucceeded, story.look(thing(uid="u7", labels=labels)))
+    assert succeeded.found_by == "Label"
+    assert story.state.owned is not None
+    assert story.state.owned.uid == "u7"
+
+
+def test_what_a_look_finds_under_the_actions_key_is_what_the_action_made():
+    story = begun(UNMARKED)
+    unknown(story, 3)
+    made = replace(thing(uid="u7"), written_by=story.action.idempotency_key)
+    assert only(ActionSucceeded, story.look(made)).found_by == "Key"
+
+
+def test_where_a_look_finds_nothing_the_same_action_is_called_again():
+    story = begun()
+    action = story.action
+    unknown(story, 3)
+    events = story.look(None)
+    assert names(events)[:2] == ["ActionNotDone", "ActionRetried"]
+    assert only(ActionNotDone, events).action_id == action.action_id
+    assert only(ActionRetried, events).action == action
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
+    story = begun()
+    unknown(story, 3)
+    story.look(thing(uid="h1", labels={"reconciler/owner": "another"}))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    assert story.state.owned is None
+
+
+def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
+    """Somebody may have taken our label off; the API knows by the key what we made."""
+    story = begun()
+    action = story.action
+    unknown(story, 3)
+    failed = only(ActionFailed, story.look(thing(uid="u7")))
+    assert failed.error.error_class == "Unknown"
+    assert only(ActionRetried, story.wake(3600)).action == action
+    story.report(shown=thing(uid="u7"))
+    assert story.state.owned is not None
+    assert story.state.owned.uid == "u7"
+
+
+def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
+    story = begun()
+    unknown(story, 3)
+    story.look(thing(uid="h1"))
+    story.wake(3600)
+    story.fail("Conflict", shown=thing(uid="h1"))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_a_look_that_fails_is_followed_by_another_try():
+    story = begun()
+    unknown(story, 3)
+    assert only(ActionRetried, unknown(story)).action == story.action
+
+
+def test_a_look_waits_until_the_api_shows_what_was_done():
+    story = Story(kind=kind_that_can(keys=True, grace=60.0))
+    story.declare()
+    for _ in range(2):
+        story.fail("Unknown")
+        story.wake(3600)
+    wait = only(RetryScheduled, story.fail("Unknown"))
+    assert wait.delay_seconds >= 60.0
+    assert wait.at >= story.now + timedelta(seconds=60)
+
+
+def test_a_creation_that_cannot_be_repeated_is_looked_for_at_once():
+    """Without keys and without unique names a second call could make a second object."""
+    story = begun(NAMELESS)
+    assert only(ActionSought, unknown(story)).action == story.action
+    story.look(None)
+    assert not story.flight.is_lookup, "it was not done: it may be called"
+
+
+@pytest.mark.parametrize("error_class", ["Unknown", "Transient"])
+def test_without_names_and_labels_a_creation_is_held_for_a_person(error_class: str):
+    story = begun(BLIND)
+    story.report(ActionError("Unknown" if error_class == "Unknown" else "Transient", "cut"))
+    story.wake(3600)
+    held = only(ActionHeld, story.look(None))
+    assert held.action_id == story.action.action_id
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    assert story.wake(36_000) == [], "nothing happens by itself"
+
+
+def held_for_a_person() -> Story:
+    story = begun(BLIND)
+    unknown(story)
+    story.look(None)
+    assert story.outcome == "Held"
+    return story
+
+
+def test_a_person_who_says_that_it_was_not_done_has_it_called_again():
+    story = held_for_a_person()
+    action = story.action
+    events = story.turn(Approved("UnknownResult", reason="I looked"))
+    assert only(ActionRetried, events).action == action
+    assert story.answer.accepted
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_second_hold_of_an_action_is_approved_anew():
+    story = held_for_a_person()
+    story.turn(Approved("UnknownResult", reason="I looked"))
+    unknown(story)
+    story.look(None)
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    events = story.turn(Approved("UnknownResult", reason="I looked again"))
+    assert story.answer.reason == "Accepted"
+    assert every(ActionRetried, events)
+
+
+def test_a_person_who_says_that_it_was_done_ends_the_action():
+    story = held_for_a_person()
+    story.withdraw()
+    events = story.turn(Approved("UnknownResult", "Abandon", "it is there, and I removed it"))
+    assert every(ActionAbandoned, events)
+    assert not every(ActionRetried, events)
+    assert story.idle
+
+
+def test_a_taken_name_on_an_api_without_keys_is_our_own_work_if_it_carries_our_label():
+    story = begun(KEYLESS)
+    events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
+    assert only(ActionSucceeded, events).found_by == "Label"
+    assert story.outcome == "Converged"
+
+
+def test_a_taken_name_on_an_api_with_keys_is_ours_only_if_a_result_was_unknown():
+    story = begun()
+    story.fail("Conflict", shown=thing(labels=owned_labels()))
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    story = begun()
+    unknown(story)
+    events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
+    assert only(ActionSucceeded, events).found_by == "Label"
+
+
+def test_what_an_earlier_action_of_ours_made_is_changed_to_what_is_declared_now():
+    story = begun(KEYLESS)
+    events = story.fail("Conflict", shown=repainted(thing(labels=owned_labels()), color="Blue"))
+    assert only(ActionSucceeded, events).found_by == "Label"
+    assert only(ActionDecided, events).action.operation == "Update"
+
+
+@pytest.mark.parametrize("shown", [thing(uid="u1"), thing({"type": "Circle"}, uid="u1")])
+def test_without_labels_a_taken_name_after_an_unknown_result_is_held_for_a_person(
+    shown: ExternalObject,
+):
+    """Somebody may have changed what our first call made before the second meets it."""
+    story = begun(UNMARKED)
+    unknown(story)
+    assert only(ActionHeld, story.fail("Conflict", shown=shown)).object == shown
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    story = begun(UNMARKED)
+    unknown(story, 3)
+    assert only(ActionHeld, story.look(shown)).object == shown
+
+
+def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_taken_for_a_strangers():
+    story = begun(UNMARKED)
+    unknown(story)
+    story.withdraw()
+    story.fail("Conflict", shown=thing({"type": "Circle"}, uid="u1"))
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult"), "it would leak"
+
+
+# --- without keys, what carries no label may be ours all the same
+
+
+def test_a_redelivered_creation_that_meets_what_nobody_claims_is_held_for_a_person():
+    """A worker died after its call, and somebody took our label off before the second."""
+    story = begun(KEYLESS)
+    held = only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1"), redelivered=True))
+    assert held.object == thing(uid="u1")
+    assert "uid u1" in held.reason
+    assert f"reconciler/owner={FOO_OWNER}" in held.reason
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    assert story.wake(36_000) == [], "nothing happens by itself"
+
+
+def test_what_a_creation_meets_at_its_first_delivery_is_a_strangers():
+    story = begun(KEYLESS)
+    story.fail("Conflict", shown=thing(uid="h1"))
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_a_creation_that_was_perhaps_made_before_stays_so_at_its_next_attempt():
+    story = begun(KEYLESS)
+    story.fail("Throttled", redelivered=True)
+    story.wake(3600)
+    assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
+
+
+def test_after_an_unknown_result_what_nobody_claims_is_held_for_a_person():
+    story = begun(KEYLESS)
+    unknown(story)
+    assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
+    story = begun(KEYLESS)
+    unknown(story, 3)
+    assert only(ActionHeld, story.look(thing(uid="u1")))
+
+
+def test_what_another_owner_claims_is_never_taken_for_our_own_work():
+    story = begun(KEYLESS)
+    another = thing(uid="h1", labels={"reconciler/owner": "another"})
+    story.fail("Conflict", shown=another, redelivered=True)
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+@pytest.mark.parametrize(
+    ("policy", "configs"), [({"adoption": "Adopt"}, {CONFIG: SHARED}), ({}, {CONFIG: EXCLUSIVE})]
+)
+def test_nobody_is_asked_whose_it_is_where_it_becomes_ours_whoever_made_it(
+    policy: Fields, configs: dict[str, ProviderConfigSpec]
+):
+    story = Story(kind=KEYLESS, configs=configs)
+    story.declare(policy=policy)
+    events = story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
+    assert every(OwnershipClaimed, events)
+    assert not every(ActionHeld, events)
+
+
+def test_what_would_be_adopted_if_it_were_not_withdrawn_is_held():
+    story = Story(kind=KEYLESS)
+    story.declare(policy={"adoption": "Adopt"})
+    story.withdraw()
+    story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+
+
+def asked_about_what_nobody_claims(*, after_unknown_result: bool = False) -> Story:
+    story = begun(KEYLESS)
+    if after_unknown_result:
+        unknown(story)
+    story.fail("Conflict", shown=thing(uid="u1"), redelivered=not after_unknown_result)
+    assert story.outcome == "Held"
+    return story
+
+
+def test_a_person_who_finds_it_to_be_ours_gives_it_our_label_and_has_it_called_again():
+    story = asked_about_what_nobody_claims()
+    story.withdraw()
+    assert only(ActionRetried, story.turn(Approved("UnknownResult", reason="it is ours")))
+    events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
+    assert only(ActionSucceeded, events).found_by == "Label"
+    assert (story.action.operation, story.action.uid) == ("Delete", "u1"), "no leak"
+
+
+@pytest.mark.parametrize("after_unknown_result", [False, True])
+def test_a_person_who_finds_it_to_be_anothers_is_not_asked_again(after_unknown_result: bool):
+    story = asked_about_what_nobody_claims(after_unknown_result=after_unknown_result)
+    story.turn(Approved("UnknownResult", reason="it is of the shop"))
+    story.fail("Conflict", shown=thing(uid="u1"))
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_without_keys_a_creation_of_two_deliveries_may_have_made_a_second_object():
+    """The worker that had it first may wake up long after, and make its call."""
+    story = begun(KEYLESS)
+    made = story.written(story.action)
+    assert only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
+    story.withdraw()
+    story.report()
+    story.see(thing(uid="u9", labels=owned_labels()))
+    assert (story.action.operation, story.action.uid) == ("Delete", "u9")
+
+
+def test_with_keys_a_second_delivery_says_nothing():
+    story = begun()
+    made = story.written(story.action)
+    assert not only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
+    assert not story.state.actions.uncertain_create
+
+
+def updating() -> Story:
+    story = converged()
+    story.declare({"type": "Square", "color": "Purple"})
+    unknown(story, 3)
+    return story
+
+
+def test_an_update_that_a_look_shows_as_done_is_done():
+    story = updating()
+    assert (
+        only(ActionSucceeded, story.look(repainted(story.seen, color="Purple"))).found_by
+        == "Content"
+    )
+    assert story.outcome == "Converged"
+
+
+def test_an_update_that_a_look_shows_as_not_done_is_called_again():
+    story = updating()
+    assert only(ActionRetried, story.look(story.seen)).action == story.action
+
+
+def test_an_update_that_a_look_shows_as_overtaken_is_decided_anew():
+    story = updating()
+    before = story.action
+    decided = only(ActionDecided, story.look(repainted(story.seen, color="Green")))
+    assert decided.action.version != before.version
+
+
+def test_an_update_of_what_is_gone_becomes_a_creation():
+    story = updating()
+    assert only(ActionDecided, story.look(None)).action.operation == "Create"
+
+
+def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_is_there():
+    story = converged()
+    story.withdraw()
+    unknown(story, 3)
+    assert every(ActionRetried, story.look(story.seen))
+    unknown(story, 3)
+    assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
+    assert story.outcome == "Deleted"
+
+
+def test_a_deletion_that_meets_nothing_does_not_claim_what_somebody_else_did():
+    story = converged()
+    story.withdraw()
+    assert only(ActionSucceeded, story.report(absent=True)).found_by == "Absence"
+    assert story.outcome == "Deleted"
+
+
+def test_a_success_that_is_told_late_makes_the_object_ours():
+    """The same attempt ran twice, and the one that was refused reported first."""
+    story = begun()
+    action = story.action
+    story.fail("Permanent")
+    assert story.outcome == "Failed"
+    made = story.written(action)
+    events = story.report(shown=made, action_id=action.action_id, attempt=1)
+    assert only(ActionSucceeded, events).late
+    assert story.state.owned is not None
+    assert story.outcome == "Converged"
+
+
+def test_a_late_success_of_what_was_withdrawn_meanwhile_is_deleted():
+    story = begun()
+    action = story.action
+    story.fail("Permanent")
+    story.withdraw()
+    story.report(shown=story.written(action), action_id=action.action_id, attempt=1)
+    assert (story.action.operation, story.action.uid) == ("Delete", "u1")
+
+
+def test_an_object_under_our_label_after_an_uncertain_creation_is_ours():
+    """The creation was refused in the end, but an earlier attempt of it may have been done."""
+    story = begun()
+    unknown(story)
+    story.fail("Permanent")
+    assert story.outcome == "Failed"
+    events = story.see(thing(uid="u9", labels=owned_labels()))
+    assert only(OwnershipClaimed, events).reason == "Found"
+    story.withdraw()
+    assert (story.action.operation, story.action.uid) == ("Delete", "u9")
+
+
+def test_a_label_alone_makes_nothing_ours():
+    story = Story()
+    story.see(thing(labels=owned_labels()))
+    assert (story.outcome, story.reason) == ("Disputed", "LabelSaysOurs")
+
+
+def test_a_label_that_is_taken_off_is_put_back_or_reported():
+    story = converged()
+    story.see(relabelled(story.seen, {}))
+    assert story.action.labels["reconciler/owner"] == FOO_OWNER
+    story = converged(policy={"ownerLabel": "Report"})
+    story.see(relabelled(story.seen, {}))
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Disputed", "LabelMissing")
+
+
+def test_the_log_keeps_every_rung():
+    story = begun()
+    unknown(story, 3)
+    story.look(None)
+    rungs = [name for name in names([each.data for each in story.log]) if name.startswith("Action")]
+    assert rungs == [
+        "ActionDecided",
+        "ActionFailed",
+        "ActionRetried",
+        "ActionFailed",
+        "ActionRetried",
+        "ActionFailed",
+        "ActionSought",
+        "ActionNotDone",
+        "ActionRetried",
+    ]
+
+
+def test_the_grace_of_the_configuration_counts_as_well():
+    config = ProviderConfigSpec(
+        provider="tests", endpoint="http://localhost", consistency_grace_seconds=30
+    )
+    story = Story(kind=NAMELESS, configs={CONFIG: config})
+    story.declare()
+    assert only(RetryScheduled, story.fail("Unknown")).delay_seconds >= 30

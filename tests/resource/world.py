@@ -1,0 +1,340 @@
+"""A tiny pure world around one shape: an external API, humans, a worker, an observer, a bus.
+
+The world is strict: it refuses with an assertion whatever the reconciler must never do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import (
+    ActionError,
+    Declared,
+    IntakeData,
+    Observed,
+    Reported,
+    TimerFired,
+    Withdrawn,
+)
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionRetried,
+    ActionSought,
+    DeclarationSuperseded,
+    LogEvent,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+from events.manifest import Fields
+from reconciler.resource.decide import decide
+from reconciler.resource.evolve import fold
+from reconciler.resource.state import InFlight, ResourceState
+from reconciler.resource.turn import Command, Context
+from tests.explanations import explained
+from tests.resource.building import CONFIG, LOG_ID, Story, manifest
+
+Result = tuple[ExternalObject | None, ActionError | None]
+Fault = Literal[
+    "none",
+    "transient",
+    "throttled",
+    "permanent",
+    "unknown-before",
+    "unknown-after",
+    "lost",
+    "stuck",
+]
+FAULTS: tuple[Fault, ...] = (
+    "none",
+    "none",
+    "none",
+    "transient",
+    "throttled",
+    "permanent",
+    "unknown-before",
+    "unknown-after",
+    "lost",
+    "stuck",
+)
+
+
+@dataclass
+class Api:
+    """Objects with uids, versions and idempotency keys. ``ours``: what may be written."""
+
+    object: ExternalObject | None = None
+    kept: dict[str, ExternalObject | None] = field(default_factory=dict[str, ExternalObject | None])
+    creates: Counter[str] = field(default_factory=Counter[str])
+    seen: dict[str, Action] = field(default_factory=dict[str, Action])
+    ours: set[str] = field(default_factory=set[str])
+    effects: int = 0
+    effects_of: set[str] = field(default_factory=set[str])
+    _serial: int = 0
+
+    def next(self) -> str:
+        self._serial += 1
+        return str(self._serial)
+
+    def call(self, action: Action, *, shows_obstacle: bool, is_late: bool = False) -> Result:
+        assert self.seen.setdefault(action.idempotency_key, action) == action
+        if action.idempotency_key in self.kept:
+            return self.kept[action.idempotency_key], None
+        found = self.object
+        if found is None and action.operation == "Update":
+            return None, ActionError("NotFound", "it is not there")
+        taken = found is not None and (
+            action.operation == "Create"
+            or (action.uid is not None and action.uid != found.uid)
+            or (action.version is not None and action.version != found.version)
+        )
+        if taken:
+            return (found if shows_obstacle else None), ActionError("Conflict", "in the way")
+        self._do(action, found, is_late=is_late)
+        self.kept[action.idempotency_key] = self.object
+        return self.object, None
+
+    def _do(self, action: Action, found: ExternalObject | None, *, is_late: bool) -> None:
+        if found is not None:
+            # A call that was stuck may come when the object has been let go.
+            assert is_late or found.uid in self.ours, f"{action.operation} of what is not ours"
+        if found is not None or action.operation == "Create":
+            self.effects += 1
+            self.effects_of.add(action.action_id)
+        if action.operation == "Delete":
+            self.object = None
+            return
+        if action.operation == "Create":
+            self.creates[action.idempotency_key] += 1
+            assert self.creates[action.idempotency_key] == 1
+        uid = f"u{self.next()}" if found is None else found.uid
+        assert uid is not None
+        self.ours.add(uid)
+        self.object = ExternalObject(
+            action.external_name, action.fields, uid, self.next(), action.labels
+        )
+
+
+class World:
+    """A shape and all that surrounds it. Every message has its place in the intake."""
+
+    def __init__(self) -> None:
+        self.story = Story()
+        self.api = Api()
+        self.intake: list[Command] = []
+        self.delivered = 0
+        self.looks: list[Observed] = []
+        self._reported: set[tuple[str, int]] = set()
+        self._handed_out: set[tuple[str, int]] = set()
+        self._stuck: list[InFlight] = []
+        self.turns: list[tuple[ResourceState, Sequence[Command], Context, list[LogEvent]]] = []
+
+    # --- the bus
+
+    def publish(self, data: IntakeData) -> None:
+        position = len(self.intake) + 1
+        self.intake.append(Command(position, f"m{position}", "world", data))
+
+    def deliver(self, count: int) -> list[LogEvent]:
+        batch = self.intake[self.delivered : self.delivered + count]
+        self.delivered += len(batch)
+        return self.turn(batch) if batch else []
+
+    def redeliver(self, index: int) -> None:
+        """Deliver again what was delivered: once all is decided, that is no event.
+
+        But for what changed nothing when it came, and is late now: that is told, once (ADR 0016).
+        """
+        if self.delivered:
+            self.turn([Command(self.delivered, "wake", "world", TimerFired("Sweep"))])
+            again = [self.intake[index % self.delivered]]
+            told = [type(each.data) for each in self.turn(again)]
+            assert told in ([], [DeclarationSuperseded])
+            assert self.turn(again) == []
+
+    def turn(self, commands: Sequence[Command]) -> list[LogEvent]:
+        story = self.story
+        before, context = story.state, story.context
+        turn = decide(before, commands, context)
+        self.turns.append((before, commands, context, list(turn.events)))
+        story.state = turn.state
+        story.log += turn.events
+        self._check(before, turn.events)
+        return list(turn.events)
+
+    def _check(self, before: ResourceState, events: Sequence[LogEvent]) -> None:
+        log = self.story.log
+        assert fold(log) == self.story.state
+        assert [event.shapeversion for event in log] == list(range(1, len(log) + 1))
+        state = before
+        for event in events:
+            match event.data:
+                case ActionDecided(action):
+                    assert state.actions.in_flight is None
+                    assert action.action_id == event.id
+                case ActionRetried(action) | ActionSought(action):
+                    assert state.actions.in_flight is not None
+                    assert state.actions.in_flight.action == action
+                case OwnershipClaimed(uid=str(uid)):
+                    assert state.desired.spec is not None
+                    assert state.desired.spec.policy.adoption == "Adopt"
+                    self.api.ours.add(uid)
+                case OwnershipReleased(uid=str(uid), reason="Orphaned"):
+                    self.api.ours.discard(uid)
+                case _:
+                    pass
+            state = fold([event], state)
+
+    # --- others
+
+    def declare(self, fields: Fields, policy: Fields) -> None:
+        self.publish(Declared(manifest(fields, policy=policy)))
+
+    def withdraw(self) -> None:
+        self.publish(Withdrawn())
+
+    def human_makes(self, color: str) -> None:
+        if self.api.object is None:
+            self.api.object = ExternalObject(
+                "Foo", {"color": color, "note": "mine"}, f"h{self.api.next()}", self.api.next()
+            )
+
+    def human_edits(self, changed: Fields) -> None:
+        found = self.api.object
+        if found is not None:
+            self.api.object = replace(
+                found, fields={**found.fields, **changed}, version=self.api.next()
+            )
+
+    def human_strips_labels(self) -> None:
+        if self.api.object is not None:
+            self.api.object = replace(self.api.object, labels={}, version=self.api.next())
+
+    def human_touches(self) -> None:
+        if self.api.object is not None:
+            self.api.object = replace(self.api.object, version=self.api.next())
+
+    def human_deletes(self) -> None:
+        self.api.object = None
+
+    def look(self) -> None:
+        """Begin to observe; what was seen is published some time later, or never."""
+        self.looks.append(
+            Observed(CONFIG, "Foo", self.api.object, "CompleteListing", len(self.intake))
+        )
+
+    def show(self, index: int) -> None:
+        if self.looks:
+            self.publish(self.looks[index % len(self.looks)])
+
+    def work(self, fault: Fault, shows_obstacle: bool = True) -> None:
+        """Make one attempt at what is in flight, which is handed out until somebody reports.
+
+        ``lost``: the worker dies before it reports; ``stuck``: it stands still before its call.
+        """
+        flight = self.story.state.actions.in_flight
+        if flight is None or (flight.action.action_id, flight.attempt) in self._reported:
+            return
+        shown: ExternalObject | None = None
+        error: ActionError | None = None
+        if flight.is_lookup:
+            self._look_for(flight, fault)
+            return
+        attempt = (flight.action.action_id, flight.attempt)
+        redelivered = attempt in self._handed_out
+        self._handed_out.add(attempt)
+        if fault == "stuck":
+            self._stuck.append(flight)
+            return
+        if fault in ("none", "unknown-after", "lost"):
+            shown, error = self.api.call(flight.action, shows_obstacle=shows_obstacle)
+        if fault == "lost":
+            return
+        self._reported.add(attempt)
+        if fault in {"unknown-before", "unknown-after"}:
+            shown, error = None, ActionError("Unknown", "no answer")
+        elif fault == "transient":
+            error = ActionError("Transient", "connection refused")
+        elif fault == "throttled":
+            error = ActionError("Throttled", "slower", 429, 5.0)
+        elif fault == "permanent" and flight.action.idempotency_key not in self.api.kept:
+            error = ActionError("Permanent", "no", 422)
+        elif fault == "permanent":
+            shown = self.api.kept[flight.action.idempotency_key]
+        self._report(flight, shown, error, redelivered=redelivered)
+
+    def wake_stuck(self) -> None:
+        """A worker that stood still makes its call, whatever has become of the action by now."""
+        if self._stuck:
+            flight = self._stuck.pop(0)
+            shown, error = self.api.call(flight.action, shows_obstacle=True, is_late=True)
+            self._report(flight, shown, error, redelivered=True)
+
+    def _report(
+        self,
+        flight: InFlight,
+        shown: ExternalObject | None,
+        error: ActionError | None,
+        *,
+        redelivered: bool,
+    ) -> None:
+        now, action_id = self.story.now, flight.action.action_id
+        told = Reported(action_id, flight.attempt, now, now, "w", error, shown)
+        self.publish(replace(told, redelivered=redelivered))
+
+    def _look_for(self, flight: InFlight, fault: Fault) -> None:
+        """Look what came of an action: reads fail, and are lost, as calls are."""
+        if fault in ("lost", "stuck"):
+            return
+        self._reported.add((flight.action.action_id, flight.attempt))
+        failed = None if fault == "none" else ActionError("Unknown", "no answer")
+        now, shown = self.story.now, self.api.object if failed is None else None
+        action_id, attempt = flight.action.action_id, flight.attempt
+        self.publish(Reported(action_id, attempt, now, now, "w", failed, shown, sought=True))
+
+    def wait(self, seconds: float) -> None:
+        self.story.now += timedelta(seconds=seconds)
+        self.publish(TimerFired("Sweep"))
+
+    # --- the end
+
+    def settle(self) -> None:
+        """No more faults: fresh observations, timers and a working worker, until all is quiet."""
+        quiet = 0
+        while self._stuck:
+            self.wake_stuck()
+        for _ in range(60):
+            self.work("none")
+            self.deliver(1000)
+            self.look()
+            self.show(-1)
+            self.wait(3600)
+            busy = self.deliver(1000) or (
+                self.story.state.actions.in_flight is not None and self.story.outcome != "Paused"
+            )
+            quiet = 0 if busy else quiet + 1
+            if quiet == 3:
+                return
+        raise AssertionError("the world never came to rest")
+
+    def check_explained(self) -> None:
+        """The log has each effect that the API saw as done, or says that it is not known."""
+        assert self.api.effects_of <= explained(self.story.log)
+
+    def check_determinism(self) -> None:
+        for before, commands, context, events in self.turns:
+            assert decide(before, commands, context).events == events
+
+    @property
+    def owner_label_is_ours(self) -> bool:
+        found = self.api.object
+        return found is not None and any(
+            value.startswith(LOG_ID) for value in found.labels.values()
+        )
