@@ -345,6 +345,17 @@ class FastClient(Client):
             del self._listeners[number]
         return subscription
 
+    async def _send_ping(self, future: asyncio.Future[object] | None = None) -> None:
+        """Send what waits before the PING, so that the answer to a `flush` speaks of it too.
+
+        nats-py's own overtakes it: a subscription might not be known when its PONG comes.
+        """
+        waiting: list[bytes] = self._pending
+        if waiting and self._transport is not None:
+            self._pending, self._pending_data_size = [], 0
+            self._transport.writelines(waiting)
+        await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
+
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._listeners.pop(sid, None)
         super()._remove_sub(sid, max_msgs)

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 import pytest
@@ -308,3 +309,27 @@ async def is_answered(nc: Client) -> bool:
     except BusUnavailableError:
         return False
     return True
+
+
+async def test_a_flush_speaks_of_what_was_sent_before_it(
+    nc: Client, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    transport: Any = nc._transport  # pyright: ignore[reportPrivateUsage]
+    really_write, really_write_lines = transport.write, transport.writelines
+
+    def write(payload: bytes) -> None:
+        sent.append(payload)
+        really_write(payload)
+
+    def write_lines(payload: list[bytes]) -> None:
+        sent.extend(payload)
+        really_write_lines(payload)
+
+    monkeypatch.setattr(transport, "write", write)
+    monkeypatch.setattr(transport, "writelines", write_lines)
+    await nc.subscribe(unique)  # pyright: ignore[reportUnknownMemberType]
+    await nc.flush()
+
+    commands = b"".join(sent)
+    assert commands.index(b"SUB " + unique.encode()) < commands.index(b"PING")
