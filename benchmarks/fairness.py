@@ -24,9 +24,9 @@ from benchmarks.converge.api import Api, writes
 from benchmarks.converge.client import PATIENCE_SECONDS, Bus
 from benchmarks.converge.stack import ALL_IN_ONE, running_stack
 from infra.bus.streams import worker_consumer, worker_consumers
-from infra.shapes_api import ShapesProcess
 from reconciler.sdk import client_on
 from reconciler.wiring import connected
+from tests.faulty_api import FaultyApi
 
 TARGET = 2.0
 """The fast API's p99 beside the slow one may be so many times that alone (fault 29)."""
@@ -100,7 +100,7 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
 
 @asynccontextmanager
 async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
-    api = ShapesProcess()
+    api = FaultyApi()
     try:
         yield await api.start(folder / "slow-api", latency_ms=1_000 * call_seconds)
     finally:

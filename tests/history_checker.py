@@ -45,9 +45,9 @@ from events.log import (
 )
 from events.manifest import InvalidManifestError, take_apart
 from events.names import ShapeKey
-from infra.shapes_api.journal import JournalEntry
-from infra.shapes_api.shapes import Shape
+from infra.example_api.shapes import Shape
 from tests.explanations import explained
+from tests.faulty_api.journal import JournalEntry
 
 Rule = Literal[
     "undecided",  # an acknowledged declaration was neither decided nor dead-lettered

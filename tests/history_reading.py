@@ -18,10 +18,10 @@ from events.envelope import InvalidMessageError, decode_intake, decode_log
 from events.log import OutcomeRecorded
 from events.subjects import parse_stored_intake
 from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, SHAPES
+from infra.example_api.shapes import Shape
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import StoredMessage, stream_state
-from infra.shapes_api.journal import JournalEntry
-from infra.shapes_api.shapes import Shape
+from tests.faulty_api.journal import JournalEntry
 from tests.history_checker import Acknowledged, Finding, History, Recorded, Told, findings
 
 COPY_SECONDS = 15.0

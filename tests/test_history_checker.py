@@ -32,8 +32,8 @@ from events.log import (
 )
 from events.manifest import Manifest, Metadata, Policy
 from events.names import ShapeKey
-from infra.shapes_api.journal import JournalEntry
-from infra.shapes_api.shapes import Shape
+from infra.example_api.shapes import Shape
+from tests.faulty_api.journal import JournalEntry
 from tests.history_checker import Acknowledged, History, Recorded, Told, findings
 
 FOO = ShapeKey("default", "Shape", "foo")

@@ -9,8 +9,8 @@ from datetime import datetime
 import aiohttp
 import msgspec
 
-from infra.shapes_api.counters import Statistics
-from infra.shapes_api.journal import JournalEntry
+from tests.faulty_api.app import Statistics
+from tests.faulty_api.journal import JournalEntry
 
 _ENTRIES_AT_ONCE = 1_000
 _DELETIONS_AT_ONCE = 16

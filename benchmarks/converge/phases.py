@@ -16,7 +16,7 @@ from benchmarks.converge.stack import Stack
 from benchmarks.converge.usage import Meter, since_start
 from infra.bus.streams import INTAKE
 from infra.jetstream.reads import stream_state
-from infra.shapes_api.counters import Statistics
+from tests.faulty_api.app import Statistics
 
 _LOOK_SECONDS = 0.02
 _WARM_UP = 5
@@ -62,7 +62,7 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
     events_before = await bus.log_position()
     stopped = await stack.stop_reconcilers()
     await api.forget_counts()
-    others = Meter({name: stack.pids[name] for name in ("nats-server", "shapes-api")})
+    others = Meter({name: stack.pids[name] for name in ("nats-server", "example-api")})
     began = time.perf_counter()
     ready = await stack.start_reconcilers()
     await _until_read(api, settings.pages(shapes))

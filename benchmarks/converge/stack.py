@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from infra.embedded import EmbeddedServer
-from infra.shapes_api.process import ShapesProcess
+from tests.faulty_api import FaultyApi
 
 ALL_IN_ONE = ("decider,worker,observer,projector",)
 WORKER_APART = ("decider,observer,projector", "worker")
@@ -77,7 +77,7 @@ class Stack:
     """All processes of one case; ``reconcilers`` can be stopped and started again."""
 
     def __init__(
-        self, server: EmbeddedServer, api: ShapesProcess, reconcilers: Sequence[ReconcilerProcess]
+        self, server: EmbeddedServer, api: FaultyApi, reconcilers: Sequence[ReconcilerProcess]
     ) -> None:
         self.server = server
         self.api = api
@@ -94,7 +94,7 @@ class Stack:
         """Process ids by name; the client is this process."""
         return {
             "nats-server": self.server.pid,
-            "shapes-api": self.api.pid,
+            "example-api": self.api.pid,
             **self.reconciler_pids,
             "client": os.getpid(),
         }
@@ -121,11 +121,11 @@ async def running_stack(
 
     ``layout``: the roles of each reconciler process. ``python``: whose environment they run in.
     """
-    server, api = EmbeddedServer(), ShapesProcess()
+    server, api = EmbeddedServer(), FaultyApi()
     reconcilers: list[ReconcilerProcess] = []
     try:
         url = await server.start(folder / "nats")
-        await api.start(folder / "shapes-api", latency_ms=latency_ms)
+        await api.start(folder / "example-api", latency_ms=latency_ms)
         reconcilers += [
             ReconcilerProcess(roles, url, folder / f"up-{number}", python=python)
             for number, roles in enumerate(layout)

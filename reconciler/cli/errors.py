@@ -11,8 +11,8 @@ import msgspec
 from events.envelope import InvalidMessageError
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
+from infra.example_api import ExampleApiError
 from infra.jetstream.errors import BusError
-from infra.shapes_api.process import ShapesProcessError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import harmless
 from reconciler.errors import ReconcilerError, WaitTimeoutError
@@ -41,7 +41,7 @@ EXPECTED = (
     InvalidManifestError,
     InvalidNameError,
     InvalidMessageError,
-    ShapesProcessError,
+    ExampleApiError,
     msgspec.DecodeError,
     OSError,
 )

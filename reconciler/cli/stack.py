@@ -18,8 +18,8 @@ import structlog
 
 from infra.embedded.full_disk import FullDiskWatch
 from infra.embedded.server import EmbeddedServer
+from infra.example_api import ExampleApi
 from infra.jetstream.connection import without_secrets
-from infra.shapes_api.process import ShapesProcess
 from reconciler.cli.connection import UP_FILE, UpFile, read_up_file
 from reconciler.cli.errors import StackError, UsageError
 
@@ -54,7 +54,7 @@ class Stack:
     nats_url: str
     api_url: str | None = None
     server: EmbeddedServer | None = None
-    api: ShapesProcess | None = None
+    api: ExampleApi | None = None
     notes: list[str] = field(default_factory=list[str])
     failure: StackError | None = None
     is_serving: bool = False
@@ -88,7 +88,7 @@ class Stack:
             log = self.server.data_dir / "nats.log"
             self._fail(f"nats-server has ended by itself: its log is {log}")
         if self.api is not None and not self.api.is_running:
-            log = self.data / "shapes-api" / "shapes-api.log"
+            log = self.data / "example-api" / "example-api.log"
             self._fail(f"the shapes API has ended by itself: its log is {log}")
 
     def _fail(self, message: str) -> Never:
@@ -107,7 +107,7 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
             closing.push_async_callback(stack.server.stop)
             stack.nats_url = await _start_server(stack.server, options, stack.notes)
         if options.with_api:
-            stack.api = ShapesProcess()
+            stack.api = ExampleApi()
             closing.push_async_callback(stack.api.stop)
             stack.api_url = await _start_api(stack.api, options, stack.notes)
         yield stack
@@ -153,11 +153,11 @@ async def _start_server(server: EmbeddedServer, options: StackOptions, notes: li
     return url
 
 
-async def _start_api(api: ShapesProcess, options: StackOptions, notes: list[str]) -> str:
+async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -> str:
     port = _port(options.api_port, DEFAULT_API_PORT)
-    url = await api.start(options.data / "shapes-api", port=port, latency_ms=options.latency_ms)
+    url = await api.start(options.data / "example-api", port=port, latency_ms=options.latency_ms)
     if options.api_port is None and port == 0:
-        notes.append(f"port {DEFAULT_API_PORT} is taken: the shapes API listens on {api.port}")
+        notes.append(f"port {DEFAULT_API_PORT} is taken: the example API listens on {api.port}")
     return url
 
 

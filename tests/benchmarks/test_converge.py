@@ -50,7 +50,7 @@ def test_the_log_is_read_whole_and_every_process_is_counted(report: Report) -> N
     assert case.replay.events > case.converge.events
     assert case.idle is not None
     assert case.idle.samples > 0
-    names = {"nats-server", "shapes-api", "reconciler", "client"}
+    names = {"nats-server", "example-api", "reconciler", "client"}
     assert {each.process for each in case.converge.usage} == names
     assert {each.process for each in case.peaks} == names
     assert all(each.peak_mb > 0 for each in case.peaks)

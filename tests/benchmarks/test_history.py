@@ -20,7 +20,7 @@ from benchmarks.converge.results import (
 def case(*, cpu: float = 2.0, ceiling: float = 40_000, shapes: int = 2_000) -> Case:
     usage = (
         ProcessUsage("nats-server", cpu / 2, 100),
-        ProcessUsage("shapes-api", 9, 40),
+        ProcessUsage("example-api", 9, 40),
         ProcessUsage("reconciler", cpu / 2, 70),
     )
     return Case(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from infra.embedded import EmbeddedCluster
-from infra.shapes_api import ShapesProcess
 from reconciler.wiring import connected, initialise
+from tests.faulty_api import FaultyApi
 
 
 @pytest.fixture
@@ -31,6 +31,6 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def api_url(tmp_path: Path) -> AsyncIterator[str]:
-    process = ShapesProcess()
+    process = FaultyApi()
     yield await process.start(tmp_path / "api")
     await process.stop()

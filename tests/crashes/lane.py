@@ -52,8 +52,8 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
-from infra.shapes_api import ShapesProcess
 from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
+from tests.faulty_api import FaultyApi
 from tests.history_checker import Acknowledged
 from tests.history_reading import check
 
@@ -74,7 +74,7 @@ class Lane:
 
     def __init__(self, folder: Path) -> None:
         self.server = EmbeddedServer()
-        self.api = ShapesProcess()
+        self.api = FaultyApi()
         self.acknowledged: list[Acknowledged] = []
         self.by_hand: set[str] = set()
         self.nc: Client
@@ -231,7 +231,7 @@ class Lane:
     # --- what people do
 
     async def break_api(self, **faults: object) -> None:
-        """Let the API go wrong; see ``infra.shapes_api.faults``."""
+        """Let the API go wrong; see ``tests.faulty_api.faults``."""
         (await self.http.put("/_faults", json=faults)).raise_for_status()
 
     async def mend(self) -> None:

@@ -24,9 +24,9 @@ from events.manifest import (
 from events.names import SYSTEM_NAMESPACE
 from infra.bus.streams import ensure_topology
 from infra.jetstream.connection import OLDEST_SERVER, require_jetstream
-from infra.shapes_api import ShapesProcess
 from reconciler.ports import IntakeMessageOut
 from reconciler.wiring import ROLES, connected, running
+from tests.faulty_api import FaultyApi
 
 if TYPE_CHECKING:
     from testcontainers.community.nats import NatsContainer
@@ -41,7 +41,7 @@ CONVERGED_SECONDS = 20.0
 
 @pytest.fixture
 async def shapes_url(tmp_path: Path) -> AsyncIterator[str]:
-    process = ShapesProcess()
+    process = FaultyApi()
     yield await process.start(tmp_path / "shapes")
     await process.stop()
 

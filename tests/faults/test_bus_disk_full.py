@@ -21,12 +21,12 @@ import pytest
 from events.manifest import Manifest, Metadata
 from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import BusError, StreamFullError
-from infra.shapes_api import ShapesProcess
 from reconciler.cli.checks.room import check_disk
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise
 from tests.cli.runner import Cli, up
+from tests.faulty_api import FaultyApi
 from tests.history_reading import check
 from tests.needs import skip_unless_in_ci
 from tests.scenarios.harness import Human, World, api_config, manifest
@@ -91,7 +91,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 async def world(tmp_path: Path, disk: Disk) -> AsyncIterator[World]:
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(disk.folder / "nats", human).here() as world:
         await world.start_reconciler()

@@ -17,8 +17,8 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import StreamFullError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from infra.shapes_api import ShapesProcess
 from reconciler.cli.doctor import examine
+from tests.faulty_api import FaultyApi
 from tests.history_reading import check
 from tests.scenarios.harness import Human, World, api_config, manifest
 
@@ -28,7 +28,7 @@ COUNT = 50
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         await world.start_reconciler()

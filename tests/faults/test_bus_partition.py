@@ -16,10 +16,10 @@ from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
-from infra.shapes_api import ShapesProcess
 from reconciler.wiring import Role, connected, initialise, running
 from tests.cluster.story import until
 from tests.faults.tcp_proxy import TcpProxy, Way, proxied
+from tests.faulty_api import FaultyApi
 from tests.history_reading import check
 from tests.scenarios.harness import Human, World, api_config
 
@@ -32,7 +32,7 @@ FAULTS: list[tuple[str, set[Way]]] = [
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         roles: list[Role] = ["worker", "observer", "projector"]

@@ -13,15 +13,15 @@ import pytest
 from infra.bus.streams import INTAKE, SHAPES, WORKERS, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.topology import delete_consumer, delete_stream
-from infra.shapes_api import ShapesProcess
 from reconciler.cli.errors import report
 from reconciler.wiring import ROLES, initialise
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         await world.start_reconciler()

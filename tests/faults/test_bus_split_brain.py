@@ -22,7 +22,6 @@ from infra.bus.streams import INTAKE, find_log_id
 from infra.embedded import EmbeddedServer
 from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
-from infra.shapes_api import ShapesProcess
 from reconciler.kinds import installed_kinds
 from reconciler.ports import AppendLostError, IntakeDelivery, ShapeAppend
 from reconciler.services.configurations import Configurations
@@ -30,6 +29,7 @@ from reconciler.services.decider import Decider
 from reconciler.wiring import connected, initialise
 from tests.bus.histories import new_key
 from tests.bus.test_decider import Bus, decider, declaration
+from tests.faulty_api import FaultyApi
 from tests.history_reading import check
 from tests.scenarios.harness import Human, World, api_config, every, manifest, only
 
@@ -59,7 +59,7 @@ class SecondReader(JetStreamIntakeReader):
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         await world.start_reconciler()

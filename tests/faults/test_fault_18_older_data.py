@@ -21,11 +21,11 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import StreamReplacedError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import StreamState, stream_state
-from infra.shapes_api import ShapesProcess
 from reconciler.cli.errors import report
 from reconciler.ports import LogCertainty, ShapeAppend
 from reconciler.wiring import ROLES, Role, connected, initialise
 from tests.bus.histories import event
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config
 
 ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 90.0
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A world whose log knows of an action that nobody has executed yet."""
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         await world.start_reconciler()

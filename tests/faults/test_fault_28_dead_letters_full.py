@@ -21,8 +21,8 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches
 from infra.jetstream.reads import stream_state
-from infra.shapes_api import ShapesProcess
 from reconciler.cli.doctor import examine
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 
 PATIENCE_SECONDS = 300.0
@@ -35,7 +35,7 @@ QUARTER = MAX_UNACKNOWLEDGED // 4
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         await world.start_reconciler()

@@ -12,7 +12,7 @@ import pytest
 
 from events.manifest import Limits
 from infra.bus.streams import worker_consumers
-from infra.shapes_api import ShapesProcess
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 
 SLOW = 4_400
@@ -26,7 +26,7 @@ SECONDS_A_CALL = 2.0
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A world whose human is in the slow API; ``default`` is a fast one."""
-    fast, slow = ShapesProcess(), ShapesProcess()
+    fast, slow = FaultyApi(), FaultyApi()
     human = Human(await slow.start(tmp_path / "slow", latency_ms=1000 * SECONDS_A_CALL))
     async with World(tmp_path / "nats", human).here() as world:
         await world.start_reconciler()

@@ -14,9 +14,9 @@ import pytest
 
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
-from infra.shapes_api.process import ShapesProcess
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES, connected, initialise, running
+from tests.faulty_api import FaultyApi
 from tests.security.guarded import provider_config, shape
 from tests.security.keys import Pair
 
@@ -29,7 +29,7 @@ class Reloading:
     """A server whose users change all the time."""
 
     bus: EmbeddedServer
-    api: ShapesProcess
+    api: FaultyApi
     key: Path
     users: str
     reloads: int = 0
@@ -71,7 +71,7 @@ def pair() -> Pair:
 
 @pytest.fixture
 async def reloading(tmp_path: Path, pair: Pair) -> AsyncIterator[Reloading]:
-    found = Reloading(EmbeddedServer(), ShapesProcess(), tmp_path / "all.nk", _users(pair))
+    found = Reloading(EmbeddedServer(), FaultyApi(), tmp_path / "all.nk", _users(pair))
     pair.write(found.key)
     await found.bus.start(tmp_path / "nats", extra_config=found.users)
     await found.api.start(tmp_path / "api")

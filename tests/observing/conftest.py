@@ -15,7 +15,7 @@ __all__ = ["api_url", "bare_world", "exclusive_world", "world"]
 
 @pytest.fixture(scope="module")
 def records_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    command = [sys.executable, "-m", "infra.records_api", "--exit-with-stdin", "--port", "0"]
+    command = [sys.executable, "-m", "infra.example_api", "--exit-with-stdin", "--port", "0"]
     command += ["--data", str(tmp_path_factory.mktemp("records"))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

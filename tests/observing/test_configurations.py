@@ -12,8 +12,8 @@ from events.intake import Withdrawn
 from events.log import ActionDecided, DriftDetected, FieldDifference
 from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata, Scope
 from events.names import ShapeKey, name_for_external
-from infra.shapes_api import ShapesProcess
 from reconciler.resource.owner_label import OWNER_LABEL, owner
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, every, only, shape
 
 CONFIG = ShapeKey("system", "ProviderConfig", "default")
@@ -22,7 +22,7 @@ CONFIG = ShapeKey("system", "ProviderConfig", "default")
 @pytest.fixture
 async def other_human(tmp_path: Path) -> AsyncIterator[Human]:
     """Somebody in a second API of the same kind."""
-    process = ShapesProcess()
+    process = FaultyApi()
     human = Human(await process.start(tmp_path / "other-api"))
     yield human
     await human.leaves()

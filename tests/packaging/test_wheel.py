@@ -42,7 +42,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_the_licence(wheel: Path) -
     inside = {name for name in names if ".dist-info/" not in name}
     assert inside == _in_the_checkout()
     assert inside >= {f"{package}/py.typed" for package in PACKAGES}
-    assert "infra/shapes_api/openapi.yaml" in inside
+    assert "infra/example_api/openapi.yaml" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

@@ -23,14 +23,14 @@ class Case:
 
 SHAPES_CASE = Case(
     kind=SHAPE,
-    api_module="infra.shapes_api",
+    api_module="tests.faulty_api",
     fields={"type": "Square", "color": "Red"},
     other_fields={"type": "Square", "color": "Blue"},
 )
 
 RECORDS_CASE = Case(
     kind=RECORD,
-    api_module="infra.records_api",
+    api_module="infra.example_api",
     fields={"type": "A", "values": ["192.0.2.1", "192.0.2.2"]},
     other_fields={"type": "A", "values": ["192.0.2.3"], "ttl": 60},
     endpoint_path="/zones/example.org",

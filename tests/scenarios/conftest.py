@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from infra.shapes_api import ShapesProcess
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """The shapes API, a process of its own; each story finds it empty."""
-    process = ShapesProcess()
+    process = FaultyApi()
     yield await process.start(tmp_path_factory.mktemp("shapes"))
     await process.stop()
 
@@ -46,6 +46,6 @@ async def exclusive_world(bare_world: World) -> World:
 @pytest.fixture
 async def empty_api_url(tmp_path: Path) -> AsyncIterator[str]:
     """Another API, in which there is nothing."""
-    process = ShapesProcess()
+    process = FaultyApi()
     yield await process.start(tmp_path / "other-shapes")
     await process.stop()

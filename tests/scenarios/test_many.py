@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.shapes_api import ShapesProcess
 from reconciler.sdk import DeclarationRefusedError
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest, shape
 
 SHAPES = 1_000
@@ -20,7 +20,7 @@ READY_SECONDS = 60.0  # one alone on a machine; the benchmarks measure, this see
 @pytest.fixture
 async def thousand(tmp_path: Path) -> AsyncIterator[World]:
     """A thousand converged shapes in an API of their own."""
-    api = ShapesProcess()
+    api = FaultyApi()
     human = Human(await api.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
         await _declare_all(world)

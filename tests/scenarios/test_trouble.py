@@ -23,8 +23,8 @@ from events.manifest import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
 from events.names import SYSTEM_NAMESPACE, ShapeKey
 from infra.bus.streams import SHAPES, make_worker_consumer, worker_consumers
 from infra.jetstream.connection import api_request
-from infra.shapes_api import ShapesProcess
 from reconciler.wiring import Role
+from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import World, api_config, every, manifest, only
 from tests.scenarios.processes import until_all_said, workers
 
@@ -105,7 +105,7 @@ async def test_14_an_api_that_refuses_the_connection_is_waited_for(
     bare_world: World, tmp_path: Path
 ) -> None:
     """Scenario 14: nothing listens there at first; then it does."""
-    world, api = bare_world, ShapesProcess()
+    world, api = bare_world, FaultyApi()
     await api.start(tmp_path / "late")
     port = api.port
     await api.stop()

@@ -9,9 +9,9 @@ import pytest
 
 from events.manifest import Manifest, Metadata
 from infra.embedded import EmbeddedServer
-from infra.shapes_api.process import ShapesProcess
 from reconciler.sdk import Client, connect
 from reconciler.wiring import ROLES, connected, initialise, running
+from tests.faulty_api import FaultyApi
 
 NewManifest = Callable[..., Manifest]
 
@@ -21,14 +21,14 @@ class Stack:
     """Where the parts of the running stack are."""
 
     bus: EmbeddedServer
-    api: ShapesProcess
+    api: FaultyApi
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """All of it, its roles on an event loop of their own."""
     folder = tmp_path_factory.mktemp("stack")
-    bus, api = EmbeddedServer(), ShapesProcess()
+    bus, api = EmbeddedServer(), FaultyApi()
     asyncio.run(bus.start(folder / "nats"))
     asyncio.run(api.start(folder / "api"))
     loop = asyncio.new_event_loop()

@@ -17,11 +17,11 @@ from infra.bus.permissions import ROLES
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect as connect_to_bus
-from infra.shapes_api.process import ShapesProcess
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import connect
 from reconciler.wiring import ROLES as RUNNING_ROLES
 from reconciler.wiring import connected, initialise, running
+from tests.faulty_api import FaultyApi
 from tests.security.keys import Pair
 
 NAMESPACES = ("acme", "other", "default")
@@ -34,7 +34,7 @@ class Guarded:
 
     folder: Path
     bus: EmbeddedServer = field(default_factory=EmbeddedServer)
-    api: ShapesProcess = field(default_factory=ShapesProcess)
+    api: FaultyApi = field(default_factory=FaultyApi)
     pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
     admin_url: str = ""
 

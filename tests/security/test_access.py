@@ -21,11 +21,11 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import connect
 from infra.jetstream.errors import BusAccessError
 from infra.jetstream.identity import Identity, KeyFile
-from infra.shapes_api.process import ShapesProcess
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES as RUNNING_ROLES
 from reconciler.wiring import connected, initialise, running
 from tests.cli.runner import Cli
+from tests.faulty_api import FaultyApi
 from tests.security.guarded import NAMESPACES, PATIENCE_SECONDS, provider_config, shape
 from tests.security.keys import Pair
 from tests.security.operator_mode import Operator
@@ -40,7 +40,7 @@ class Signed:
     folder: Path
     operator: Operator
     bus: EmbeddedServer
-    api: ShapesProcess
+    api: FaultyApi
 
     def access(self, name: str) -> Access:
         return Access(credentials=self.folder / f"{name}.creds")
@@ -54,7 +54,7 @@ class Signed:
 async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
     roles = [User(role, role) for role in ROLES if role != "service"]
     services = [User(name, "service", namespace=name) for name in NAMESPACES]
-    found = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), ShapesProcess())
+    found = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
     for user in (*roles, *services):
         found.renew(user.name)
     await found.bus.start(tmp_path / "nats", extra_config=found.operator.configuration)
@@ -116,7 +116,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
 ) -> None:
     old, fresh = Pair.of_user(), Pair.of_user()
     key = old.write(tmp_path / "all.nk")
-    bus, api = EmbeddedServer(), ShapesProcess()
+    bus, api = EmbeddedServer(), FaultyApi()
 
     def only(pair: Pair) -> str:
         return f'authorization {{ users: [ {{ nkey: "{pair.public}" }} ] }}'

@@ -20,11 +20,11 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import connect, require_jetstream
 from infra.jetstream.errors import BusAccessError, BusUnavailableError
 from infra.providers.shapes import ShapesProvider
-from infra.shapes_api.process import ShapesProcess
 from reconciler.errors import ConfigurationError, UntrustedApiError
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES, connected, initialise, running
 from tests.cli.runner import Cli
+from tests.faulty_api import FaultyApi
 from tests.security.guarded import provider_config, shape
 from tests.security.tls_proxy import TlsProxy
 
@@ -77,15 +77,15 @@ async def bus(papers: Papers) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[ShapesProcess]:
-    process = ShapesProcess()
+async def api(tmp_path: Path) -> AsyncIterator[FaultyApi]:
+    process = FaultyApi()
     await process.start(tmp_path / "api")
     yield process
     await process.stop()
 
 
 async def test_the_main_job_over_tls_on_both_sides(
-    papers: Papers, bus: str, api: ShapesProcess
+    papers: Papers, bus: str, api: FaultyApi
 ) -> None:
     certificate, key = papers.pair("client", papers.authority.issue_cert("reconciler"))
     access = Access(tls_ca=papers.ca, tls_cert=certificate, tls_key=key)
@@ -214,7 +214,7 @@ def _provider(endpoint: str, tls: Tls | None) -> ShapesProvider:
 
 
 async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
-    papers: Papers, api: ShapesProcess
+    papers: Papers, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     papers.server.configure_cert(context)
@@ -236,7 +236,7 @@ async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
 
 
 async def test_an_api_that_wants_a_certificate_is_shown_ours(
-    papers: Papers, api: ShapesProcess
+    papers: Papers, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     papers.server.configure_cert(context)

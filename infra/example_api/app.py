@@ -1,0 +1,64 @@
+"""The ASGI application over a database."""
+
+import asyncio
+import sqlite3
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from infra.example_api.problems import (
+    Problem,
+    answer_framework_error,
+    answer_problem,
+    answer_unexpected_error,
+)
+from infra.example_api.records import Records
+from infra.example_api.shapes import Before, Shapes
+
+
+def latency(seconds: float) -> Before:
+    """Return what lets every request about shapes wait so long before it is done."""
+
+    async def wait(_request: Request, _name: str | None) -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    return wait
+
+
+def create_app(database: sqlite3.Connection, before: Before) -> Starlette:
+    """Return the application that serves both kinds, their contract, and `/healthz`."""
+    contract = files(__package__ or "").joinpath("openapi.yaml").read_bytes()
+
+    async def show_contract(_request: Request) -> Response:
+        return Response(contract, media_type="application/yaml")
+
+    async def show_health(_request: Request) -> Response:
+        database.execute("SELECT 1 FROM shapes").fetchone()
+        return JSONResponse({"status": "ok"})
+
+    app = Starlette(
+        routes=[
+            *Shapes(database, before).routes(),
+            *Records(database).routes(),
+            Route("/openapi.yaml", show_contract),
+            Route("/healthz", show_health),
+        ],
+        exception_handlers={
+            Problem: answer_problem,
+            HTTPException: answer_framework_error,
+            ClientDisconnect: _answer_nobody,
+            Exception: answer_unexpected_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    """Answer a client that went away before its body was read; no one sees it."""
+    return Response(status_code=400)

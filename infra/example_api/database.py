@@ -1,0 +1,68 @@
+"""The SQLite database in the data folder: the only thing that outlives the process."""
+
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+FILE_NAME: Final = "example-api.db"
+OWNER_WAIT_SECONDS: Final = 1.0  # a predecessor that was just told to end still holds the file
+
+_CHECKPOINT_PAGES: Final = 4000  # 16 MiB of write-ahead log between two waits for the disk
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS shapes (
+    name TEXT PRIMARY KEY, document BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept_answers (
+    key TEXT PRIMARY KEY, kept_at REAL NOT NULL, request BLOB NOT NULL, answer BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS records (
+    zone TEXT NOT NULL, name TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (zone, name)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS record_changes (
+    zone TEXT PRIMARY KEY, last INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class DataFolderError(Exception):
+    """The data folder cannot be used; the message is one line that says why."""
+
+
+def open_database(folder: Path) -> sqlite3.Connection:
+    """Open the database of a data folder for this process alone; both are made if missing.
+
+    With a write-ahead log and `synchronous=NORMAL` a committed transaction survives the end of the
+    process by whatever means, though not a power cut.
+
+    Raises:
+        DataFolderError: the folder is not writable, is in use, or holds something else.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            folder / FILE_NAME, timeout=OWNER_WAIT_SECONDS, isolation_level=None
+        )
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        connection.executescript(_SCHEMA)
+    except (OSError, sqlite3.Error) as error:
+        raise DataFolderError(_reason(folder, error)) from error
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """Commit what is written within, all or nothing."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def _reason(folder: Path, error: Exception) -> str:
+    if "locked" in str(error):
+        return f"data folder {folder} is in use by another process: stop it or choose another"
+    return f"data folder {folder} cannot be used: {error}"

@@ -1,0 +1,152 @@
+"""Start, stop and kill the API as a process of its own."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+READY_PREFIX: Final = "listening on "
+LOG_FILE_NAME: Final = "example-api.log"
+START_TIMEOUT_SECONDS: Final = 30.0
+STOP_TIMEOUT_SECONDS: Final = 10.0
+
+
+class ExampleApiError(Exception):
+    """The API could not be started, or is not there; the message is one line."""
+
+
+class ExampleApi:
+    """One process of the API on a data folder.
+
+    It ends with the process that started it, even when that one is killed. The folder and the port
+    can be used again after `stop` and after `kill`.
+    """
+
+    module = "infra.example_api"  # what is run
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url = ""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the API that was started last."""
+        return self._started().pid
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without a slash at the end."""
+        self._started()
+        return self._url
+
+    @property
+    def port(self) -> int:
+        """The port of the last start: give it to the next one, and clients find it again."""
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self, data_dir: Path, *, port: int = 0, latency_ms: float = 0) -> str:
+        """Start the API and return its URL once it listens.
+
+        Args:
+            data_dir: folder of the database and the log; made if missing.
+            port: where to listen on 127.0.0.1, 0 for a free port.
+            latency_ms: how long every request about shapes waits.
+
+        Raises:
+            ExampleApiError: the folder or the port cannot be used.
+        """
+        if self.is_running:
+            raise ExampleApiError(f"this API already runs on {self._url}: stop it first")
+        await self.kill()  # lets go of a process that ended by itself
+        log = data_dir / LOG_FILE_NAME
+        self._process, log_start = _spawn(self.module, data_dir, log, port, latency_ms)
+        try:
+            self._url = await _wait_until_ready(self._process, log, log_start)
+        except BaseException:
+            await self.kill()
+            raise
+        return self._url
+
+    async def stop(self) -> None:
+        """End the API in order (SIGTERM); kill it when that takes too long."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            await self.kill()
+        _close_pipes(self._process)
+
+    async def kill(self) -> None:
+        """End the API at once (SIGKILL), as a crash does."""
+        if self._process is None:
+            return
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+        _close_pipes(self._process)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ExampleApiError("this API has not been started: call start() first")
+        return self._process
+
+
+def _spawn(
+    module: str, data_dir: Path, log: Path, port: int, latency_ms: float
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the process; return it, and where its part of the log begins."""
+    command = [sys.executable, "-m", module, "--exit-with-stdin"]
+    command += ["--data", str(data_dir.absolute())]
+    command += ["--port", str(port), "--latency-ms", str(latency_ms)]
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as log_file:
+            log_start = log_file.tell()
+            process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+                command,
+                cwd=Path(__file__).parents[2],  # where this very package is found
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                start_new_session=True,  # Ctrl-C in a terminal is for us: we stop it in order
+            )
+            return process, log_start
+    except OSError as error:
+        raise ExampleApiError(f"the API cannot be started on {data_dir}: {error}") from error
+
+
+async def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, log_start: int) -> str:
+    """Return the URL that the API announces."""
+    assert process.stdout is not None
+    # Killed from a timer, so that the reading thread ends in any case.
+    too_late = threading.Timer(START_TIMEOUT_SECONDS, process.kill)
+    too_late.daemon = True
+    too_late.start()
+    try:
+        line = (await asyncio.to_thread(process.stdout.readline)).decode().strip()
+    finally:
+        too_late.cancel()
+    if line.startswith(READY_PREFIX):
+        return line.removeprefix(READY_PREFIX)
+    await asyncio.to_thread(process.wait)
+    raise ExampleApiError(f"the API did not start: {_last_words(log, log_start)}")
+
+
+def _last_words(log: Path, log_start: int) -> str:
+    said = log.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
+    return said[-1] if said else "it ended without a word"
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

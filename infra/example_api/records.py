@@ -1,0 +1,198 @@
+"""DNS-like records by zone: writes with preconditions, cursors, and a feed of changes."""
+
+import asyncio
+import sqlite3
+import uuid
+from contextlib import suppress
+from typing import Annotated, Final, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.example_api.database import transaction
+
+DEFAULT_PAGE_SIZE: Final = 100
+MAX_PAGE_SIZE: Final = 1000
+MAX_WAIT_SECONDS: Final = 30.0  # a call for changes is held no longer
+
+
+class RecordContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What callers may write. The order of `values` has no meaning."""
+
+    type: Literal["A", "AAAA", "CNAME", "MX", "TXT"]
+    values: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
+    ttl: Annotated[int, msgspec.Meta(ge=1, le=604_800)] = 300
+    tags: Annotated[list[str], msgspec.Meta(max_length=64)] = []
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A record as the API shows it: `id` is new for every creation, `etag` for every change."""
+
+    name: str
+    id: str
+    etag: str
+    type: str
+    ttl: int
+    values: list[str]
+    tags: list[str]
+
+
+_content_decoder: Final = msgspec.json.Decoder(RecordContent)
+_record_decoder: Final = msgspec.json.Decoder(Record)
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Records:
+    """One coroutine for each call; none waits between a look at a record and its write.
+
+    Nor does any wait between a look at a zone's newest change and listening for the next one.
+    """
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._bells: dict[str, asyncio.Event] = {}  # one a zone, rung by its next change
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        one = "/zones/{zone}/records/{name}"
+        return [
+            Route("/zones/{zone}/records", self._list, methods=["GET"]),
+            Route("/zones/{zone}/changes", self._changes, methods=["GET"]),
+            Route(one, self._get, methods=["GET"]),
+            Route(one, self._put, methods=["PUT"]),
+            Route(one, self._delete, methods=["DELETE"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        query = request.query_params
+        try:
+            size = int(query.get("per_page", DEFAULT_PAGE_SIZE))
+        except ValueError:
+            size = 0
+        if not 1 <= size <= MAX_PAGE_SIZE:
+            return _error(400, "bad_page_size", f"per_page must be 1 to {MAX_PAGE_SIZE}")
+        rows = self._database.execute(
+            "SELECT body FROM records WHERE zone = ? AND name > ? ORDER BY name LIMIT ?",
+            (request.path_params["zone"], query.get("cursor", ""), size + 1),
+        )
+        found = [_record_decoder.decode(row[0]) for row in rows]
+        tags = set(query.getlist("tag"))
+        records = [record for record in found[:size] if tags <= set(record.tags)]
+        cursor = found[size - 1].name if len(found) > size else None
+        return _answer(200, {"records": records, "next_cursor": cursor})
+
+    async def _get(self, request: Request) -> Response:
+        record = self._known(request)
+        return _not_found() if record is None else _shown(200, record)
+
+    async def _put(self, request: Request) -> Response:
+        try:
+            content = _content_decoder.decode(await request.body())
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return _error(400, "bad_record", str(error))
+        known = self._known(request)
+        refused = _precondition_problem(request, known)
+        if refused is not None:
+            return refused
+        zone, name = request.path_params["zone"], request.path_params["name"]
+        record = Record(
+            name=name,
+            id=known.id if known is not None else f"rec-{uuid.uuid4().hex}",
+            etag=uuid.uuid4().hex,
+            type=content.type,
+            ttl=content.ttl,
+            # An order of the API's own: callers must not rely on theirs.
+            values=sorted(set(content.values), reverse=True),
+            tags=sorted(set(content.tags)),
+        )
+        row = (zone, name, _encoder.encode(record))
+        self._write(zone, "INSERT OR REPLACE INTO records VALUES (?, ?, ?)", row)
+        return _shown(201 if known is None else 200, record)
+
+    async def _delete(self, request: Request) -> Response:
+        known = self._known(request)
+        if known is None:
+            return _not_found()
+        refused = _precondition_problem(request, known)
+        if refused is not None:
+            return refused
+        zone, name = request.path_params["zone"], request.path_params["name"]
+        self._write(zone, "DELETE FROM records WHERE zone = ? AND name = ?", (zone, name))
+        return Response(status_code=204)
+
+    async def _changes(self, request: Request) -> Response:
+        """Show the number of the newest change; with `after`, wait until it is another one."""
+        zone, query = request.path_params["zone"], request.query_params
+        try:
+            after, wait = int(query.get("after", -1)), float(query.get("wait", 0))
+        except ValueError:
+            return _error(400, "bad_number", "after must be a whole number, wait a number")
+        if not 0 <= wait <= MAX_WAIT_SECONDS:
+            return _error(400, "bad_wait", f"wait must be 0 to {MAX_WAIT_SECONDS:g} seconds")
+        if self._last_change(zone) == after:
+            bell = self._bells.setdefault(zone, asyncio.Event())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await bell.wait()
+        return _answer(200, {"last": self._last_change(zone)})
+
+    def _known(self, request: Request) -> Record | None:
+        row = self._database.execute(
+            "SELECT body FROM records WHERE zone = ? AND name = ?",
+            (request.path_params["zone"], request.path_params["name"]),
+        ).fetchone()
+        return None if row is None else _record_decoder.decode(row[0])
+
+    def _last_change(self, zone: str) -> int:
+        query = "SELECT last FROM record_changes WHERE zone = ?"
+        row = self._database.execute(query, (zone,)).fetchone()
+        return 0 if row is None else row[0]
+
+    def _write(self, zone: str, statement: str, row: tuple[object, ...]) -> None:
+        """Change a record, and count the change: neither is ever seen without the other."""
+        with transaction(self._database):
+            self._database.execute(statement, row)
+            self._database.execute(
+                "INSERT INTO record_changes VALUES (?, 1)"
+                " ON CONFLICT (zone) DO UPDATE SET last = last + 1",
+                (zone,),
+            )
+        bell = self._bells.pop(zone, None)
+        if bell is not None:
+            bell.set()
+
+
+def _precondition_problem(request: Request, known: Record | None) -> Response | None:
+    """Check `If-None-Match: *` and `If-Match`; one of them is required for every write."""
+    if request.headers.get("If-None-Match") == "*":
+        return None if known is None else _error(412, "exists", "there is a record of that name")
+    wanted = request.headers.get("If-Match")
+    if wanted is None:
+        return _error(428, "precondition_required", "send If-Match, or If-None-Match: *")
+    if known is None or wanted not in {"*", _etag(known)}:
+        return _error(412, "changed", "the record is not what If-Match says")
+    return None
+
+
+def _etag(record: Record) -> str:
+    return f'"{record.etag}"'
+
+
+def _shown(status: int, record: Record) -> Response:
+    response = _answer(status, record)
+    response.headers["ETag"] = _etag(record)
+    return response
+
+
+def _not_found() -> Response:
+    return _error(404, "not_found", "there is no record of that name")
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    return _answer(status, {"error": {"code": code, "message": message}})
+
+
+def _answer(status: int, content: object) -> Response:
+    return Response(_encoder.encode(content), status, media_type="application/json")

@@ -1,0 +1,387 @@
+"""Shapes, as `openapi.yaml` has them: `/shapes` and `/shapes/{name}`."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import sqlite3
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Annotated, Final, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.example_api.database import transaction
+from infra.example_api.problems import Problem
+
+MAX_BODY_BYTES: Final = 1024 * 1024
+MAX_KEY_CHARACTERS: Final = 255
+MAX_PAGE_SIZE: Final = 5000
+TOKEN_SECONDS: Final = 300.0
+KEPT_SECONDS: Final = 25 * 3600.0  # the contract promises 24 hours
+
+_SEAL_BYTES: Final = 16
+_LAST_CHARACTER: Final = chr(0x10FFFF)
+
+Before = Callable[[Request, str | None], Awaitable[None]]
+"""Awaited before a request is done, with the shape's name if it is about one; may raise."""
+
+Name = Annotated[
+    str,
+    # `$` would let a newline pass.
+    msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z"),
+]
+ShapeType = Literal["Square", "Circle", "Triangle", "Hexagon"]
+Color = Literal["Red", "Green", "Blue", "Purple", "Yellow", "Black", "White"]
+LabelValue = Annotated[str, msgspec.Meta(max_length=255)]
+
+
+class DesiredShape(msgspec.Struct, frozen=True, rename="camel"):
+    """A shape as a client sends it; the last three are read-only, and ignored."""
+
+    name: Name
+    type: ShapeType
+    color: Color
+    labels: dict[str, LabelValue] = {}
+    uid: str | msgspec.UnsetType = msgspec.UNSET
+    version: int | msgspec.UnsetType = msgspec.UNSET
+    created_at: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Shape(msgspec.Struct, frozen=True, rename="camel"):
+    """A shape as the API keeps and shows it."""
+
+    name: str
+    type: ShapeType
+    color: Color
+    labels: dict[str, str]
+    uid: str
+    version: int
+    created_at: str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """Status, body and headers: what is kept with an idempotency key, and given again."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = {}
+
+    def response(self) -> Response:
+        return Response(self.body, self.status, self.headers)
+
+
+class _Filters(msgspec.Struct, frozen=True):
+    labels: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page begins: behind a name, in a listing with these filters."""
+
+    after: str
+    filters: str
+    issued_at: float
+
+
+class _Labelled(msgspec.Struct):
+    labels: dict[str, str]
+
+
+_desired_decoder: Final = msgspec.json.Decoder(DesiredShape)
+_shape_decoder: Final = msgspec.json.Decoder(Shape)
+_labels_decoder: Final = msgspec.json.Decoder(_Labelled)
+_place_decoder: Final = msgspec.json.Decoder(_Place)
+_answer_decoder: Final = msgspec.msgpack.Decoder(_Answer)
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Shapes:
+    """Answers the contract's requests."""
+
+    def __init__(self, database: sqlite3.Connection, before: Before) -> None:
+        self._database = database
+        self._before = before
+        self._running: set[str] = set()  # idempotency keys of requests that are under way
+        self._secret = secrets.token_bytes(32)
+        old = time.time() - KEPT_SECONDS
+        database.execute("DELETE FROM kept_answers WHERE kept_at < ?", (old,))
+
+    def routes(self) -> list[Route]:
+        """Return the contract's routes, each with all its methods."""
+        return [
+            Route("/shapes", self._collection, methods=["GET", "POST"]),
+            Route("/shapes/{name}", self._shape, methods=["GET", "PUT", "DELETE"]),
+        ]
+
+    async def _collection(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._change(request, self._create)
+        filters, limit = _filters(request), _page_size(request)
+        await self._before(request, None)
+        token = request.query_params.get("continue")
+        after = self._opened(token, filters).after if token else ""
+        return self._page(filters, limit, after)
+
+    async def _shape(self, request: Request) -> Response:
+        name: str = request.path_params["name"]
+        match request.method:
+            case "PUT":
+                return await self._change(request, self._replace, name)
+            case "DELETE":
+                return await self._change(request, self._delete, name)
+            case _:
+                await self._before(request, name)
+                return _shown(200, self._known(name)).response()
+
+    # --- changes
+
+    async def _change(
+        self,
+        request: Request,
+        change: Callable[[Request, bytes, str], _Answer],
+        name: str | None = None,
+    ) -> Response:
+        """Make a change once for its key; the answer, a refusal too, is kept with the change."""
+        body, key = await _body(request), _idempotency_key(request)
+        parts = (request.method.encode(), request.url.path.encode(), body)
+        digest = hashlib.sha256(b"\n".join(parts)).digest()
+        async with self._claimed(key):
+            await self._before(request, name or _name_in(body))
+            with transaction(self._database):
+                if key is None:
+                    return change(request, body, name or "").response()
+                kept = self._kept(key, digest)
+                if kept is not None:
+                    return Response(
+                        kept.body, kept.status, {**kept.headers, "idempotent-replayed": "true"}
+                    )
+                answer = self._answer_to_keep(change, request, body, name or "")
+                row = (key, time.time(), digest, msgspec.msgpack.encode(answer))
+                self._database.execute("INSERT INTO kept_answers VALUES (?, ?, ?, ?)", row)
+        return answer.response()
+
+    def _answer_to_keep(
+        self,
+        change: Callable[[Request, bytes, str], _Answer],
+        request: Request,
+        body: bytes,
+        name: str,
+    ) -> _Answer:
+        try:
+            return change(request, body, name)
+        except Problem as problem:
+            headers = {"content-type": "application/problem+json", **problem.headers}
+            return _Answer(problem.status, problem.body, headers)
+
+    @asynccontextmanager
+    async def _claimed(self, key: str | None) -> AsyncGenerator[None]:
+        if key is None:
+            yield
+            return
+        if key in self._running:
+            running = "a request with this Idempotency-Key is still running: repeat later"
+            raise Problem(409, "key-still-running", running, {"retry-after": "1"})
+        self._running.add(key)
+        try:
+            yield
+        finally:
+            self._running.discard(key)
+
+    def _kept(self, key: str, digest: bytes) -> _Answer | None:
+        query = "SELECT request, answer FROM kept_answers WHERE key = ?"
+        row = self._database.execute(query, (key,)).fetchone()
+        if row is None:
+            return None
+        if row[0] != digest:
+            other = "this Idempotency-Key was used with another method, path or body: use a new one"
+            raise Problem(422, "key-used-otherwise", other)
+        return _answer_decoder.decode(row[1])
+
+    def _create(self, _request: Request, body: bytes, _name: str) -> _Answer:
+        desired = _desired(body)
+        shape = Shape(
+            name=desired.name,
+            type=desired.type,
+            color=desired.color,
+            labels=desired.labels,
+            uid=str(uuid.uuid4()),
+            version=1,
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+        row = (shape.name, _encoder.encode(shape))
+        try:
+            self._database.execute("INSERT INTO shapes VALUES (?, ?)", row)
+        except sqlite3.IntegrityError as error:
+            raise Problem(409, "name-taken", f"{shape.name} exists already") from error
+        return _shown(201, shape, location=f"/shapes/{shape.name}")
+
+    def _replace(self, request: Request, body: bytes, name: str) -> _Answer:
+        desired = _desired(body)
+        if desired.name != name:
+            detail = f"the body is named {desired.name} but the path says {name}"
+            raise Problem(422, "not-valid", detail)
+        current = self._known(name)
+        _require_match(request, current)
+        shape = msgspec.structs.replace(
+            current,
+            type=desired.type,
+            color=desired.color,
+            labels=desired.labels,
+            version=current.version + 1,
+        )
+        row = (_encoder.encode(shape), name)
+        self._database.execute("UPDATE shapes SET document = ? WHERE name = ?", row)
+        return _shown(200, shape)
+
+    def _delete(self, request: Request, _body: bytes, name: str) -> _Answer:
+        _require_match(request, self._known(name))
+        self._database.execute("DELETE FROM shapes WHERE name = ?", (name,))
+        return _Answer(204)
+
+    def _known(self, name: str) -> Shape:
+        query = "SELECT document FROM shapes WHERE name = ?"
+        row = self._database.execute(query, (name,)).fetchone()
+        if row is None:
+            raise Problem(404, "no-such-shape", f"there is no shape named {name}")
+        return _shape_decoder.decode(row[0])
+
+    # --- listings
+
+    def _page(self, filters: _Filters, limit: int | None, after: str) -> Response:
+        rows: Iterable[tuple[str, bytes]] = self._database.execute(
+            "SELECT name, document FROM shapes"
+            " WHERE name > ? AND name >= ? AND name < ? ORDER BY name",
+            (after, filters.prefix, filters.prefix + _LAST_CHARACTER),
+        )
+        if filters.labels:
+            rows = (row for row in rows if _has_labels(row[1], filters.labels))
+        found = list(rows) if limit is None else list(islice(rows, limit + 1))
+        items, end = found[:limit], b"]}"
+        if len(items) < len(found):
+            token = self._sealed(_Place(items[-1][0], filters.digest, time.time()))
+            end = b'],"continue":' + msgspec.json.encode(token) + b"}"
+        body = b'{"items":[' + b",".join([document for _, document in items]) + end
+        return Response(body, media_type="application/json")
+
+    def _sealed(self, place: _Place) -> str:
+        """Return the token of a place, which clients can neither read nor forge."""
+        content = msgspec.json.encode(place)
+        return base64.urlsafe_b64encode(self._seal(content) + content).decode().rstrip("=")
+
+    def _opened(self, token: str, filters: _Filters) -> _Place:
+        try:
+            sealed = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            sealed = b""
+        seal, content = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, self._seal(content)):
+            raise token_expired("is not one that this API gave out")
+        place = _place_decoder.decode(content)
+        if place.filters != filters.digest:
+            raise token_expired("belongs to a listing with other filters")
+        if time.time() - place.issued_at >= TOKEN_SECONDS:
+            raise token_expired("is too old")
+        return place
+
+    def _seal(self, content: bytes) -> bytes:
+        return hashlib.blake2b(content, key=self._secret, digest_size=_SEAL_BYTES).digest()
+
+
+def token_expired(why: str) -> Problem:
+    """Return the problem of a continue token that is of no use (410)."""
+    detail = f"the continue token {why}: list again from the start"
+    return Problem(410, "continue-token-expired", detail)
+
+
+def _shown(status: int, shape: Shape, **headers: str) -> _Answer:
+    headers |= {"content-type": "application/json", "etag": f'"{shape.version}"'}
+    return _Answer(status, _encoder.encode(shape), headers)
+
+
+def _require_match(request: Request, shape: Shape) -> None:
+    """Refuse a change whose `If-Match` does not hold (RFC 9110, 13.1.1)."""
+    if_match, tag = request.headers.get("if-match"), f'"{shape.version}"'
+    if if_match is None:
+        return
+    if not {"*", tag} & {each.strip() for each in if_match.split(",")}:
+        detail = f"If-Match is {if_match} but the shape's ETag is {tag}: read it again"
+        raise Problem(412, "version-mismatch", detail)
+
+
+def _has_labels(document: bytes, wanted: tuple[tuple[str, str], ...]) -> bool:
+    labels = _labels_decoder.decode(document).labels
+    return all(labels.get(key) == value for key, value in wanted)
+
+
+# --- the parts of a request
+
+
+async def _body(request: Request) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    body = b""
+    if not announced.isdecimal() or int(announced) <= MAX_BODY_BYTES:
+        async for chunk in request.stream():
+            body = body + chunk if body else chunk
+            if len(body) > MAX_BODY_BYTES:
+                break
+        else:
+            return body
+    raise Problem(413, "too-large", f"the body is longer than {MAX_BODY_BYTES} bytes")
+
+
+def _desired(body: bytes) -> DesiredShape:
+    try:
+        return _desired_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise Problem(422, "not-valid", str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, "malformed-json", f"the body is not JSON: {error}") from error
+
+
+def _name_in(body: bytes) -> str | None:
+    try:
+        return _desired_decoder.decode(body).name
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key") or None
+    if key is not None and len(key) > MAX_KEY_CHARACTERS:
+        detail = f"the Idempotency-Key is longer than {MAX_KEY_CHARACTERS} characters"
+        raise Problem(422, "not-valid", detail)
+    return key
+
+
+def _filters(request: Request) -> _Filters:
+    labels: list[tuple[str, str]] = []
+    for text in request.query_params.getlist("label"):
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise Problem(400, "bad-query", f"label is {text!r}: write key=value")
+        labels.append((key, value))
+    return _Filters(tuple(labels), request.query_params.get("prefix", ""))
+
+
+def _page_size(request: Request) -> int | None:
+    text = request.query_params.get("limit")
+    if text is None:
+        return None
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PAGE_SIZE))
+    if not is_number or not 1 <= int(text) <= MAX_PAGE_SIZE:
+        detail = f"limit is {text[:40]!r}: give a whole number from 1 to {MAX_PAGE_SIZE}"
+        raise Problem(400, "bad-query", detail)
+    return int(text)

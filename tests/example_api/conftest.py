@@ -1,0 +1,38 @@
+"""One service for most tests, emptied before each; those that kill a service start their own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.example_api.requests import client_of
+from tests.faulty_api import FaultyApi
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def service_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    process = FaultyApi()
+    yield await process.start(tmp_path_factory.mktemp("shapes"))
+    await process.stop()
+
+
+@pytest.fixture
+async def client(service_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a service without shapes, faults and counts."""
+    async with client_of(service_url) as client:
+        await client.delete("/_faults")
+        for item in (await client.get("/shapes")).json()["items"]:
+            await client.delete(f"/shapes/{item['name']}")
+        await client.delete("/_stats")
+        yield client
+        await client.delete("/_faults")
+
+
+@pytest.fixture
+async def own_process(tmp_path: Path) -> AsyncIterator[FaultyApi]:
+    """A process that has not been started, on whose folder `tmp_path / "data"` is free."""
+    process = FaultyApi()
+    yield process
+    await process.stop()

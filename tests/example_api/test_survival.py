@@ -1,0 +1,84 @@
+"""What was acknowledged survives SIGKILL, exactly once."""
+
+import asyncio
+import uuid
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+import httpx
+
+from tests.example_api.requests import client_of, create, journal, last_sequence, listed_names
+from tests.faulty_api import FaultyApi
+
+CONNECTIONS = 32
+ACKNOWLEDGED_BEFORE_THE_KILL = 250
+
+Answers = dict[str, httpx.Response]
+
+
+def key_of(name: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
+
+
+async def create_until_it_dies(
+    url: str, worker: int, sent: set[str], answers: Answers, enough: asyncio.Event
+) -> None:
+    async with client_of(url) as client:
+        for number in count():
+            name = f"w{worker}-{number}"
+            sent.add(name)
+            try:
+                answers[name] = await create(client, name, key_of(name))
+            except httpx.TransportError:
+                return
+            if len(answers) >= ACKNOWLEDGED_BEFORE_THE_KILL:
+                enough.set()
+
+
+async def test_every_acknowledged_create_survives_a_kill_in_the_middle_of_load(
+    own_process: FaultyApi, tmp_path: Path
+) -> None:
+    url = await own_process.start(tmp_path / "data")
+    sent: set[str] = set()
+    answers: Answers = {}
+    enough = asyncio.Event()
+    async with asyncio.TaskGroup() as load:
+        for worker in range(CONNECTIONS):
+            load.create_task(create_until_it_dies(url, worker, sent, answers, enough))
+        await enough.wait()
+        await own_process.kill()
+    assert {answer.status_code for answer in answers.values()} == {201}
+
+    assert await own_process.start(tmp_path / "data", port=own_process.port) == url
+    async with client_of(url) as client:
+        listed = {item["name"]: item for item in (await client.get("/shapes")).json()["items"]}
+        for name, answer in answers.items():
+            assert listed[name] == answer.json()
+            replay = await create(client, name, key_of(name))
+            assert replay.headers["idempotent-replayed"] == "true"
+            assert (replay.status_code, replay.content) == (201, answer.content)
+        for name in sent - answers.keys():  # with or without an effect: nobody was told
+            assert (await create(client, name, key_of(name))).status_code == 201
+        created = Counter(entry["name"] for entry in await journal(client))
+        assert created == dict.fromkeys(sent, 1)
+        assert await listed_names(client) == sorted(sent)
+        statistics = (await client.get("/_stats")).json()
+        assert statistics["shapes"] == statistics["effective"]["creates"] == len(sent)
+
+
+async def test_resets_and_sequences_survive_a_restart(
+    own_process: FaultyApi, tmp_path: Path
+) -> None:
+    url = await own_process.start(tmp_path / "data")
+    async with client_of(url) as client:
+        for name in ("a", "b"):
+            await create(client, name)
+        await client.delete("/_stats")
+        await create(client, "c")
+    await own_process.stop()
+    await own_process.start(tmp_path / "data", port=own_process.port)
+    async with client_of(url) as client:
+        assert (await client.get("/_stats")).json()["effective"]["creates"] == 1
+        await create(client, "d")
+        assert await last_sequence(client) == 4

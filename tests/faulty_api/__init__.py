@@ -1,0 +1,16 @@
+"""The example API with faults on demand, counters, and a journal of every effect.
+
+    python -m tests.faulty_api --port 8080 --data ./example-api
+
+PUT, GET, DELETE /_faults   what shall go wrong with requests about shapes: see `faults`
+GET, DELETE /_stats         requests by method and status, number of shapes, effects
+GET /_journal?after=N&limit=M   effects that really happened, with a sequence above N
+"""
+
+from infra.example_api import ExampleApi
+
+
+class FaultyApi(ExampleApi):
+    """The example API in a process of its own, with what tests need besides."""
+
+    module = "tests.faulty_api"

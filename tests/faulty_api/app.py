@@ -1,0 +1,200 @@
+"""The example API's application, within one that lets go wrong what shall go wrong."""
+
+import asyncio
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from infra.example_api.app import create_app
+from infra.example_api.problems import Problem, answer_problem
+from infra.example_api.shapes import token_expired
+from tests.faulty_api.faults import NO_FAULTS, FaultInjector, Faults, Verdict
+from tests.faulty_api.journal import Journal, key_of_request
+
+NO_ANSWER: Final = "lost"
+_CUT: Final = "cut_connection"
+_ADDED_BY_APP: Final = (b"content-length",)
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """The document of `GET /_stats`: requests by method and status, and the effects of them."""
+
+    requests: dict[str, dict[str, int]]
+    shapes: int
+    effective: dict[str, int]
+
+
+class CuttingProtocol(HttpToolsProtocol):
+    """Lets the application cut a connection instead of answering."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_CUT: self.transport.abort}  # type: ignore[dict-item]
+
+
+def create_faulty_app(database: sqlite3.Connection, latency_seconds: float = 0.0) -> ASGIApp:
+    """Return the application with faults, counters and the journal."""
+    return _FaultyApp(database, latency_seconds)
+
+
+class _FaultyApp:
+    def __init__(self, database: sqlite3.Connection, latency_seconds: float) -> None:
+        self._latency_seconds = latency_seconds
+        self._journal = Journal(database)
+        self._faults = FaultInjector()
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._tokens: dict[str, tuple[int, float]] = {}  # page and time of a continue token
+        self._api = create_app(database, self._before)
+        self._controls = Starlette(
+            routes=[
+                Route("/_faults", self._control_faults, methods=["GET", "PUT", "DELETE"]),
+                Route("/_stats", self._control_statistics, methods=["GET", "DELETE"]),
+                Route("/_journal", self._show_journal),
+            ],
+            exception_handlers={Problem: answer_problem},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.startswith("/_"):
+            await self._controls(scope, receive, send)
+        elif path == "/shapes" or path.startswith("/shapes/"):
+            await self._about_shapes(scope, receive, send)
+        else:
+            await self._api(scope, receive, send)
+
+    async def _about_shapes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
+        key_of_request.set(headers.get(b"idempotency-key", b"").decode() or None)
+        scope.setdefault("state", {})["verdict"] = Verdict()
+        said: list[Message] = []
+
+        async def hear(message: Message) -> None:
+            said.append(message)
+
+        status = NO_ANSWER
+        try:
+            await self._api(scope, receive, hear)
+            verdict: Verdict = scope["state"]["verdict"]
+            if verdict.reply_is_lost:
+                await _lose(scope, receive)
+                return
+            if verdict.failure_after is not None:
+                answer = verdict.failure_after.response()
+                status = str(answer.status_code)
+                await answer(scope, receive, send)
+                return
+            if said:
+                status = str(said[0]["status"])
+                if scope["method"] == "GET" and scope["path"] == "/shapes" and status == "200":
+                    said = self._listed(Request(scope), verdict, said)
+            for message in said:
+                await send(message)
+        finally:
+            self._requests[scope["method"], status] += 1
+
+    # --- before a request is done
+
+    async def _before(self, request: Request, name: str | None) -> None:
+        verdict = self._faults.judge(request.method, name)
+        request.scope["state"]["verdict"] = verdict
+        delay_seconds = self._latency_seconds + verdict.delay_seconds
+        if delay_seconds:
+            await asyncio.sleep(delay_seconds)
+        if verdict.refusal is not None:
+            raise verdict.refusal
+        if request.url.path == "/shapes" and request.method != "POST":
+            token = request.query_params.get("continue", "")
+            page, issued_at = self._tokens.get(token, (0, 0.0))
+            lifetime = self._faults.listing_token_seconds(verdict) if token else None
+            if lifetime is not None and time.time() - issued_at >= lifetime:
+                raise token_expired("is too old")
+            self._faults.fail_listing(verdict, page)
+
+    # --- after a listing is made
+
+    def _listed(self, request: Request, verdict: Verdict, said: list[Message]) -> list[Message]:
+        body = b"".join(message.get("body", b"") for message in said)
+        listing: dict[str, Any] = msgspec.json.decode(body)
+        token = listing.get("continue")
+        if token:
+            page, _ = self._tokens.get(request.query_params.get("continue", ""), (0, 0.0))
+            self._tokens[token] = (page + 1, time.time())
+        lag = self._faults.listing_lag_seconds(verdict)
+        if lag:
+            listing = {"items": self._items_as_of(request, time.time() - lag)}
+        dropped = self._faults.drop_from_listing(
+            verdict, [each["name"] for each in listing["items"]]
+        )
+        if not lag and not dropped:
+            return said
+        listing["items"] = [each for each in listing["items"] if each["name"] not in dropped]
+        changed = msgspec.json.encode(listing)
+        length = (b"content-length", str(len(changed)).encode())
+        headers = [each for each in said[0]["headers"] if each[0] not in _ADDED_BY_APP]
+        start = {**said[0], "headers": [*headers, length]}
+        return [start, {"type": "http.response.body", "body": changed}]
+
+    def _items_as_of(self, request: Request, moment: float) -> list[dict[str, Any]]:
+        query = request.query_params
+        wanted = dict(each.split("=", 1) for each in query.getlist("label"))
+        items = [msgspec.json.decode(document) for _, document in self._journal.as_of(moment)]
+        return [
+            each
+            for each in items
+            if each["name"].startswith(query.get("prefix", ""))
+            and wanted.items() <= each["labels"].items()
+        ]
+
+    # --- controls
+
+    async def _control_faults(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            self._faults.replace(NO_FAULTS)
+            return Response(status_code=204)
+        if request.method == "PUT":
+            try:
+                faults = msgspec.json.decode(await request.body(), type=Faults)
+            except msgspec.DecodeError as error:
+                raise Problem(422, "not-valid", str(error)) from error
+            self._faults.replace(faults)
+        return _json(self._faults.faults)
+
+    async def _control_statistics(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            self._journal.reset_counts()
+            self._requests.clear()
+            return Response(status_code=204)
+        requests: dict[str, dict[str, int]] = {}
+        for (method, status), count in sorted(self._requests.items()):
+            requests.setdefault(method, {})[status] = count
+        journal = self._journal
+        return _json(Statistics(requests, journal.count_shapes(), journal.count_effects()))
+
+    async def _show_journal(self, request: Request) -> Response:
+        after = int(request.query_params.get("after", 0))
+        limit = request.query_params.get("limit")
+        entries = self._journal.entries(after, None if limit is None else int(limit))
+        return _json({"entries": entries})
+
+
+async def _lose(scope: Scope, receive: Receive) -> None:
+    """Cut the connection, and wait until the server has noticed."""
+    cut = cast("Callable[[], None]", scope["extensions"][_CUT])
+    cut()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
