@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import assert_never
 
 import msgspec
 
@@ -43,7 +42,6 @@ from events.log import (
     ReferenceRemoved,
     ReleaseForced,
     RetryScheduled,
-    ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
     TargetObserved,
@@ -147,13 +145,92 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
         )
 
 
-def fold_status(row: StatusRow, position: int, event: LogEvent) -> None:
+def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
+    row: StatusRow, position: int, event: LogEvent
+) -> None:
     """Fold one event of the log into the row of its shape, in place."""
     row.version = event.shapeversion
     row.position = position
     row.changed_at = event.time
-    data = event.data
-    _FOLDS[type(data)](row, data)
+    match event.data:
+        case SpecDeclared() as data:
+            _declared(row, data)
+        case SpecWithdrawn(generation):
+            row.generation = generation
+            row.declared = row.paused = False
+            _stop_waiting(row)
+        case GenerationSuperseded() | DeclarationSuperseded():
+            pass  # the next outcome speaks of the newer generation
+        case ExternalObserved() as data:
+            row.observed_digest = "" if data.object is None else digest(data.object)
+            row.doubted = False
+            row.strays, row.total = data.strays, data.total
+            row.taken_by = data.taken_by
+            if not row.declared:
+                row.provider_config = data.provider_config
+                row.external_name = data.external_name
+        case AbsenceDoubted():
+            row.doubted = True
+        case DriftDetected():
+            row.drifts += 1
+        case OwnershipClaimed() as data:
+            row.owned = True
+            row.uid = data.uid
+            row.listing_disproved = data.reason == "Returned"
+        case OwnershipReleased():
+            row.owned = False
+            row.uid = None
+        case FinalizerAdded(finalizer, holder):
+            row.finalizers = {**row.finalizers, finalizer: holder}
+        case FinalizerRemoved(finalizer):
+            row.finalizers = {
+                name: holder for name, holder in row.finalizers.items() if name != finalizer
+            }
+        case ReleaseForced():
+            row.finalizers = {}
+        case HoldApproved():
+            # What is held without an action waits for the next listing.
+            row.doubted = not row.action_id
+        case ReferenceAdded(by, on_withdrawal):
+            row.references = {**row.references, by: on_withdrawal}
+        case ReferenceRemoved(by):
+            row.references = {name: asked for name, asked in row.references.items() if name != by}
+        case TargetObserved() as data:
+            row.target_declared = data.declared
+        case ActionDecided(action):
+            _begun(row, action, 1)
+        case ActionRetried(action, attempt) | ActionSought(action, attempt):
+            _begun(row, action, attempt)
+        case ActionHeld():
+            row.retry_at = None
+        case ActionNotDone() | ActionDoubted():
+            pass  # it is called again, or what it did is seen later
+        case ActionSucceeded() as data:
+            _succeeded(row, data)
+        case ActionFailed() as data:
+            _failed(row, data)
+        case ActionAbandoned():
+            _ended(row)
+            row.retry_at = None
+        case RetryScheduled(at, seconds):
+            row.retry_at = at
+            row.retry_seconds = seconds
+        case ApiThrottled(until):
+            row.throttled_until = until
+        case BreakerOpened(until):
+            row.breaker_until = until
+        case BreakerProbed():
+            pass  # it is open until the probe is answered
+        case BreakerClosed():
+            row.breaker_until = None
+        case OutcomeRecorded() as data:
+            row.outcome = data.outcome
+            row.generation = row.observed_generation = data.generation
+            row.reason = data.reason
+            row.message = data.message
+            row.conditions = data.conditions
+        case _:
+            assert_never(event.data)
 
 
 def _declared(row: StatusRow, data: SpecDeclared) -> None:
@@ -173,94 +250,21 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     _stop_waiting(row)
 
 
-def _withdrawn(row: StatusRow, data: SpecWithdrawn) -> None:
-    row.generation = data.generation
-    row.declared = row.paused = False
-    _stop_waiting(row)
-
-
 def _stop_waiting(row: StatusRow) -> None:
     """A new generation is looked at now; but an action under way still waits for its next try."""
     if not row.action_id:
         row.retry_at = None
 
 
-def _superseded(_row: StatusRow, _data: GenerationSuperseded | DeclarationSuperseded) -> None:
-    """The next outcome speaks of the newer generation."""
-
-
-def _observed(row: StatusRow, data: ExternalObserved) -> None:
-    row.observed_digest = "" if data.object is None else digest(data.object)
-    row.doubted = False
-    row.strays, row.total = data.strays, data.total
-    row.taken_by = data.taken_by
-    if not row.declared:
-        row.provider_config = data.provider_config
-        row.external_name = data.external_name
-
-
-def _doubted(row: StatusRow, _data: AbsenceDoubted) -> None:
-    row.doubted = True
-
-
-def _drifted(row: StatusRow, _data: DriftDetected) -> None:
-    row.drifts += 1
-
-
-def _claimed(row: StatusRow, data: OwnershipClaimed) -> None:
-    row.owned = True
-    row.uid = data.uid
-    row.listing_disproved = data.reason == "Returned"
-
-
-def _released(row: StatusRow, _data: OwnershipReleased) -> None:
-    row.owned = False
-    row.uid = None
-
-
-def _finalizer_added(row: StatusRow, data: FinalizerAdded) -> None:
-    row.finalizers = {**row.finalizers, data.finalizer: data.holder}
-
-
-def _finalizer_removed(row: StatusRow, data: FinalizerRemoved) -> None:
-    row.finalizers = {
-        name: holder for name, holder in row.finalizers.items() if name != data.finalizer
-    }
-
-
-def _release_forced(row: StatusRow, _data: ReleaseForced) -> None:
-    row.finalizers = {}
-
-
-def _approved(row: StatusRow, _data: HoldApproved) -> None:
-    row.doubted = not row.action_id  # what is held without an action waits for the next listing
-
-
-def _reference_added(row: StatusRow, data: ReferenceAdded) -> None:
-    row.references = {**row.references, data.by: data.on_withdrawal}
-
-
-def _reference_removed(row: StatusRow, data: ReferenceRemoved) -> None:
-    row.references = {by: policy for by, policy in row.references.items() if by != data.by}
-
-
-def _target_observed(row: StatusRow, data: TargetObserved) -> None:
-    row.target_declared = data.declared
-
-
-def _decided(row: StatusRow, data: ActionDecided | ActionRetried | ActionSought) -> None:
-    row.action_id = data.action.action_id
-    row.operation = data.action.operation
-    row.attempt = 1 if isinstance(data, ActionDecided) else data.attempt
-    row.asked_digest = _asked(data.action)
+def _begun(row: StatusRow, action: Action, attempt: int) -> None:
+    row.action_id = action.action_id
+    row.operation = action.operation
+    row.attempt = attempt
+    row.asked_digest = ""
+    if action.operation != "Delete":
+        wanted = (action.external_name, action.fields, action.uid, None, action.labels)
+        row.asked_digest = digest(ExternalObject(*wanted))
     row.retry_at = None
-
-
-def _asked(action: Action) -> str:
-    if action.operation == "Delete":
-        return ""
-    wanted = (action.external_name, action.fields, action.uid, None, action.labels)
-    return digest(ExternalObject(*wanted))
 
 
 def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
@@ -294,88 +298,6 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
         row.observed_digest = digest(data.object)
 
 
-def _not_done(_row: StatusRow, _data: ActionNotDone) -> None:
-    """The same action is called again."""
-
-
-def _action_doubted(_row: StatusRow, _data: ActionDoubted) -> None:
-    """What it did, if anything, is seen later."""
-
-
-def _held(row: StatusRow, _data: ActionHeld) -> None:
-    row.retry_at = None
-
-
-def _abandoned(row: StatusRow, _data: ActionAbandoned) -> None:
-    _ended(row)
-    row.retry_at = None
-
-
 def _ended(row: StatusRow) -> None:
     row.action_id = row.operation = ""
     row.attempt = 0
-
-
-def _scheduled(row: StatusRow, data: RetryScheduled) -> None:
-    row.retry_at = data.at
-    row.retry_seconds = data.delay_seconds
-
-
-def _throttled(row: StatusRow, data: ApiThrottled) -> None:
-    row.throttled_until = data.until
-
-
-def _breaker_opened(row: StatusRow, data: BreakerOpened) -> None:
-    row.breaker_until = data.until
-
-
-def _breaker_probed(_row: StatusRow, _data: BreakerProbed) -> None:
-    """It is open until the probe is answered."""
-
-
-def _breaker_closed(row: StatusRow, _data: BreakerClosed) -> None:
-    row.breaker_until = None
-
-
-def _outcome(row: StatusRow, data: OutcomeRecorded) -> None:
-    row.outcome = data.outcome
-    row.generation = data.generation
-    row.observed_generation = data.generation
-    row.reason = data.reason
-    row.message = data.message
-    row.conditions = data.conditions
-
-
-_FOLDS: dict[type[ShapeEvent], Callable[[StatusRow, Any], None]] = {
-    SpecDeclared: _declared,
-    SpecWithdrawn: _withdrawn,
-    GenerationSuperseded: _superseded,
-    DeclarationSuperseded: _superseded,
-    ExternalObserved: _observed,
-    AbsenceDoubted: _doubted,
-    DriftDetected: _drifted,
-    OwnershipClaimed: _claimed,
-    OwnershipReleased: _released,
-    FinalizerAdded: _finalizer_added,
-    FinalizerRemoved: _finalizer_removed,
-    ReleaseForced: _release_forced,
-    HoldApproved: _approved,
-    ReferenceAdded: _reference_added,
-    ReferenceRemoved: _reference_removed,
-    TargetObserved: _target_observed,
-    ActionDecided: _decided,
-    ActionRetried: _decided,
-    ActionSought: _decided,
-    ActionHeld: _held,
-    ActionNotDone: _not_done,
-    ActionDoubted: _action_doubted,
-    ActionSucceeded: _succeeded,
-    ActionFailed: _failed,
-    ActionAbandoned: _abandoned,
-    RetryScheduled: _scheduled,
-    ApiThrottled: _throttled,
-    BreakerOpened: _breaker_opened,
-    BreakerProbed: _breaker_probed,
-    BreakerClosed: _breaker_closed,
-    OutcomeRecorded: _outcome,
-}

@@ -10,9 +10,9 @@ from reconciler.cli.asking import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.durations import Duration
 from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import check_names, named
 from reconciler.cli.options import Namespace, Output
-from reconciler.cli.reading import current_models
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 
 Hold = Literal["DeletionGuard", "LossGuard", "UnknownResult"]

@@ -9,10 +9,10 @@ from infra.bus.streams import find_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import log_of
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.reading import log_of
 from reconciler.cli.standard_streams import even_if_nobody_reads
 
 _SHOWN = 20

@@ -31,10 +31,11 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
+from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, print_structured
-from reconciler.cli.reading import damage_of, find_shape, log_of, models_of
+from reconciler.cli.reading import damage_of, find_shape, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.client.waiting import SETTLED
 from reconciler.ports import StoredEvent

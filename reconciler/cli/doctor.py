@@ -32,11 +32,10 @@ from reconciler.cli.checks.room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import DATA_FOLDER, HERE, Connection, bus, read_up_file, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_reading import read_whole_log
+from reconciler.cli.log_replay import log_of, replay_for_checks
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.reading import log_of
 from reconciler.cli.standard_streams import even_if_nobody_reads
 
 _LOOKS: Final = 3
@@ -144,20 +143,21 @@ async def look(check: Callable[[], Awaitable[list[Finding]]], looks: int) -> lis
 
 
 async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
-    with progress_bar("reading the log", await (await log_of(nc)).last_position()) as progress:
-        reading = await read_whole_log(nc, full=full, progress=progress)
-    rows = reading.models.status.values()
-    return [
-        check_damage(reading),
-        await check_actions(nc, reading),
-        *check_ownership(rows),
-        check_held(rows),
-        check_disputed(rows),
-        check_watched(rows),
-        await check_dead_letters(nc),
-        await check_discarded(nc),
-        await check_rows(nc, reading, full=full),
-    ]
+    async with replay_for_checks(nc, full=full) as replay:
+        with progress_bar("reading the log", await (await log_of(nc)).last_position()) as progress:
+            await replay.go_on(progress=progress)
+        rows = replay.models.status.values()
+        return [
+            check_damage(replay),
+            await check_actions(nc, replay),
+            *check_ownership(rows),
+            check_held(rows),
+            check_disputed(rows),
+            check_watched(rows),
+            await check_dead_letters(nc),
+            await check_discarded(nc),
+            await check_rows(nc, replay, full=full),
+        ]
 
 
 def _print(findings: list[Finding]) -> None:

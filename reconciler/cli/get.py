@@ -18,10 +18,10 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import check_names, same_kind
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import print_structured
-from reconciler.cli.reading import current_models
 from reconciler.kinds import installed_kinds
 
 Listing = Literal["table", "wide", "json", "yaml", "name"]

@@ -7,10 +7,11 @@ import sys
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import print_table
 from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.reading import find_shape, log_of
+from reconciler.cli.reading import find_shape
 from reconciler.cli.summaries import Line, tell_all
 
 _SHOWN_ID = 14

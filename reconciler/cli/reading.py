@@ -1,56 +1,22 @@
-"""Read what the log says, with no role running: stored rows first, then the log's newest events."""
+"""Find in the log what somebody means, with no role running."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nats.aio.client import Client
 
 from events.integrity import LogDamage
-from events.log import LogEvent
 from events.names import ShapeKey
-from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import JetStreamShapeLog, open_log
+from infra.bus.shape_log import JetStreamShapeLog
 from infra.bus.streams import SHAPES
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import NotFoundOnBusError
-from projections.read_models import OutdatedRowsError, ReadModels, restore
+from projections.read_models import ReadModels
 from reconciler.cli.errors import CommandError
+from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, same_kind
 from reconciler.kinds import installed_kinds
-from reconciler.ports import DamageListener, StoredEvent
-from reconciler.services.lost_events import mark_lost
-
-Progress = Callable[[int], object]
-"""Called with the last position read."""
-
-
-def _no_progress(_position: int) -> None:
-    """Tell nobody."""
-
-
-async def log_of(nc: Client) -> JetStreamShapeLog:
-    """Open the log; raises ``CommandError`` where there is none."""
-    try:
-        return await open_log(nc)
-    except NotFoundOnBusError:
-        raise CommandError(
-            "this server has no event log yet: `reconciler init` makes it, "
-            "and `reconciler up` starts everything"
-        ) from None
-
-
-async def current_models(nc: Client) -> ReadModels:
-    """Give all read models as of now, whether or not a projector runs."""
-    log = await log_of(nc)
-    try:
-        models = restore(await JetStreamRows(nc).load())
-    except OutdatedRowsError:
-        models = ReadModels()
-    if models.position > await log.last_position() or await log.missing_events():
-        await mark_lost(log, models)
-    await read_log(log, models.apply, after=models.position, damaged=models.mark_damage)
-    return models
+from reconciler.ports import StoredEvent
 
 
 async def damage_of(nc: Client, log: JetStreamShapeLog, key: ShapeKey) -> LogDamage | None:
@@ -67,25 +33,6 @@ def models_of(history: Sequence[StoredEvent]) -> ReadModels:
     for position, event in history:
         models.apply(position, event)
     return models
-
-
-async def read_log(
-    log: JetStreamShapeLog,
-    show: Callable[[int, LogEvent], object],
-    *,
-    after: int = 0,
-    progress: Progress = _no_progress,
-    damaged: DamageListener | None = None,
-) -> int:
-    """Show every event from behind a position to the end; give the last position."""
-    if await log.last_position() <= after:
-        return after
-    async with log.follow(after, damaged=damaged) as feed:
-        while not feed.caught_up:
-            for position, event in await feed.next_events():
-                show(position, event)
-            progress(feed.position)
-        return feed.position
 
 
 async def find_shape(nc: Client, wanted: Meant) -> ShapeKey:

@@ -11,11 +11,11 @@ from projections.read_models import FleetSummary, ReadModels
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import Integrity, log_of, replay_from_start
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.reading import log_of
-from reconciler.cli.rebuilding import Comparison, Integrity, Rebuild, compare
+from reconciler.cli.row_comparison import Comparison, compare
 
 _SHOWN = 20
 _NO_TIME = 1e-9
@@ -76,19 +76,18 @@ def replay(
 
 async def _replay(connection: Connection, verify: bool) -> tuple[Replayed, ReadModels]:
     async with bus(connection) as nc:
-        log = await log_of(nc)
-        last = await log.last_position()
+        last = await (await log_of(nc)).last_position()
         began = time.perf_counter()
-        async with Rebuild(log) as rebuild:
+        async with replay_from_start(nc) as replay:
             with progress_bar("replaying", last) as progress:
-                verified = await compare(nc, rebuild, progress) if verify else None
-                await rebuild.to(last, progress)
-            integrity = rebuild.integrity
+                verified = await compare(nc, replay, progress) if verify else None
+                await replay.go_on(last, progress)
+            integrity = replay.integrity
             seconds = max(time.perf_counter() - began, _NO_TIME)
-    models = rebuild.models
-    rate = rebuild.events / seconds
+    models = replay.models
+    rate = replay.events / seconds
     replayed = Replayed(
-        rebuild.events,
+        replay.events,
         models.position,
         round(seconds, 3),
         round(rate),

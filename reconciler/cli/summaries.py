@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -90,16 +90,86 @@ def tell_all(history: list[StoredEvent]) -> list[Line]:
     return lines
 
 
-def summary(data: ShapeEvent, before: SpecDeclared | None = None) -> str:
-    """Say what an event changed; ``before`` as in ``tell``."""
-    if isinstance(data, SpecDeclared):
-        return _declared(data, before)
-    if isinstance(data, ActionDecided) and before is None and _unlabels(data.action):
-        return (
-            f"Update {data.action.external_name}: takes our owner label off and changes nothing "
-            "else: the object stays in the API, and is let go"
-        )
-    return _TELL[type(data)](data)
+def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
+    data: ShapeEvent, before: SpecDeclared | None = None
+) -> str:
+    """Describe what an event changed; ``before`` as in ``tell``."""
+    match data:
+        case SpecDeclared():
+            return _declared(data, before)
+        case SpecWithdrawn(generation):
+            return f"generation {generation}"
+        case GenerationSuperseded(generation, by):
+            return f"generation {generation}, by {by}"
+        case DeclarationSuperseded(by):
+            return f"a declaration came late: generation {by} is newer"
+        case ExternalObserved(object=seen):
+            proof = "a complete listing" if data.evidence == "CompleteListing" else "a read"
+            what = f"{data.external_name} is not there" if seen is None else _object(seen)
+            return f"{what} ({proof})"
+        case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
+            return f"{name} is missing, with {missing} of our {owned} objects: not believed"
+        case DriftDetected():
+            return _drifted(data)
+        case OwnershipClaimed(name, _, reason):
+            return f"{name} is ours now: {reason}"
+        case OwnershipReleased(name, _, reason):
+            return f"{name} is not ours any more: {reason}"
+        case FinalizerAdded(finalizer, holder):
+            return f"{finalizer}, of {holder}"
+        case FinalizerRemoved(finalizer, forced, reason):
+            return f"{finalizer}{', by force' if forced else ''}{_why(reason)}"
+        case ReleaseForced(reason, orphan, finalizers, references):
+            taken = ", ".join((*finalizers, *references)) or "nothing kept it"
+            stays = "; its object, if there is one, stays" if orphan else ""
+            return f"{taken}{stays}{_why(reason)}"
+        case HoldApproved(hold, decision, reason):
+            return f"{hold}: {decision.lower()}{_why(reason)}"
+        case ReferenceAdded(by, on_withdrawal):
+            return f"{by} refers to it; when it is withdrawn: {on_withdrawal.lower()}"
+        case ReferenceRemoved(by):
+            return f"{by} does not refer to it any more"
+        case TargetObserved(target, declared):
+            return f"{target} is {'' if declared else 'not '}declared"
+        case ActionDecided(action):
+            return _decided(action, before)
+        case ActionRetried(action, attempt):
+            return f"{action.operation} {action.external_name}, attempt {attempt}, same key"
+        case ActionSought(action):
+            return f"what came of {action.operation} {action.external_name}? A look, no call"
+        case ActionHeld(reason=reason):
+            return reason
+        case ActionNotDone(operation="Create"):  # what it made may have been deleted since
+            return "Create: a look shows none: it is called again"
+        case ActionNotDone(operation=operation):
+            return f"{operation}: a look shows that it was not done"
+        case ActionDoubted(_, operation, attempt, message):
+            doubt = "another call of it may have been done"
+            return f"{operation}, attempt {attempt}: {doubt}: {_one_line(message)}"
+        case ActionSucceeded():
+            return _succeeded(data)
+        case ActionFailed(_, operation, attempt, error):
+            status = f" {error.status}" if error.status else ""
+            why = f"{error.error_class}{status}: {_one_line(error.message)}"
+            return f"{operation}, attempt {attempt}: {why}{_perhaps_twice(data)}"
+        case ActionAbandoned(_, operation, reason, in_doubt):
+            return f"{operation}: {reason}{'; a call of it may still arrive' if in_doubt else ''}"
+        case RetryScheduled(at, seconds, reason):
+            return f"in {seconds:.1f} s, at {_moment(at)}: {reason}"
+        case ApiThrottled(until, message=message):
+            return f"no call before {_moment(until)}: {_one_line(message)}"
+        case BreakerOpened(until, _, failures, message):
+            row = f"after {failures} failures in a row"
+            return f"until {_moment(until)}, {row}: {_one_line(message)}"
+        case BreakerProbed(by=by):
+            return f"one call by {by}"
+        case BreakerClosed():
+            return "the API answers again"
+        case OutcomeRecorded(outcome, generation, reason, message):
+            in_brackets = f" ({reason})" if reason not in ("", outcome) else ""
+            return f"{outcome}{in_brackets}, generation {generation}{_why(message)}"
+        case _:
+            assert_never(data)
 
 
 def show(value: object) -> str:
@@ -142,41 +212,14 @@ def _tagged(tag: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
     return [f"{tag} {text}"] if text else []
 
 
-def _withdrawn(data: SpecWithdrawn) -> str:
-    return f"generation {data.generation}"
-
-
-def _declaration_superseded(data: DeclarationSuperseded) -> str:
-    return f"a declaration came late: generation {data.by} is newer"
-
-
-def _superseded(data: GenerationSuperseded) -> str:
-    return f"generation {data.generation}, by {data.by}"
-
-
-def _observed(data: ExternalObserved) -> str:
-    proof = "a complete listing" if data.evidence == "CompleteListing" else "a read"
-    if data.object is None:
-        return f"{data.external_name} is not there ({proof})"
-    return f"{_object(data.object)} ({proof})"
-
-
 def _object(thing: ExternalObject) -> str:
     fields = changes(_NOTHING, thing.fields)
     return f"{thing.name} {{{fields}}}" if fields else thing.name
 
 
-def _doubted(data: AbsenceDoubted) -> str:
-    return (
-        f"{data.external_name} is missing, with {data.missing} of our {data.owned} objects: "
-        "not believed"
-    )
-
-
 def _drifted(data: DriftDetected) -> str:
-    ours = (
-        f"; perhaps by our own {data.perhaps_by}, which ended in doubt" if data.perhaps_by else ""
-    )
+    by = data.perhaps_by
+    ours = f"; perhaps by our own {by}, which ended in doubt" if by else ""
     if data.missing:
         return f"the object is gone{ours}"
     found = ", ".join(
@@ -190,48 +233,16 @@ def _or_missing(value: object) -> str:
     return "not there" if value is None else show(value)
 
 
-def _claimed(data: OwnershipClaimed) -> str:
-    return f"{data.external_name} is ours now: {data.reason}"
-
-
-def _released(data: OwnershipReleased) -> str:
-    return f"{data.external_name} is not ours any more: {data.reason}"
-
-
-def _unlabels(action: Action) -> bool:
-    """Tell an orphan's last write: of what nobody declares nothing else is ever updated."""
-    return action.operation == "Update" and OWNER_LABEL not in action.labels
-
-
-def _decided(data: ActionDecided) -> str:
-    action = data.action
+def _decided(action: Action, before: SpecDeclared | None) -> str:
+    is_update = action.operation == "Update"
+    if is_update and before is None and OWNER_LABEL not in action.labels:
+        # The last write of what is let go: of what nobody declares nothing else is ever updated.
+        return (
+            f"Update {action.external_name}: takes our owner label off and changes nothing else: "
+            "the object stays in the API, and is let go"
+        )
     fields = changes(_NOTHING, action.fields)
     return f"{action.operation} {action.external_name}" + (f" {{{fields}}}" if fields else "")
-
-
-def _retried(data: ActionRetried) -> str:
-    return f"{data.action.operation} {data.action.external_name}, attempt {data.attempt}, same key"
-
-
-def _sought(data: ActionSought) -> str:
-    return f"what came of {data.action.operation} {data.action.external_name}? A look, no call"
-
-
-def _held(data: ActionHeld) -> str:
-    return data.reason
-
-
-def _not_done(data: ActionNotDone) -> str:
-    if data.operation == "Create":  # what it made may have been deleted by others since
-        return "Create: a look shows none: it is called again"
-    return f"{data.operation}: a look shows that it was not done"
-
-
-def _action_doubted(data: ActionDoubted) -> str:
-    told = " ".join(data.message.split())
-    return (
-        f"{data.operation}, attempt {data.attempt}: another call of it may have been done: {told}"
-    )
 
 
 def _succeeded(data: ActionSucceeded) -> str:
@@ -247,115 +258,13 @@ def _perhaps_twice(data: ActionSucceeded | ActionFailed) -> str:
     return ", perhaps made before by a worker that is gone" if data.redelivered else ""
 
 
-def _finalizer_added(data: FinalizerAdded) -> str:
-    return f"{data.finalizer}, of {data.holder}"
-
-
-def _finalizer_removed(data: FinalizerRemoved) -> str:
-    force = ", by force" if data.forced else ""
-    return f"{data.finalizer}{force}{_why(data.reason)}"
-
-
-def _release_forced(data: ReleaseForced) -> str:
-    taken = ", ".join((*data.finalizers, *data.references)) or "nothing kept it"
-    orphan = "; its object, if there is one, stays" if data.orphan else ""
-    return f"{taken}{orphan}{_why(data.reason)}"
-
-
-def _approved(data: HoldApproved) -> str:
-    return f"{data.hold}: {data.decision.lower()}{_why(data.reason)}"
-
-
 def _why(reason: str) -> str:
-    return f": {' '.join(reason.split())}" if reason else ""
+    return f": {_one_line(reason)}" if reason else ""
 
 
-def _reference_added(data: ReferenceAdded) -> str:
-    return f"{data.by} refers to it; when it is withdrawn: {data.on_withdrawal.lower()}"
-
-
-def _reference_removed(data: ReferenceRemoved) -> str:
-    return f"{data.by} does not refer to it any more"
-
-
-def _target(data: TargetObserved) -> str:
-    return f"{data.target} is {'' if data.declared else 'not '}declared"
-
-
-def _failed(data: ActionFailed) -> str:
-    error = data.error
-    status = f" {error.status}" if error.status else ""
-    return (
-        f"{data.operation}, attempt {data.attempt}: {error.error_class}{status}: "
-        f"{' '.join(error.message.split())}{_perhaps_twice(data)}"
-    )
-
-
-def _abandoned(data: ActionAbandoned) -> str:
-    doubt = "; a call of it may still arrive" if data.in_doubt else ""
-    return f"{data.operation}: {data.reason}{doubt}"
-
-
-def _scheduled(data: RetryScheduled) -> str:
-    return f"in {data.delay_seconds:.1f} s, at {_moment(data.at)}: {data.reason}"
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _moment(at: datetime) -> str:
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _throttled(data: ApiThrottled) -> str:
-    return f"no call before {_moment(data.until)}: {' '.join(data.message.split())}"
-
-
-def _breaker_opened(data: BreakerOpened) -> str:
-    why = " ".join(data.message.split())
-    return f"until {_moment(data.until)}, after {data.failures} failures in a row: {why}"
-
-
-def _breaker_probed(data: BreakerProbed) -> str:
-    return f"one call by {data.by}"
-
-
-def _breaker_closed(_data: BreakerClosed) -> str:
-    return "the API answers again"
-
-
-def _outcome(data: OutcomeRecorded) -> str:
-    message = f": {' '.join(data.message.split())}" if data.message else ""
-    reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
-    return f"{data.outcome}{reason}, generation {data.generation}{message}"
-
-
-_TELL: dict[type[ShapeEvent], Callable[[Any], str]] = {
-    SpecWithdrawn: _withdrawn,
-    GenerationSuperseded: _superseded,
-    DeclarationSuperseded: _declaration_superseded,
-    ExternalObserved: _observed,
-    AbsenceDoubted: _doubted,
-    DriftDetected: _drifted,
-    OwnershipClaimed: _claimed,
-    OwnershipReleased: _released,
-    FinalizerAdded: _finalizer_added,
-    FinalizerRemoved: _finalizer_removed,
-    ReleaseForced: _release_forced,
-    HoldApproved: _approved,
-    ReferenceAdded: _reference_added,
-    ReferenceRemoved: _reference_removed,
-    TargetObserved: _target,
-    ActionDecided: _decided,
-    ActionRetried: _retried,
-    ActionSought: _sought,
-    ActionHeld: _held,
-    ActionNotDone: _not_done,
-    ActionDoubted: _action_doubted,
-    ActionSucceeded: _succeeded,
-    ActionFailed: _failed,
-    ActionAbandoned: _abandoned,
-    RetryScheduled: _scheduled,
-    ApiThrottled: _throttled,
-    BreakerOpened: _breaker_opened,
-    BreakerProbed: _breaker_probed,
-    BreakerClosed: _breaker_closed,
-    OutcomeRecorded: _outcome,
-}

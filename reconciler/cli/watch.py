@@ -20,10 +20,11 @@ from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console
 from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Namespace
 from reconciler.cli.output import print_json_line
-from reconciler.cli.reading import known_kind, log_of, log_speaks_of
+from reconciler.cli.reading import known_kind, log_speaks_of
 from reconciler.cli.stopping import until_stopped
 from reconciler.cli.summaries import summary
 

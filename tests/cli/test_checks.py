@@ -20,7 +20,7 @@ from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
 from reconciler.cli.doctor import look
-from reconciler.cli.rebuilding import differences
+from reconciler.cli.row_comparison import differences
 from reconciler.kinds import KindRegistry
 from reconciler.services.configurations import Configurations
 from reconciler.services.providers import ProviderPool

@@ -20,7 +20,7 @@ from reconciler.cli.checks.bus import check_sources
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.monitoring import check_health, check_monitoring
 from reconciler.cli.doctor import examine
-from reconciler.cli.log_reading import read_whole_log
+from reconciler.cli.log_replay import replay_for_checks
 from tests.bus.histories import event
 from tests.scenarios.conftest import api_url, bare_world, world
 from tests.scenarios.harness import World, api_config, manifest, shape
@@ -31,7 +31,9 @@ NAMES = [f"foo-{number}" for number in range(3)]
 
 
 async def actions(nc: Client) -> Finding:
-    return await check_actions(nc, await read_whole_log(nc, full=True))
+    async with replay_for_checks(nc, full=True) as replay:
+        await replay.go_on()
+        return await check_actions(nc, replay)
 
 
 async def findings(world: World) -> dict[str, Finding]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.embedded import EmbeddedCluster
 from reconciler.wiring import connected, initialise
+from tests.cluster.servers import EmbeddedCluster
 from tests.faulty_api import FaultyApi
 
 

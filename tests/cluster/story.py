@@ -24,14 +24,13 @@ from events.manifest import (
 from events.names import SYSTEM_NAMESPACE
 from infra.bus.copies import copies
 from infra.bus.streams import OUTCOMES, SHAPES
-from infra.embedded import EmbeddedCluster
-from infra.embedded.cluster import leader
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
 from reconciler.wiring import Role, connected
 from tests.cluster.fleet import Fleet, fleet
+from tests.cluster.servers import EmbeddedCluster, leader
 from tests.history_reading import check
 from tests.scenarios.harness import api_config, manifest
 

@@ -3,12 +3,12 @@
 import pytest
 
 from infra.bus.streams import SHAPES
-from infra.embedded import EmbeddedCluster
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import stream_state
 from reconciler.wiring import connected
+from tests.cluster.servers import EmbeddedCluster
 from tests.cluster.story import until, until_whole
 
 EVENT = OutgoingMessage("log.default.Shape.foo.event", b"purple square " * 8_000)

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from infra.bus.streams import SHAPES
-from infra.embedded import EmbeddedCluster
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.wiring import connected
+from tests.cluster.servers import EmbeddedCluster
 from tests.cluster.story import until
 
 SUBJECT = "log.default.Shape.foo.event"

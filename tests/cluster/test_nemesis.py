@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from infra.bus.streams import INTAKE, SHAPES
-from infra.embedded import EmbeddedCluster
-from infra.embedded.cluster import NODES
 from reconciler.wiring import Role
+from tests.cluster.servers import NODES, EmbeddedCluster
 from tests.cluster.story import Story, told
 
 COUNT = 2_000

@@ -10,13 +10,12 @@ import pytest
 from nats.aio.client import Client
 
 from infra.bus.streams import SHAPES
-from infra.embedded import EmbeddedCluster
-from infra.embedded.cluster import NODES, leader
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
 from reconciler.wiring import Role, connected, initialise, running
+from tests.cluster.servers import NODES, EmbeddedCluster, leader
 from tests.cluster.story import until
 from tests.faults.tcp_proxy import TcpProxy, Way, proxied
 from tests.faulty_api import FaultyApi

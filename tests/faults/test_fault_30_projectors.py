@@ -33,7 +33,8 @@ from projections.read_models import (
     rebuild,
     status_name,
 )
-from reconciler.cli.rebuilding import Rebuild, compare
+from reconciler.cli.log_replay import replay_from_start
+from reconciler.cli.row_comparison import compare
 from reconciler.failpoints import Failpoint
 from reconciler.ports import ShapeAppend, StoredEvent
 from reconciler.services.projector import Projector, load_models
@@ -110,8 +111,8 @@ class Log:
 
     async def verify(self) -> None:
         """Do what ``replay --verify`` does."""
-        async with Rebuild(self._log) as rebuilding:
-            found = await compare(self.nc, rebuilding, lambda _position: None)
+        async with replay_from_start(self.nc) as replay:
+            found = await compare(self.nc, replay, lambda _position: None)
         assert (found.note, found.differences) == ("", [])
         assert found.checkpoint == await self._log.last_position()
 

@@ -26,8 +26,7 @@ from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
-from reconciler.cli.log_reading import LogReading
-from reconciler.cli.reading import log_of
+from reconciler.cli.log_replay import LogReplay, log_of
 from reconciler.resource.evolve import fold
 
 OVERDUE = timedelta(seconds=30)
@@ -52,7 +51,7 @@ class _Decided(NamedTuple):
     row: StatusRow
 
 
-async def check_actions(nc: Client, reading: LogReading) -> Finding:
+async def check_actions(nc: Client, replay: LogReplay) -> Finding:
     """Follow every action that the log shows in flight to whoever has it now.
 
     The log is read first, then who hands actions out, then what waits to be decided, then the log
@@ -63,8 +62,8 @@ async def check_actions(nc: Client, reading: LogReading) -> Finding:
     for number in range(_LOOKS):
         if number:
             await asyncio.sleep(_PAUSE_SECONDS)
-            await reading.read_on(nc)
-        look = await _look(nc, reading)
+            await replay.go_on()
+        look = await _look(nc, replay)
         found = look if found is None else _both(found, look)
         if not (found.lost or found.overdue or found.untimed):
             break
@@ -109,12 +108,12 @@ def _finding(found: _Look) -> Finding:
     return Finding("lost actions", "ok", f"none; {text}")
 
 
-async def _look(nc: Client, reading: LogReading) -> _Look:
-    rows = list(reading.models.status.values())
+async def _look(nc: Client, replay: LogReplay) -> _Look:
+    rows = list(replay.models.status.values())
     waiting = [row for row in rows if row.retry_at is not None]
     called = [row for row in rows if row.action_id and row.retry_at is None]
     suspects = await _not_handed_out(nc, called)
-    lost = await _really_lost(nc, reading, suspects) if suspects else frozenset[str]()
+    lost = await _really_lost(nc, replay, suspects) if suspects else frozenset[str]()
     # What a person holds is not tried again, whenever that would be due; when it is let go, it is.
     timed = [row for row in waiting if row.outcome != "Held" and not row.paused]
     overdue, untimed = await _not_timed(nc, timed)
@@ -163,15 +162,13 @@ async def _not_handed_out_by(
     return acknowledged + (between if len(between) > int(worker["num_ack_pending"]) else [])
 
 
-async def _really_lost(
-    nc: Client, reading: LogReading, suspects: list[StatusRow]
-) -> frozenset[str]:
+async def _really_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]) -> frozenset[str]:
     """Leave out those whose result waits to be decided, was decided, or waits for a person."""
     without_result = await _without_result(nc, suspects)
-    await reading.read_on(nc)
+    await replay.go_on()
     names: list[str] = []
     for row in without_result:
-        now = reading.models.status.get(str(row.key))
+        now = replay.models.status.get(str(row.key))
         same = now is not None and (now.action_id, now.attempt) == (row.action_id, row.attempt)
         if same and now is not None and now.retry_at is None:
             names.append(str(row.key))

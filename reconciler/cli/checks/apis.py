@@ -14,7 +14,7 @@ from events.names import SYSTEM_NAMESPACE, ShapeKey
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
-from reconciler.cli.reading import current_models, log_of
+from reconciler.cli.log_replay import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.kinds import KindRegistry, installed_kinds
 from reconciler.services.configurations import Configurations

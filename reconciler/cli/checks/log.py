@@ -23,9 +23,9 @@ from projections.read_models import (
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.letters import discarded_text
-from reconciler.cli.log_reading import LogReading
-from reconciler.cli.reading import log_of, models_of
-from reconciler.cli.rebuilding import Rebuild, compare, differences
+from reconciler.cli.log_replay import LogReplay, log_of, replay_from_start
+from reconciler.cli.reading import models_of
+from reconciler.cli.row_comparison import compare, differences
 from reconciler.client.dead_letters import collect, matching
 
 SAMPLE = 50
@@ -34,12 +34,12 @@ _DISCARDED_SHOWN = timedelta(days=7)
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
-def check_damage(reading: LogReading) -> Finding:
+def check_damage(replay: LogReplay) -> Finding:
     """Tell where the log is not what was written."""
-    places = [f"{one.problem}: {one}" for one in reading.damage]
+    places = [f"{one.problem}: {one}" for one in replay.damage]
     if not places:
-        part = f" since position {reading.since}; --full reads all" if reading.since else ""
-        return Finding("log", "ok", f"{reading.events} events read, none missing{part}")
+        part = f" since position {replay.since}; --full reads all" if replay.since else ""
+        return Finding("log", "ok", f"{replay.events} events read, none missing{part}")
     remedy = (
         "upgrade what is older than the log, or restore the log from its backup; these shapes are "
         'held until then, all others are not: see "When the log is damaged" in the operating guide'
@@ -161,12 +161,12 @@ async def check_discarded(nc: Client) -> Finding:
     return Finding("discarded", "warn", text, remedy)
 
 
-async def check_rows(nc: Client, reading: LogReading, *, full: bool) -> Finding:
+async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some shapes."""
-    if reading.damage:
+    if replay.damage:
         text = "not compared: the log itself is not whole"
         return Finding("rows equal the log", "warn", text, "see the check of the log")
-    wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, reading))
+    wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, replay))
     if not wrong:
         return Finding("rows equal the log", "ok", what)
     remedy = "the log is right: `reconciler replay --verify` shows the rows, and how to remake them"
@@ -174,16 +174,16 @@ async def check_rows(nc: Client, reading: LogReading, *, full: bool) -> Finding:
 
 
 async def _all_rows(nc: Client) -> tuple[list[str], str]:
-    async with Rebuild(await log_of(nc)) as rebuild:
-        found = await compare(nc, rebuild, lambda _done: None)
+    async with replay_from_start(nc) as replay:
+        found = await compare(nc, replay, lambda _done: None)
     what = found.note or f"all {found.rows}, at position {found.checkpoint}"
     return [one.row for one in found.differences], what
 
 
-async def _sampled_rows(nc: Client, reading: LogReading) -> tuple[list[str], str]:
+async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
     """Fold the histories of some shapes; a projector may write meanwhile, so look twice."""
     log_reader = await log_of(nc)
-    names = list(reading.models.status)
+    names = list(replay.models.status)
     chosen = random.sample(names, min(SAMPLE, len(names)))
     wrong = await _wrong_of(nc, log_reader, chosen)
     if wrong:

@@ -1,0 +1,84 @@
+"""Stored rows, compared with those that the log gives, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+from nats.aio.client import Client
+
+from infra.bus.rows import JetStreamRows
+from projections.read_models import CHECKPOINT, SCHEMA, decode_checkpoint
+from reconciler.cli.log_replay import LogReplay, Progress, log_of
+
+_LOOKS = 5
+"""A projector may write while we read: a difference counts when it is seen again."""
+
+
+class Difference(msgspec.Struct, frozen=True, rename="camel"):
+    """A row that is not what the log says."""
+
+    row: str
+    problem: Literal["missing", "unexpected", "different"]
+    rebuilt: str = ""
+    live: str = ""
+
+
+class Comparison(msgspec.Struct, frozen=True, rename="camel"):
+    """What came of comparing at the checkpoint of the stored rows."""
+
+    checkpoint: int
+    rows: int
+    differences: list[Difference]
+    note: str = ""
+
+
+async def compare(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
+    """LogReplay up to the checkpoint of the stored rows, and compare all of them."""
+    found = await _look(nc, replay, progress)
+    for _ in range(_LOOKS):
+        before = found.differences
+        if before:
+            found = await _look(nc, replay, progress)
+        if found.differences == before:
+            break
+    return found
+
+
+async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
+    rows = await JetStreamRows(nc).load()
+    if CHECKPOINT not in rows:
+        log = await log_of(nc)
+        is_empty = await log.last_position() == 0
+        note = "the log is empty" if is_empty else "no projector has written yet"
+        return Comparison(0, len(rows), [], note)
+    checkpoint = decode_checkpoint(rows[CHECKPOINT])
+    if checkpoint.schema != SCHEMA:
+        note = f"rows of schema {checkpoint.schema}: the next projector rebuilds them as {SCHEMA}"
+        return Comparison(checkpoint.position, len(rows), [], note)
+    if not checkpoint.is_whole:
+        note = "a projector was about to write all rows; the next one writes them"
+        return Comparison(checkpoint.position, len(rows), [], note)
+    await replay.go_on(checkpoint.position, progress)
+    found = differences(dict(replay.models.rows()), rows)
+    return Comparison(checkpoint.position, len(rows), found)
+
+
+def differences(rebuilt: Mapping[str, bytes], live: Mapping[str, bytes]) -> list[Difference]:
+    """Compare the rows of one position."""
+    return [
+        _difference(name, rebuilt.get(name), live.get(name))
+        for name in sorted(rebuilt.keys() | live.keys())
+        if rebuilt.get(name) != live.get(name)
+    ]
+
+
+def _difference(name: str, rebuilt: bytes | None, live: bytes | None) -> Difference:
+    if live is None:
+        return Difference(name, "missing", rebuilt=(rebuilt or b"").decode(errors="replace"))
+    if rebuilt is None:
+        return Difference(name, "unexpected", live=live.decode(errors="replace"))
+    return Difference(
+        name, "different", rebuilt.decode(errors="replace"), live.decode(errors="replace")
+    )
