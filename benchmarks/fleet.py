@@ -34,10 +34,10 @@ from events.names import ShapeKey
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
-from reconciler.services.configurations import Configurations
-from reconciler.services.listing import SnapshotAssembler, observations
-from reconciler.services.projector import Projector
-from reconciler.services.sweeper import Sweeper
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.listing import SnapshotAssembler, observations
+from reconciler.roles.projector import Projector
+from reconciler.roles.sweeper import Sweeper
 
 EVENT_MS: Final = 1.0
 SWEEP_MS: Final = 5.0

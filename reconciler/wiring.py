@@ -25,8 +25,8 @@ from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from reconciler.failpoints import arm_from_environment
 from reconciler.kinds import KindRegistry, installed_kinds
-from reconciler.roles import ROLES, Ports, Role, Running, load, running_parts
-from reconciler.services.lost_events import find_lost
+from reconciler.roles.lost_events import find_lost
+from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
 
 __all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name", "running"]
 

@@ -15,7 +15,7 @@ from infra.jetstream.errors import NotFoundOnBusError
 from projections.read_models import OutdatedRowsError, ReadModels, restore
 from reconciler.cli.errors import CommandError
 from reconciler.ports import StoredEvent
-from reconciler.services.lost_events import mark_lost
+from reconciler.roles.lost_events import mark_lost
 
 MAX_EVENTS = 300_000
 """A longer log is read from where the stored rows end, unless all of it is asked for."""

@@ -34,9 +34,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
-from reconciler.services.api_gate import MOST_INSIDE, MOST_WAIT_SECONDS, TurnedAwayError
-from reconciler.services.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
-from reconciler.services.configurations import Configurations
+from reconciler.roles.api_gate import MOST_INSIDE, MOST_WAIT_SECONDS, TurnedAwayError
+from reconciler.roles.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
+from reconciler.roles.configurations import Configurations
 
 DOWN = TransientError("no connection")
 API = ProviderConfigSpec("test", "http://api.test/v1", breaker=Breaker(failures=3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from reconciler.services.call_slots import CallSlots
+from reconciler.roles.call_slots import CallSlots
 from tests.simulation.loop import SimulatedLoop
 
 MOST = 16

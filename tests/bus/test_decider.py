@@ -21,8 +21,8 @@ from infra.jetstream.publish import publish
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from reconciler.resource import decide
-from reconciler.services.configurations import Configurations
-from reconciler.services.decider import Decider
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.decider import Decider
 from tests.bus.histories import new_key
 
 SHARE = 2

@@ -6,7 +6,7 @@ import pytest
 
 from infra.bus.shape_log import JetStreamShapeLog
 from reconciler.ports import ShapeAppend
-from reconciler.services.log_feed import LogFeed
+from reconciler.roles.log_feed import LogFeed
 from tests.bus.histories import events, new_key
 
 

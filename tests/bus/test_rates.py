@@ -16,7 +16,7 @@ from events.subjects import rate
 from infra.bus.rates import JetStreamRates
 from infra.jetstream.publish import publish
 from reconciler.ports import RateConflictError
-from reconciler.services.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
+from reconciler.roles.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
 
 
 class Process:

@@ -26,7 +26,7 @@ from infra.jetstream.reads import (
 from reconciler.ports import AppendLostError, AppendRefusedError, ShapeAppend
 from reconciler.resource.evolve import fold
 from reconciler.resource.state import NEW
-from reconciler.services.repository import (
+from reconciler.roles.repository import (
     EVENTS_BETWEEN_SNAPSHOTS,
     Commit,
     ShapeRepository,

@@ -3,7 +3,7 @@
 import pytest
 from nats.aio.client import Client
 
-from reconciler.roles import Role
+from reconciler.roles.process import Role
 from reconciler.wiring import running
 
 

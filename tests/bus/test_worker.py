@@ -31,11 +31,11 @@ from reconciler.errors import ProviderError
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
 from reconciler.provider import Capabilities, Effect, Provider
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.configurations import Configurations
-from reconciler.services.oversize import MOST_OBJECT_BYTES
-from reconciler.services.providers import ProviderPool
-from reconciler.services.worker import LEASE_SECONDS, Worker
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.oversize import MOST_OBJECT_BYTES
+from reconciler.roles.providers import ProviderPool
+from reconciler.roles.worker import LEASE_SECONDS, Worker
 from tests.bus.histories import event, new_key
 
 

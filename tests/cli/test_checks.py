@@ -22,8 +22,8 @@ from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_fil
 from reconciler.cli.doctor import look
 from reconciler.cli.row_comparison import differences
 from reconciler.kinds import KindRegistry
-from reconciler.services.configurations import Configurations
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.providers import ProviderPool
 
 NOON = "2026-01-02T12:00:00.000000000Z"
 NOON_SECONDS = 1767355200.0

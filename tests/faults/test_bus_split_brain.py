@@ -24,8 +24,8 @@ from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
 from reconciler.kinds import installed_kinds
 from reconciler.ports import AppendLostError, IntakeDelivery, ShapeAppend
-from reconciler.services.configurations import Configurations
-from reconciler.services.decider import Decider
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.decider import Decider
 from reconciler.wiring import connected, initialise
 from tests.bus.histories import new_key
 from tests.bus.test_decider import Bus, decider, declaration

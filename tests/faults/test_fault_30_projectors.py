@@ -37,7 +37,7 @@ from reconciler.cli.log_replay import replay_from_start
 from reconciler.cli.row_comparison import compare
 from reconciler.failpoints import Failpoint
 from reconciler.ports import ShapeAppend, StoredEvent
-from reconciler.services.projector import Projector, load_models
+from reconciler.roles.projector import Projector, load_models
 from reconciler.wiring import initialise
 from tests.crashes.role_process import RoleProcess
 from tests.projections.logs import renamed

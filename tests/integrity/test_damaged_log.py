@@ -12,7 +12,7 @@ from events.subjects import log as log_subject
 from infra.bus.streams import SHAPES
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from reconciler.services import decider
+from reconciler.roles import decider
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 

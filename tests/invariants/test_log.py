@@ -31,7 +31,7 @@ from projections.read_models import rebuild
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
-from reconciler.services.repository import EVENTS_BETWEEN_SNAPSHOTS, ShapeRepository
+from reconciler.roles.repository import EVENTS_BETWEEN_SNAPSHOTS, ShapeRepository
 from tests.invariants.witness import Witness
 from tests.scenarios.harness import World, api_config, every, now, only, shape
 

@@ -30,9 +30,9 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.resource.evolve import fold
-from reconciler.services import sweeper
-from reconciler.services.configurations import Configurations
-from reconciler.services.decider import Decider
+from reconciler.roles import sweeper
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.decider import Decider
 from tests.scenarios.harness import ACTOR, World, every, manifest, names, only, shape
 
 

@@ -23,13 +23,13 @@ from reconciler.errors import ThrottledError, TransientError
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
-from reconciler.services import change_feed
-from reconciler.services.api_gate import TurnedAwayError
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.configurations import Configurations
-from reconciler.services.hint_calls import HintCalls
-from reconciler.services.observer import JITTER, Observer
-from reconciler.services.providers import ProviderPool
+from reconciler.roles import change_feed
+from reconciler.roles.api_gate import TurnedAwayError
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.hint_calls import HintCalls
+from reconciler.roles.observer import JITTER, Observer
+from reconciler.roles.providers import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 

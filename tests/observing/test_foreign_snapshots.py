@@ -17,7 +17,7 @@ from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, Snapsh
 from events.log import DriftDetected
 from events.manifest import Scope
 from events.subjects import snapshot
-from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError
+from reconciler.roles.listing import SnapshotAssembler, SnapshotRefusedError
 from tests.scenarios.harness import World, api_config, every, manifest, now, only
 
 HOUR = 3600.0

@@ -17,12 +17,12 @@ from projections.read_models import ReadModels
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect, Provider
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.configurations import Configurations
-from reconciler.services.listing import SnapshotRefusedError
-from reconciler.services.observer import Observer
-from reconciler.services.providers import ProviderPool
-from reconciler.services.slices import SLICE
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.listing import SnapshotRefusedError
+from reconciler.roles.observer import Observer
+from reconciler.roles.providers import ProviderPool
+from reconciler.roles.slices import SLICE
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 

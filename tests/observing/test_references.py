@@ -9,7 +9,7 @@ from events.manifest import SHAPE_REF_KIND
 from events.names import ShapeKey
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-from reconciler.services.references import reference_messages
+from reconciler.roles.references import reference_messages
 
 TARGET = ShapeKey("default", "Shape", "foo")
 REFERENCE = ShapeKey("default", SHAPE_REF_KIND, "shop-needs-foo")

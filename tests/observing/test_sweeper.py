@@ -16,8 +16,8 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
-from reconciler.services.configurations import Configurations
-from reconciler.services.sweeper import MOST_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.sweeper import MOST_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
 
 FOO = ShapeKey("default", "Shape", "foo")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

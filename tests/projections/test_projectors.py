@@ -22,8 +22,8 @@ from projections.read_models import (
     restore,
 )
 from projections.status import LOG_DAMAGED
-from reconciler.services import projector as projector_module
-from reconciler.services.projector import Projector, load_models
+from reconciler.roles import projector as projector_module
+from reconciler.roles.projector import Projector, load_models
 from tests.projections.logs import Log, histories, log_of, of, quick, renamed
 from tests.resource.building import converged
 from tests.simulation.bus.rows import Rows

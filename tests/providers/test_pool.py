@@ -10,8 +10,8 @@ from events.log import Action
 from events.manifest import ProviderConfigSpec
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.provider import Effect
-from reconciler.services.configurations import Configurations
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.providers import ProviderPool
 
 CONFIG = ProviderConfigSpec("test", "http://test")
 ACTION = Action("a@1", "key", "Create", 1, "default", "x", ())

@@ -18,7 +18,7 @@ from infra.providers.shapes import ShapesProvider
 from reconciler.cli.logs import configure_logs
 from reconciler.client.dead_letters import DeadLetter, LetterRefusedError
 from reconciler.resource import decide
-from reconciler.services import decider, oversize
+from reconciler.roles import decider, oversize
 from tests.bus.histories import event
 from tests.scenarios.harness import ACTOR, World, manifest, now, shape
 

@@ -6,6 +6,7 @@ import pytest
 
 from events.envelope import MOST_MESSAGE_BYTES
 from events.log import OutcomeRecorded
+from reconciler.roles import refusing
 from reconciler.sdk import (
     Answer,
     Client,
@@ -15,7 +16,6 @@ from reconciler.sdk import (
     InvalidNameError,
     connect,
 )
-from reconciler.services import refusing
 from tests.sdk.conftest import Stack, shape
 
 

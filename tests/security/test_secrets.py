@@ -23,10 +23,10 @@ from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
 from reconciler.cli.logs import configure_logs
 from reconciler.errors import DeclarationRefusedError, ProviderError
+from reconciler.roles.secretive import without_secret
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy
-from reconciler.services.secretive import without_secret
 from reconciler.wiring import ROLES, connected, initialise, running
 from tests.cli.runner import Cli
 from tests.security.echo_api import EchoApi

@@ -29,7 +29,7 @@ from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import ResourceState
-from reconciler.services.scrubber import FIRST_AFTER_SECONDS
+from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
 from tests.explanations import explained
 from tests.simulation.api import REFUSED_COLOR
 from tests.simulation.bus.log import LOG_ID

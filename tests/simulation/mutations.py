@@ -48,22 +48,22 @@ from reconciler.resource import (
 from reconciler.resource.attempt import new_action
 from reconciler.resource.evolve import fold
 from reconciler.resource.turn import Facts
-from reconciler.services import worker as worker_module
-from reconciler.services.configurations import Configurations
-from reconciler.services.decider import Decider
-from reconciler.services.listing import SnapshotAssembler
-from reconciler.services.observer import Observer
-from reconciler.services.projector import Projector
-from reconciler.services.refusing import tell_refused
-from reconciler.services.repository import (
+from reconciler.roles import worker as worker_module
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.decider import Decider
+from reconciler.roles.listing import SnapshotAssembler
+from reconciler.roles.observer import Observer
+from reconciler.roles.projector import Projector
+from reconciler.roles.refusing import tell_refused
+from reconciler.roles.repository import (
     Commit,
     KeptShape,
     ShapeRepository,
     decode_snapshot,
     encode_snapshot,
 )
-from reconciler.services.sweeper import Sweeper
-from reconciler.services.worker import Worker
+from reconciler.roles.sweeper import Sweeper
+from reconciler.roles.worker import Worker
 from tests.simulation.bus.actions import ActionQueue
 from tests.simulation.bus.intake import SimulatedIntakeWriter
 from tests.simulation.bus.log import LogStream
@@ -167,7 +167,7 @@ def _snapshot_without_its_later_events(patch: Patch) -> None:
         return []
 
     patch.setattr(ShapeRepository, "_keep", keep)
-    patch.setattr("reconciler.services.repository.EVENTS_BETWEEN_SNAPSHOTS", 3)
+    patch.setattr("reconciler.roles.repository.EVENTS_BETWEEN_SNAPSHOTS", 3)
 
 
 def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
@@ -380,7 +380,7 @@ def _everything_seen_is_told(patch: Patch) -> None:
     ) -> list[ShapeKey]:
         return [row.key for row in rows or ()]
 
-    patch.setattr("reconciler.services.listing._interested", interested)
+    patch.setattr("reconciler.roles.listing._interested", interested)
 
 
 # --- wanting

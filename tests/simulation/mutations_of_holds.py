@@ -14,9 +14,9 @@ from projections.status import StatusRow
 from reconciler.resource import evolve, holds, next_step, observation
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, Facts
-from reconciler.services import sweeper
-from reconciler.services.listing import SnapshotAssembler
-from reconciler.services.scrubber import Scrubber
+from reconciler.roles import sweeper
+from reconciler.roles.listing import SnapshotAssembler
+from reconciler.roles.scrubber import Scrubber
 from tests.simulation.mutation import Mutation, Patch
 
 _really_after: Any = evolve._after  # pyright: ignore[reportPrivateUsage]
@@ -153,7 +153,7 @@ def _damaged_histories_folded(patch: Patch) -> None:
 
     for check in ("_check_order", "_check_digest"):
         patch.setattr(ShapeChain, check, unchecked)
-    patch.setattr("reconciler.services.repository.fold", _folded_anyhow)
+    patch.setattr("reconciler.roles.repository.fold", _folded_anyhow)
 
 
 def _folded_anyhow(events: Any, state: Any = NEW) -> Any:

@@ -13,7 +13,7 @@ import msgspec
 
 from events.intake import OnWithdrawal
 from events.manifest import Fields
-from reconciler.roles import Role
+from reconciler.roles.process import Role
 
 Sort = Literal[
     "append",

@@ -13,7 +13,7 @@ import structlog
 from events.names import ShapeKey
 from reconciler.kinds import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from reconciler.services import decider as decider_module
+from reconciler.roles import decider as decider_module
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.bus.actions import ActionQueue

@@ -17,8 +17,8 @@ from reconciler.cli.checks.finding import Finding
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.kinds import KindRegistry, installed_kinds
-from reconciler.services.configurations import Configurations
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.providers import ProviderPool
 
 _PATIENCE_SECONDS = 5.0
 

@@ -39,11 +39,11 @@ from reconciler.ports import (
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
-from reconciler.services.configurations import Configurations
-from reconciler.services.first_positions import placed
-from reconciler.services.postponed import Postponed
-from reconciler.services.refusing import tell_refused, undecidable, understand, unreadable
-from reconciler.services.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.first_positions import placed
+from reconciler.roles.postponed import Postponed
+from reconciler.roles.refusing import tell_refused, undecidable, understand, unreadable
+from reconciler.roles.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 
 _MOST_COMMANDS_A_TURN = 200
 _FEW_SHAPES = 4

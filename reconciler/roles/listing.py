@@ -17,7 +17,7 @@ from events.manifest import ProviderConfigSpec, is_within
 from events.names import ShapeKey, name_for_external
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log
-from reconciler.services.slices import in_slices
+from reconciler.roles.slices import in_slices
 
 
 class SnapshotRefusedError(ValueError):

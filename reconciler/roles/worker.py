@@ -46,13 +46,13 @@ from reconciler.ports import (
 from reconciler.provider import Effect, Provider
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
 from reconciler.resource.attempt import is_safe_to_repeat
-from reconciler.services.api_gate import ApiGate
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.call_slots import CallSlots
-from reconciler.services.cancellation import is_being_cancelled
-from reconciler.services.configurations import Configurations
-from reconciler.services.oversize import is_too_long
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.api_gate import ApiGate
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.call_slots import CallSlots
+from reconciler.roles.cancellation import is_being_cancelled
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.oversize import is_too_long
+from reconciler.roles.providers import ProviderPool
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""

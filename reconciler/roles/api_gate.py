@@ -22,8 +22,8 @@ from events.log import BreakerClosed, BreakerOpened, LogEvent
 from reconciler.call_permit import CALL_PERMIT, CallPermit
 from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
 from reconciler.ports import LogCertainty
-from reconciler.services.api_member import Member
-from reconciler.services.rate_limit import RateLimiter
+from reconciler.roles.api_member import Member
+from reconciler.roles.rate_limit import RateLimiter
 
 MOST_WAIT_SECONDS = 2.0
 """What would wait longer is turned away: it goes back into the log, and holds nothing here."""

@@ -26,10 +26,10 @@ from events.log import (
 from events.manifest import PROVIDER_CONFIG_KIND, Breaker, ProviderConfigSpec
 from events.names import SYSTEM_NAMESPACE, ShapeKey
 from reconciler.ports import IntakeMessageOut, IntakeWriter, LogCertainty, RateStore, ShapeLog
-from reconciler.services.api_gate import ApiGate, GateReport
-from reconciler.services.api_member import Member
-from reconciler.services.configurations import Configurations
-from reconciler.services.rate_limit import RateLimiter
+from reconciler.roles.api_gate import ApiGate, GateReport
+from reconciler.roles.api_member import Member
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.rate_limit import RateLimiter
 
 _FOLDED = frozenset(
     {SpecDeclared, SpecWithdrawn, ApiThrottled, BreakerOpened, BreakerProbed, BreakerClosed}

@@ -15,7 +15,7 @@ from projections.read_models import (
     decode_damage,
 )
 from reconciler.ports import RowStore
-from reconciler.services.projector import load_models
+from reconciler.roles.projector import load_models
 
 
 class LogEnds(Protocol):

@@ -17,10 +17,10 @@ from reconciler.ports import (
     SnapshotDelivery,
     SnapshotReader,
 )
-from reconciler.services.configurations import Configurations
-from reconciler.services.listing import SnapshotAssembler, SnapshotRefusedError, check_scope
-from reconciler.services.observer import Observer
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.listing import SnapshotAssembler, SnapshotRefusedError, check_scope
+from reconciler.roles.observer import Observer
+from reconciler.roles.providers import ProviderPool
 
 ABANDONED_SECONDS = 300.0
 """A snapshot that is not completed by then never will be."""

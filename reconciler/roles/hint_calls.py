@@ -12,7 +12,7 @@ from typing import Self
 
 from reconciler.call_permit import CALL_PERMIT, CallPermit
 from reconciler.errors import ProviderError
-from reconciler.services.api_gate import ApiGate
+from reconciler.roles.api_gate import ApiGate
 
 
 class HintCalls:

@@ -24,8 +24,8 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.resource.backoff import is_over
-from reconciler.services.configurations import Configurations
-from reconciler.services.references import reference_messages
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.references import reference_messages
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0

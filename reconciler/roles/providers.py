@@ -11,9 +11,9 @@ from events.manifest import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.kinds import KindRegistry
 from reconciler.provider import Capabilities, Provider
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.secretive import SecretiveProvider, secretive, without_secret
 from reconciler.secrecy import Secrecy
-from reconciler.services.configurations import Configurations
-from reconciler.services.secretive import SecretiveProvider, secretive, without_secret
 
 _LONGEST_CALL_SECONDS = 120.0
 

@@ -18,12 +18,12 @@ from events.manifest import ProviderConfigSpec
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.resource.backoff import delay
-from reconciler.services.api_gate import TurnedAwayError
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.cancellation import is_being_cancelled
-from reconciler.services.configurations import Configurations
-from reconciler.services.hint_calls import HintCalls
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.api_gate import TurnedAwayError
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.cancellation import is_being_cancelled
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.hint_calls import HintCalls
+from reconciler.roles.providers import ProviderPool
 
 PACE_SECONDS = 1.0
 """Requests begin no nearer to each other. A feed that has nothing to tell should take longer."""

@@ -30,17 +30,17 @@ from reconciler.ports import (
     ShapeLog,
     SnapshotReader,
 )
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.configurations import Configurations
-from reconciler.services.decider import Decider
-from reconciler.services.foreign_snapshots import ForeignSnapshots
-from reconciler.services.log_feed import LogFeed
-from reconciler.services.observer import Observer
-from reconciler.services.projector import Projector, load_models
-from reconciler.services.providers import ProviderPool
-from reconciler.services.scrubber import Scrubber
-from reconciler.services.sweeper import Sweeper
-from reconciler.services.worker import Worker
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.decider import Decider
+from reconciler.roles.foreign_snapshots import ForeignSnapshots
+from reconciler.roles.log_feed import LogFeed
+from reconciler.roles.observer import Observer
+from reconciler.roles.projector import Projector, load_models
+from reconciler.roles.providers import ProviderPool
+from reconciler.roles.scrubber import Scrubber
+from reconciler.roles.sweeper import Sweeper
+from reconciler.roles.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)

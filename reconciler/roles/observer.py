@@ -27,20 +27,20 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
-from reconciler.services.api_gate import TurnedAwayError
-from reconciler.services.api_gates import ApiGates
-from reconciler.services.cancellation import is_being_cancelled
-from reconciler.services.change_feed import ChangeFeed, is_followed
-from reconciler.services.configurations import Configurations
-from reconciler.services.listing import (
+from reconciler.roles.api_gate import TurnedAwayError
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.cancellation import is_being_cancelled
+from reconciler.roles.change_feed import ChangeFeed, is_followed
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.listing import (
     SnapshotAssembler,
     SnapshotRefusedError,
     check_scope,
     observations,
 )
-from reconciler.services.next_listing import NextListing
-from reconciler.services.oversize import is_too_long, tell_too_long, too_long
-from reconciler.services.providers import ProviderPool
+from reconciler.roles.next_listing import NextListing
+from reconciler.roles.oversize import is_too_long, tell_too_long, too_long
+from reconciler.roles.providers import ProviderPool
 
 JITTER = 0.1
 """Each interval is up to this share shorter or longer, so that observers do not march in step."""
