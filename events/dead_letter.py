@@ -15,24 +15,24 @@ from typing import Literal
 
 import msgspec
 
-from events.envelope import MOST_MESSAGE_BYTES
+from events.envelope import MAX_MESSAGE_BYTES
 from events.names import InvalidNameError, ShapeKey
 
-KEPT_BYTES = MOST_MESSAGE_BYTES
+KEPT_BYTES = MAX_MESSAGE_BYTES
 """A payload up to here is kept whole: all that could ever be decided can be retried."""
 
 PREVIEW_BYTES = 64 * 1024
 """So much is kept of a longer one; the reason and the size are always there."""
 
-MOST_REASON_CHARACTERS = 2_000
-MOST_COUNTS = 200
+MAX_REASON_CHARACTERS = 2_000
+MAX_COUNTS = 200
 """So many namespaces and stages have a count of their own: the names are the senders' choice."""
 
 OTHERS = "*"
 """Stands for the namespaces that were counted longest ago, when there are too many."""
 
 _INTAKE_TOKENS = 6
-_LONGEST_ID = 256
+_MAX_ID = 256
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
@@ -107,10 +107,10 @@ def make_record(
     text, encoding = _written(kept)
     return DeadLetterRecord(
         stage=stage,
-        reason=reason[:MOST_REASON_CHARACTERS],
+        reason=reason[:MAX_REASON_CHARACTERS],
         subject=subject,
         position=position,
-        message_id=message_id[:_LONGEST_ID],
+        message_id=message_id[:_MAX_ID],
         at=at,
         size=len(payload),
         payload=text,
@@ -120,7 +120,7 @@ def make_record(
 
 
 def _written(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
-    """Give bytes as text, unless they are none, or would be longer so than in base64."""
+    """Return bytes as text, unless they are none, or would be longer so than in base64."""
     try:
         text = kept.decode()
     except UnicodeDecodeError:
@@ -131,14 +131,14 @@ def _written(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
 
 
 def payload_of(record: DeadLetterRecord) -> bytes:
-    """Give back the bytes that are kept."""
+    """Return back the bytes that are kept."""
     if record.payload_encoding == "base64":
         return base64.b64decode(record.payload)
     return record.payload.encode()
 
 
 def published_subject(record: DeadLetterRecord) -> str:
-    """Give the subject that the message was published on: the server stores it under another."""
+    """Return the subject that the message was published on: the server stores it under another."""
     parts = record.subject.split(".")
     if parts[0] == "in" and len(parts) == _INTAKE_TOKENS:
         return ".".join(["rec", *parts[2:]])
@@ -165,7 +165,7 @@ def sender_of(record: DeadLetterRecord) -> str:
 def sender_in(payload: bytes) -> str:
     """Find the source in what may be a CloudEvent; nothing where there is none."""
     try:
-        return _sender.decode(payload).source[:_LONGEST_ID]
+        return _sender.decode(payload).source[:_MAX_ID]
     except (ValueError, RecursionError):
         return ""
 
@@ -178,7 +178,7 @@ def count_discarded(
     for (namespace, stage), count in Counter(more).items():
         _add(counted, Discarded(namespace, stage, count, at, at))
     for each in list(counted.values()):
-        if len(counted) <= MOST_COUNTS:
+        if len(counted) <= MAX_COUNTS:
             break
         if each.namespace != OTHERS:
             del counted[each.namespace, each.stage]

@@ -26,11 +26,11 @@ from events.manifest import Manifest
 from events.subjects import Intake
 from events.upcasting import UPCASTERS, JsonObject, Upcasters
 
-MOST_ID_CHARACTERS = 256
-MOST_MESSAGE_BYTES = 512 * 1024
+MAX_ID_CHARACTERS = 256
+MAX_MESSAGE_BYTES = 512 * 1024
 """A longer message of the intake is refused: it would be copied into every read of its shape."""
 
-MOST_NESTING = 100
+MAX_NESTING = 100
 """Deeper JSON is refused: a decoder gives up at a depth that depends on its stack, so that what one
 could read, and put into the log, the next might not."""
 
@@ -108,9 +108,9 @@ def decode_intake(
     own is refused, for only the bus's was checked against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
-    if len(fallback_id) > MOST_ID_CHARACTERS:
+    if len(fallback_id) > MAX_ID_CHARACTERS:
         raise InvalidMessageError(
-            f"a message id has at most {MOST_ID_CHARACTERS} characters: "
+            f"a message id has at most {MAX_ID_CHARACTERS} characters: "
             "it may be copied into every event that follows"
         )
     _check_nesting(payload)
@@ -124,9 +124,9 @@ def decode_intake(
         )
     if not envelope.id or not envelope.source:
         raise InvalidMessageError("a CloudEvent needs an id and a source that are not empty")
-    if max(len(envelope.id), len(envelope.source)) > MOST_ID_CHARACTERS:
+    if max(len(envelope.id), len(envelope.source)) > MAX_ID_CHARACTERS:
         raise InvalidMessageError(
-            f"id and source of a CloudEvent have at most {MOST_ID_CHARACTERS} characters: "
+            f"id and source of a CloudEvent have at most {MAX_ID_CHARACTERS} characters: "
             "they are copied into every event that follows"
         )
     if about is not None and envelope.subject not in (None, about):
@@ -160,7 +160,7 @@ def _bare_manifest(
 
 
 def _has(payload: bytes, field: str) -> bool:
-    """Tell whether a payload is an object with that field."""
+    """Return whether a payload is an object with that field."""
     try:
         return field in _parts_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -169,7 +169,7 @@ def _has(payload: bytes, field: str) -> bool:
 
 def _check_nesting(payload: bytes) -> None:
     """Raise ``InvalidMessageError`` for JSON that is nested too deep; other faults are not its."""
-    if payload.count(b"{") + payload.count(b"[") <= MOST_NESTING:
+    if payload.count(b"{") + payload.count(b"[") <= MAX_NESTING:
         return
     depth = 0
     for found in _NESTING.finditer(payload):
@@ -178,8 +178,8 @@ def _check_nesting(payload: bytes) -> None:
             depth += 1
         elif first in b"}]":
             depth -= 1
-        if depth > MOST_NESTING:
-            raise InvalidMessageError(f"nested too deep: {MOST_NESTING} levels are allowed")
+        if depth > MAX_NESTING:
+            raise InvalidMessageError(f"nested too deep: {MAX_NESTING} levels are allowed")
 
 
 def decode_snapshot_part(payload: bytes) -> SnapshotPart:

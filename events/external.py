@@ -38,7 +38,7 @@ def digest(thing: ExternalObject) -> str:
 
 
 def same_content(left: ExternalObject | None, right: ExternalObject | None) -> bool:
-    """Tell whether two looks at an object show the same thing; None stands for its absence."""
+    """Return whether two looks at an object show the same thing; None stands for its absence."""
     if left is None or right is None:
         return left is right
     return (

@@ -85,7 +85,7 @@ class Recorded(msgspec.Struct, frozen=True, gc=False):
 
 
 def next_digest(previous: str, payload: bytes) -> str:
-    """Give the digest of a history that goes on with an event; ``previous`` is empty at first."""
+    """Return the digest of a history that goes on with an event; ``previous`` is empty at first."""
     return blake2b(previous.encode() + payload, digest_size=_DIGEST_BYTES).hexdigest()
 
 
@@ -104,7 +104,7 @@ class ShapeChain:
         self.position = position
 
     def take(self, recorded: Recorded, shape: str) -> LogEvent:
-        """Give the next event if it is the right one; raises ``LogDamagedError``, always first."""
+        """Return the next event if it is the right one; raises `LogDamagedError`, always first."""
         event = self._decoded(recorded, shape)
         if not self._goes_on_with(recorded, event, shape):
             self._check_place(recorded, event, shape)
@@ -123,7 +123,7 @@ class ShapeChain:
             raise self._damage("Unreadable", recorded, shape, reason) from None
 
     def _goes_on_with(self, recorded: Recorded, event: LogEvent, shape: str) -> bool:
-        """Tell whether all is as it nearly always is: cheaper than to find out what is not."""
+        """Return whether all is as it nearly always is: cheaper than to find out what is not."""
         return (
             event.shapeversion - 1 == self.version
             and event.subject == shape
@@ -206,7 +206,7 @@ class LogChains:
         self._older: dict[str, ShapeChain] = {}
 
     def take(self, recorded: Recorded) -> LogEvent | None:
-        """Give a sound event, or None for one of a damaged shape, or of none."""
+        """Return a sound event, or None for one of a damaged shape, or of none."""
         if recorded.position != self._position + 1:
             self._tell_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position

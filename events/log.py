@@ -489,5 +489,5 @@ def event_id(key: ShapeKey, version: int) -> str:
 
 
 def event_type(event: ShapeEvent) -> str:
-    """Give the CloudEvents type of an event."""
+    """Return the CloudEvents type of an event."""
     return f"reconciler.shape.{type(event).__name__}"

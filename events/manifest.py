@@ -127,10 +127,10 @@ def take_apart(manifest: Manifest) -> Declaration:
 LEAST_SECONDS = 0.01
 """Shorter intervals make hot loops."""
 
-MOST_SECONDS = 366 * 86_400
+MAX_SECONDS = 366 * 86_400
 """Longer ones are more than some timers can count."""
 
-_Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MOST_SECONDS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
 
@@ -189,14 +189,14 @@ class Scope(_Declared, frozen=True):
     namespace: _Token = "default"
 
     def has(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Tell whether an object of this name and these labels is one of them."""
+        """Return whether an object of this name and these labels is one of them."""
         return is_within(self.prefix, self.labels, name, labels)
 
 
 def is_within(
     prefix: str | None, wanted: Mapping[str, str], name: str, labels: Mapping[str, str]
 ) -> bool:
-    """Tell whether an object has a scope's prefix, if there is one, and all of its labels."""
+    """Return whether an object has a scope's prefix, if there is one, and all of its labels."""
     return name.startswith(prefix or "") and wanted.items() <= labels.items()
 
 
@@ -281,4 +281,4 @@ class ProviderConfigSpec(_Declared, frozen=True):
     breaker: Breaker = Breaker()
     deletion_guard: DeletionGuard = DeletionGuard()
     loss_guard: LossGuard = LossGuard()
-    consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 0.0
+    consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0

@@ -80,7 +80,7 @@ class ShapeKey(msgspec.Struct, frozen=True, order=True):
 
 
 def name_for_external(external_name: str, place: str = "") -> str:
-    """Give the shape name for an object that was found in an external API.
+    """Return the shape name for an object that was found in an external API.
 
     The same text where it is a valid token; else its valid characters and a digest that keeps two
     different names apart. With ``place``, a digest of both: for a name that is taken by a shape

@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 
 
 def json_schema() -> Schema:
-    """Give one JSON Schema document: every struct and every CloudEvent is in its ``$defs``."""
+    """Return one JSON Schema document: every struct and every CloudEvent is in its ``$defs``."""
     return {
         "$schema": JSON_SCHEMA_DIALECT,
         "$id": "urn:reconciler:published-language",
@@ -39,7 +39,7 @@ def json_schema() -> Schema:
 
 
 def asyncapi() -> Schema:
-    """Give the AsyncAPI 3.0 document, from the reconciler's point of view.
+    """Return the AsyncAPI 3.0 document, from the reconciler's point of view.
 
     ``receive``: what others publish and the reconciler takes; ``send``: what it publishes.
     """
@@ -120,7 +120,7 @@ def _require_event_constants(schema: Schema) -> None:
 
 
 def _tidied(schema: Any) -> Any:
-    """Give a schema of JSON values only.
+    """Return a schema of JSON values only.
 
     Without OpenAPI's ``discriminator``, which neither format knows (tags are constants anyway), and
     with descriptions that are not indented.

@@ -66,7 +66,7 @@ def every_stored_intake(what: Intake) -> str:
 
 
 def stored_tokens(subject: str) -> str:
-    """Give the part of ``in.<partition>.<what>.<ns>.<kind>.<name>`` that names the shape."""
+    """Return the part of ``in.<partition>.<what>.<ns>.<kind>.<name>`` that names the shape."""
     return subject.split(".", 3)[-1]
 
 
@@ -152,7 +152,7 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
 
 
 def namespace_of(subject: str) -> str:
-    """Give the namespace that a message of the intake or the log is of, or ``NO_NAMESPACE``."""
+    """Return the namespace that a message of the intake or the log is of, or ``NO_NAMESPACE``."""
     parts = subject.split(".")
     tokens, place = _NAMESPACE_PLACES.get(parts[0], (0, 0))
     if len(parts) != tokens:

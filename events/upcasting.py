@@ -28,7 +28,7 @@ Upcaster = Callable[[JsonObject], JsonObject]
 """Gives the next newer form of a whole event, envelope included, without changing the old one."""
 
 FIRST_FORM = 1
-_MOST_STEPS = 100
+_MAX_STEPS = 100
 
 
 class UpcastingError(ValueError):
@@ -58,7 +58,7 @@ class Upcasters:
         Raises ``UpcastingError``.
         """
         newest: JsonObject | None = None
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             upcaster = self._upcasters.get((str(event.get("type")), form_of(event)))
             if upcaster is None:
                 return newest

@@ -296,7 +296,7 @@ class ReadModels:
         self._taken = self.checkpoint
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
-        """Give every row's name and bytes as they ought to be stored, the checkpoint last."""
+        """Return every row's name and bytes as they ought to be stored, the checkpoint last."""
         for name, damage in self.damage.items():
             yield _row_name(DAMAGE, name), _encoder.encode(damage)
         for name, row in self.ownership.items():

@@ -90,7 +90,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
 
 
 def _without_secret(fields: Fields) -> Fields:
-    """Give a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
+    """Return a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
 
     What is accepted stays in the log for ever. So an endpoint has no password and no query in its
     URL, and what should name a variable or a file looks like one: tokens have other characters.
@@ -158,7 +158,7 @@ class KindRegistry(Mapping[str, Kind]):
         return kind
 
     def find(self, name: str) -> Kind | None:
-        """Give a kind, or None if no such kind is registered here."""
+        """Return a kind, or None if no such kind is registered here."""
         return self._kinds.get(name)
 
     def __contains__(self, name: object) -> bool:

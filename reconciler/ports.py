@@ -115,7 +115,7 @@ class ShapeLog(Protocol):
         ...
 
     async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Give the position of each shape's newest event as the leader knows it, 0 for none."""
+        """Return the position of each shape's newest event as the leader knows it, 0 for none."""
         ...
 
     async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
@@ -142,7 +142,7 @@ class ShapeLog(Protocol):
         ...
 
     async def last_position(self) -> int:
-        """Give the position of the newest event."""
+        """Return the position of the newest event."""
         ...
 
 
@@ -220,7 +220,7 @@ class IntakeWriter(Protocol):
         ...
 
     async def last_position(self) -> int:
-        """Give the intake's last position: the logical time of now."""
+        """Return the intake's last position: the logical time of now."""
         ...
 
 
@@ -385,7 +385,7 @@ class RateStore(Protocol):
     """
 
     async def now(self) -> float:
-        """Give the time of the bus."""
+        """Return the time of the bus."""
         ...
 
     async def load(self, name: str) -> tuple[float, int]:

@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
-_MOST_SOURCE_CHARACTERS = 200
+_MAX_SOURCE_CHARACTERS = 200
 
 
 @asynccontextmanager
@@ -123,8 +123,8 @@ async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
 
 
 def _check_source(source: str) -> None:
-    if not source or len(source) > _MOST_SOURCE_CHARACTERS or not source.isprintable():
+    if not source or len(source) > _MAX_SOURCE_CHARACTERS or not source.isprintable():
         raise ConfigurationError(
             f"source {source[:80]!r} cannot be used: name your service in 1 to "
-            f"{_MOST_SOURCE_CHARACTERS} printable characters"
+            f"{_MAX_SOURCE_CHARACTERS} printable characters"
         )

@@ -30,13 +30,13 @@ class Secrecy:
         return any(form in text for form in self._forms)
 
     def hide(self, text: str) -> str:
-        """Give a text without the secret."""
+        """Return a text without the secret."""
         for form in self._forms:
             text = text.replace(form, HIDDEN)
         return text
 
     def hide_in_bytes(self, content: bytes) -> bytes:
-        """Give content without the secret; the same object where it is not in it."""
+        """Return content without the secret; the same object where it is not in it."""
         for form in self._encoded:
             if form in content:
                 content = content.replace(form, HIDDEN.encode())
@@ -44,7 +44,7 @@ class Secrecy:
 
 
 def _forms(secret: str) -> list[str]:
-    """Give the secret as it is, as JSON and URLs write it, and in base64; the longest first."""
+    """Return the secret as it is, as JSON and URLs write it, and in base64; the longest first."""
     if len(secret) < LEAST_CHARACTERS:
         return []
     escaped = json.dumps(secret)[1:-1]

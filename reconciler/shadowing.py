@@ -62,7 +62,7 @@ def _check_not_shadowed(name: str, expected: Path) -> None:
 
 
 def _recorded(home: Path) -> Iterator[tuple[str, str]]:
-    """Give each package and the digest that its ``__init__.py`` was installed with.
+    """Return each package and the digest that its ``__init__.py`` was installed with.
 
     None in a checkout. Read directly, since importing ``importlib.metadata`` takes 40 ms.
     """

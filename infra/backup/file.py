@@ -32,10 +32,10 @@ from infra.jetstream.reads import StoredMessage
 from reconciler.errors import ReconcilerError
 
 MAGIC: Final = b"reconciler-backup 1\n"
-MOST_MESSAGES_A_BLOCK: Final = 1_000
-MOST_BYTES_A_BLOCK: Final = 4 * 1024 * 1024
+MAX_MESSAGES_A_BLOCK: Final = 1_000
+MAX_BYTES_A_BLOCK: Final = 4 * 1024 * 1024
 
-_LONGEST_BLOCK: Final = 256 * 1024 * 1024
+_MAX_BLOCK: Final = 256 * 1024 * 1024
 _DIGEST_BYTES: Final = 16
 _COMPRESSION_LEVEL: Final = 3
 _BLOCK_HEAD: Final = struct.Struct(f">cI{_DIGEST_BYTES}s")
@@ -102,8 +102,8 @@ class BackupWriter:
             headers = dict(one.headers) if one.headers else None
             self._gathered.append(Saved(one.seq, one.subject, one.time_ns, headers, one.payload))
             self._gathered_bytes += len(one.payload)
-            is_full = len(self._gathered) >= MOST_MESSAGES_A_BLOCK
-            if is_full or self._gathered_bytes >= MOST_BYTES_A_BLOCK:
+            is_full = len(self._gathered) >= MAX_MESSAGES_A_BLOCK
+            if is_full or self._gathered_bytes >= MAX_BYTES_A_BLOCK:
                 self._flush()
 
     def finish(self, position: int) -> Footer:
@@ -170,11 +170,11 @@ class Backup:
         self.header = self._decoded(content, Header)
 
     def declarations(self) -> Generator[Sequence[Saved]]:
-        """Give what was declared and not decided, in blocks; raises ``BackupFileError``."""
+        """Return what was declared and not decided, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"D")
 
     def events(self) -> Generator[Sequence[Saved]]:
-        """Give every event, in blocks; raises ``BackupFileError``."""
+        """Return every event, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"E")
 
     def _of_kind(self, wanted: Kind) -> Generator[Sequence[Saved]]:
@@ -202,7 +202,7 @@ class Backup:
         if len(head) < _BLOCK_HEAD.size:
             raise self._refused("it is cut: its end is missing")
         kind, length, digest = _BLOCK_HEAD.unpack(head)
-        if length > _LONGEST_BLOCK:
+        if length > _MAX_BLOCK:
             raise self._refused(f"it was changed, near byte {file.tell()}")
         packed = file.read(length)
         if len(packed) < length:

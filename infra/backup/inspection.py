@@ -54,7 +54,7 @@ class Knowledge:
 
 
 def content_of(saved: Saved) -> bytes:
-    """Give what two copies of an event must have in common."""
+    """Return what two copies of an event must have in common."""
     found = recorded(saved)
     return msgspec.msgpack.encode((found.subject, found.payload, found.digest))
 

@@ -52,7 +52,7 @@ Progress = Callable[[int], object]
 """Called with the number of events done."""
 
 _AT_ONCE: Final = 500
-_MOST_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+_MAX_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 _SERVERS_OWN: Final = "Nats-"
 
 
@@ -234,7 +234,7 @@ class _Writer:
             )
         )
         self._bytes += len(saved.payload)
-        if len(self._gathered) >= _AT_ONCE or self._bytes >= _MOST_BYTES_AT_ONCE:
+        if len(self._gathered) >= _AT_ONCE or self._bytes >= _MAX_BYTES_AT_ONCE:
             await self.flush()
 
     async def flush(self) -> None:

@@ -78,7 +78,7 @@ async def save_log(
 
 
 def recorded(message: StoredMessage | Saved) -> Recorded:
-    """Give what the log's integrity is checked by."""
+    """Return what the log's integrity is checked by."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")
     return Recorded(position, message.subject, message.payload, digest)
@@ -93,7 +93,7 @@ async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessag
 
 
 async def _acknowledged(nc: Client) -> dict[int, int]:
-    """Give the intake's position up to which each partition is decided."""
+    """Return the intake's position up to which each partition is decided."""
     floors: dict[int, int] = {}
     for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
         try:

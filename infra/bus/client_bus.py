@@ -166,7 +166,7 @@ class JetStreamClientBus:
     # --- observed state
 
     async def last_intake_position(self) -> int:
-        """Give the intake's last position."""
+        """Return the intake's last position."""
         state = await patiently(self._nc, lambda: stream_state(self._nc, INTAKE))
         return state.last_seq
 

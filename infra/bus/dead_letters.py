@@ -168,7 +168,7 @@ def _portions(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
 async def _share_out(
     nc: Client, outgoing: Sequence[_Outgoing]
 ) -> tuple[Sequence[_Outgoing], Sequence[DeadLetter]]:
-    """Give the letters that their namespaces have room for, and those that are beyond it."""
+    """Return the letters that their namespaces have room for, and those that are beyond it."""
     state = await stream_state(nc, DEADLETTERS)
     most = state.config["max_bytes"]
     share = int(most * DEAD_LETTERS_PER_NAMESPACE)
@@ -188,7 +188,7 @@ async def _share_out(
 
 
 async def _used_bytes(nc: Client, namespace: str) -> int:
-    """Give what a namespace's letters are charged: at most twice what they take, never less."""
+    """Return what a namespace's letters are charged: at most twice what they take, never less."""
     letters = (await subject_counts(nc, DEADLETTERS, deadletter_filter(namespace))).counts
     return sum(int(subject.split(".")[_SIZE_TOKEN]) * letters[subject] for subject in letters)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from events.names import ShapeKey
 
-MOST_SHAPES: Final = 50_000  # about 250 bytes each
+MAX_SHAPES: Final = 50_000  # about 250 bytes each
 
 
 class DigestCache:
@@ -17,12 +17,12 @@ class DigestCache:
     changes: what is remembered can be forgotten, never wrong.
     """
 
-    def __init__(self, most: int = MOST_SHAPES) -> None:
+    def __init__(self, most: int = MAX_SHAPES) -> None:
         self._most = most
         self._known: OrderedDict[ShapeKey, tuple[int, str]] = OrderedDict()
 
     def get(self, key: ShapeKey, position: int) -> str | None:
-        """Give a shape's digest at a position, empty for none; None if it is not known."""
+        """Return a shape's digest at a position, empty for none; None if it is not known."""
         if position == 0:
             return ""
         known = self._known.get(key)

@@ -42,9 +42,9 @@ from reconciler.ports import IntakeDelivery, IntakeMessageOut
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
 _BATCH_FROM: Final = 16
-_MOST_NEWER: Final = 100
+_MAX_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
-_MOST_COUNTED_ALONE: Final = 8  # of more shapes, one answer with all subjects is cheaper
+_MAX_COUNTED_ALONE: Final = 8  # of more shapes, one answer with all subjects is cheaper
 
 
 class JetStreamIntakeWriter:
@@ -68,7 +68,7 @@ class JetStreamIntakeWriter:
         await store_all(self._nc, outgoing)
 
     async def last_position(self) -> int:
-        """Give the intake's last position."""
+        """Return the intake's last position."""
         return (await stream_state(self._nc, INTAKE)).last_seq
 
 
@@ -132,7 +132,7 @@ class JetStreamIntakeReader:
     async def _with_unknown_declarations(
         self, known: Mapping[ShapeKey, Collection[int]]
     ) -> Sequence[ShapeKey]:
-        if len(known) > _MOST_COUNTED_ALONE:
+        if len(known) > _MAX_COUNTED_ALONE:
             newest = max(max(positions, default=0) for positions in known.values())
             answers = [await self._all_declarations(up_to=newest)]
         else:
@@ -169,12 +169,12 @@ class JetStreamIntakeReader:
         if newest is None or newest.seq <= delivery.position:
             return []
         found = await read_subject(
-            self._nc, INTAKE, delivery.subject, start_seq=delivery.position + 1, limit=_MOST_NEWER
+            self._nc, INTAKE, delivery.subject, start_seq=delivery.position + 1, limit=_MAX_NEWER
         )
         return [_looked_at(each) for each in found]
 
     async def close(self) -> None:
-        """Give the partitions back."""
+        """Return the partitions back."""
         await self._group.close()
 
 

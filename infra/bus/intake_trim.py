@@ -46,7 +46,7 @@ async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
 
 
 async def _done_up_to(nc: Client, consumer: str, last: int) -> int:
-    """Give the position up to which a consumer has nothing left to do."""
+    """Return the position up to which a consumer has nothing left to do."""
     info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", {})
     if not info["num_pending"] and not info["num_ack_pending"]:
         return last

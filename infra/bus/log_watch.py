@@ -142,7 +142,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
-    """Give an event's id; empty if there is none that can be read, which others tell."""
+    """Return an event's id; empty if there is none that can be read, which others tell."""
     message = await message_from_leader(nc, SHAPES, position) if position else None
     if message is None:
         return ""

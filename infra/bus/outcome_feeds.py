@@ -73,7 +73,7 @@ class DurableOutcomes:
             await ack(self._nc, [delivered])
 
     async def close(self) -> None:
-        """Give back what is not done, to be handed out at once to the next reader."""
+        """Return back what is not done, to be handed out at once to the next reader."""
         await self._reader.close()
         if self._nc.is_connected:
             for each in self._open.values():
@@ -180,7 +180,7 @@ def _hinted(error: BusDeniedError, namespace: str) -> BusDeniedError:
 
 
 async def _first_wanted(nc: Client, after: int | None) -> int:
-    """Give the first position behind ``after``, or behind all that is there."""
+    """Return the first position behind ``after``, or behind all that is there."""
     if after is not None:
         return after + 1
     state = await patiently(nc, lambda: stream_state(nc, OUTCOMES))

@@ -70,7 +70,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 def server_configuration(users: Sequence[User]) -> str:
-    """Give an ``accounts`` block for nats-server, with users who sign with an nkey."""
+    """Return an ``accounts`` block for nats-server, with users who sign with an nkey."""
     lines = ["accounts {", f"  {ACCOUNT} {{", "    jetstream: enabled"]
     lines += _users([user for user in users if user.role != "service"])
     exports = [_export(account, each) for account, each in _exchanges(users)]
@@ -89,7 +89,7 @@ def server_configuration(users: Sequence[User]) -> str:
 
 
 def claims(users: Sequence[User]) -> dict[str, Any]:
-    """Give the ``nats`` part of the JWTs of accounts and users, for ``nsc`` or another signer."""
+    """Return the ``nats`` part of the JWTs of accounts and users, for ``nsc`` or another signer."""
     services = [
         {
             "name": account,
@@ -138,7 +138,7 @@ def _accounts(users: Iterable[User]) -> list[str]:
 
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
-    """Give what crosses accounts, each once: users of one namespace share all but their inboxes."""
+    """Return what crosses accounts, each once: users of a namespace share all but their inboxes."""
     found = [
         (user.account, each)
         for user in users

@@ -96,7 +96,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 def role_permissions(role: Role, inboxes: Sequence[str]) -> Permissions:
-    """Give what a role's user may do; ``inboxes`` are the tokens behind ``_INBOX`` that are his.
+    """Return what a role's user may do; ``inboxes`` are the tokens behind ``_INBOX`` that are his.
 
     Raises ``ValueError`` for a service, which needs a namespace: ``service_permissions``.
     """
@@ -108,7 +108,7 @@ def role_permissions(role: Role, inboxes: Sequence[str]) -> Permissions:
 def service_permissions(
     namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
 ) -> Permissions:
-    """Give what a service of one namespace may do, in an account that imports the same."""
+    """Return what a service of one namespace may do, in an account that imports the same."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
     published = tuple(each.subject for each in exchanges if each.form == "service")
     return Permissions(published, _own_inboxes(inboxes))
@@ -117,7 +117,7 @@ def service_permissions(
 def service_exchanges(
     namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
 ) -> tuple[Exchange, ...]:
-    """Give what a service's account imports; raises ``ValueError`` for a namespace it cannot have.
+    """Return what a service's account imports; raises `ValueError` for a namespace it cannot have.
 
     ``finalizers``: it may also take its finalizers off.
     """

@@ -43,7 +43,7 @@ class JetStreamRates:
         self._calibrated_at: float | None = None
 
     async def now(self) -> float:
-        """Give the server's time, as of the last look at it by this process's steady clock."""
+        """Return the server's time, as of the last look at it by this process's steady clock."""
         at = self._calibrated_at
         if at is None or time.monotonic() - at > _CALIBRATED_SECONDS:
             await self._calibrate()

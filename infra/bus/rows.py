@@ -96,5 +96,5 @@ class JetStreamRows:
 
 
 def _contents(found: Mapping[str, StoredMessage]) -> dict[str, bytes]:
-    """Give what rows hold, without those that were removed."""
+    """Return what rows hold, without those that were removed."""
     return {name: message.payload for name, message in found.items() if message.payload}

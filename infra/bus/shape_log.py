@@ -148,7 +148,7 @@ class JetStreamShapeLog:
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def _digests_before(self, appends: Sequence[ShapeAppend]) -> list[str]:
-        """Give each shape's digest at the position that its append expects."""
+        """Return each shape's digest at the position that its append expects."""
         return [
             await self._digest_at(each.expected_position) if known is None else known
             for each in appends
@@ -180,7 +180,7 @@ class JetStreamShapeLog:
     # --- loading
 
     async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Give each shape's newest position.
+        """Return each shape's newest position.
 
         The only server answers for all at once. In a cluster one that lags behind could answer
         that: there the leader is asked, shape by shape.
@@ -302,7 +302,7 @@ class JetStreamShapeLog:
         return LoadedShape(chain.position, snapshot, events)
 
     def _whole(self, key: ShapeKey, messages: Iterable[StoredMessage]) -> LoadedShape | None:
-        """Give the history if these messages are all of it, and sound; None to look closer."""
+        """Return the history if these messages are all of it, and sound; None to look closer."""
         chain, shape, events = ShapeChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
@@ -373,7 +373,7 @@ class JetStreamShapeLog:
         return state.last_seq - state.messages
 
     async def last_position(self) -> int:
-        """Give the position of the newest event."""
+        """Return the position of the newest event."""
         return (await patiently(self._nc, lambda: stream_state(self._nc, SHAPES))).last_seq
 
 
@@ -418,7 +418,7 @@ def _sound(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredE
 
 
 def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Give the sound part of some shapes' histories, between whose positions others have theirs."""
+    """Return the sound part of some shapes' histories; others have positions between them."""
     chains: dict[str, ShapeChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []
@@ -488,7 +488,7 @@ def _facts_first(subject: str) -> bool:
 
 
 def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
-    """Give the messages by their events' versions, without those that are none."""
+    """Return the messages by their events' versions, without those that are none."""
     found: dict[int, StoredMessage] = {}
     for message in messages:
         with contextlib.suppress(InvalidMessageError):

@@ -131,7 +131,7 @@ def worker_consumer(provider_config: str) -> str:
 
 
 async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
-    """Give what the server says of each consumer of actions: there is none without a log."""
+    """Return what the server says of each consumer of actions: there is none without a log."""
     try:
         names = await consumer_names(nc, SHAPES)
     except NotFoundOnBusError:
@@ -227,23 +227,23 @@ async def find_log(nc: Client) -> LogIdentity:
 
 
 async def has_log(nc: Client) -> bool:
-    """Tell whether there is an event log, as far as everybody may ask."""
+    """Return whether there is an event log, as far as everybody may ask."""
     answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
     return SHAPES in (answer.get("streams") or ())
 
 
 async def find_log_id(nc: Client) -> str:
-    """Give the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
+    """Return the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
     return (await find_log(nc)).log_id
 
 
 def new_name() -> str:
-    """Give a random name, for a log or for one of its restorations."""
+    """Return a random name, for a log or for one of its restorations."""
     return uuid.uuid4().hex[:12]
 
 
 async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
-    """Give the log's identity, and the first position of an intake that is made beside it.
+    """Return the log's identity, and the first position of an intake that is made beside it.
 
     Positions are the logical clock: an intake that is made anew beside an old log must not count
     from 1 again, or what it brings would look older than what the log knows.
@@ -442,7 +442,7 @@ def _file_stream(name: str, subjects: list[str], **more: object) -> Config:
 
 
 async def _consumers(nc: Client) -> list[tuple[str, Config]]:
-    """Give what every log has, and those of the configurations that workers have made."""
+    """Return what every log has, and those of the configurations that workers have made."""
     filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
     deciders = [
         (INTAKE, _decider_consumer(name, subject_filter))

@@ -53,7 +53,7 @@ class HeaderLayout:
         return False
 
     def stream_config(self, replicas: int) -> dict[str, Any]:
-        """Give the stream's configuration: an append-only log, synced as the server says."""
+        """Return the stream's configuration: an append-only log, synced as the server says."""
         subjects = [self.events_filter]
         if self._has_tracking:
             subjects.append(f"{self._tracking}.*")
@@ -73,11 +73,11 @@ class HeaderLayout:
         }
 
     def sequence_of(self, originator_id: UUID | str) -> str:
-        """Give the subject of one aggregate's events; raises `DataError`."""
+        """Return the subject of one aggregate's events; raises `DataError`."""
         return f"{self._prefix}.{token_of(originator_id)}"
 
     def tracking_sequence_of(self, application_name: str) -> str:
-        """Give the subject of one application's tracking records; raises `DataError`."""
+        """Return the subject of one application's tracking records; raises `DataError`."""
         return f"{self._tracking}.{token_of(application_name)}"
 
     def encode(self, event: StoredEvent) -> Entry:

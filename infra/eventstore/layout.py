@@ -61,11 +61,11 @@ class EventLayout(Protocol):
         ...
 
     def stream_config(self, replicas: int) -> dict[str, Any]:
-        """Give the stream's configuration; raises `ProgrammingError` if it isn't ours to create."""
+        """Return the stream's configuration; raises `ProgrammingError` where it is not ours."""
         ...
 
     def sequence_of(self, originator_id: UUID | str) -> str:
-        """Give the subject filter of one aggregate's events; raises `DataError`."""
+        """Return the subject filter of one aggregate's events; raises `DataError`."""
         ...
 
     def encode(self, event: StoredEvent) -> Entry:
@@ -86,7 +86,7 @@ class TrackingLayout(EventLayout, Protocol):
     """A layout whose stream holds tracking records too, so that one batch can write both."""
 
     def tracking_sequence_of(self, application_name: str) -> str:
-        """Give the subject filter of one application's tracking records; raises `DataError`."""
+        """Return the subject filter of one application's tracking records; raises `DataError`."""
         ...
 
     def encode_tracking(self, tracking: Tracking) -> Entry:

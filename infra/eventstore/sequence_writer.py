@@ -140,7 +140,7 @@ def _digest(headers: Mapping[str, str] | None) -> str:
 
 
 def _digested(entries: Sequence[Entry], heads: Mapping[str, Head]) -> list[Entry]:
-    """Give the entries with the digests of their sequences up to each, where they have them."""
+    """Return the entries with the digests of their sequences up to each, where they have them."""
     last = {sequence: head.digest for sequence, head in heads.items()}
     ready: list[Entry] = []
     for entry in entries:

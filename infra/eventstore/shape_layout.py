@@ -61,7 +61,7 @@ class ShapeLayout:
         )
 
     def sequence_of(self, originator_id: UUID | str) -> str:
-        """Give the subject filter of one shape's events; raises `DataError`."""
+        """Return the subject filter of one shape's events; raises `DataError`."""
         return subjects.log_filter(_key(originator_id))
 
     def encode(self, event: StoredEvent) -> Entry:

@@ -42,7 +42,7 @@ def unescape(token: str) -> str:
 
 
 def token_of(originator_id: UUID | str) -> str:
-    """Give the token of an originator id; raises `DataError` when it gets too long."""
+    """Return the token of an originator id; raises `DataError` when it gets too long."""
     if isinstance(originator_id, UUID):
         return f"u-{originator_id.hex}"
     return f"s-{escape(originator_id)}"

@@ -384,7 +384,7 @@ async def api_request(
 
 
 def without_secrets(url: str) -> str:
-    """Give one URL or several as they may be shown: without user, password and token."""
+    """Return one URL or several as they may be shown: without user, password and token."""
     return _USER.sub(r"\1", url)
 
 

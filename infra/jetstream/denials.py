@@ -26,7 +26,7 @@ class Denial:
     text: str
 
     def is_of(self, subject: str) -> bool:
-        """Tell whether this subject was denied, also where nothing but small letters came."""
+        """Return whether this subject was denied, also where nothing but small letters came."""
         return self.subject in (subject, subject.lower())
 
     def error(self, user: str) -> BusDeniedError:

@@ -133,7 +133,7 @@ class Identity:
 
 
 def _pair(seed: str) -> Any:
-    """Give the pair of keys of a seed; raises ``ValueError`` for what is none."""
+    """Return the pair of keys of a seed; raises ``ValueError`` for what is none."""
     import nkeys  # noqa: PLC0415 - 30 ms that only users with a key pay
 
     try:
@@ -149,7 +149,7 @@ def _key_file(access: Access) -> KeyFile | None:
 
 
 def _user_of(urls: Sequence[str]) -> str:
-    """Give the first user that the URLs name; one without a password is a token, so a secret."""
+    """Return the first user that the URLs name; one without a password is a token, so a secret."""
     for url in urls:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -161,7 +161,7 @@ def _user_of(urls: Sequence[str]) -> str:
 
 
 def _inbox_of(user: str) -> str:
-    """Give a user's own prefix: permissions match whole tokens, so it is a token of its own."""
+    """Return a user's own prefix: permissions match whole tokens, so it is a token of its own."""
     if _TOKEN.fullmatch(user) is None:
         return DEFAULT_INBOX_PREFIX
     return f"{DEFAULT_INBOX_PREFIX}.{user}"

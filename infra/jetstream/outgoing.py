@@ -27,7 +27,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
 def headers_of(
     message: OutgoingMessage, batch_id: str | None = None, number: int = 0
 ) -> dict[str, str]:
-    """Give the headers to send: the message's own, its expectation, its place in a batch."""
+    """Return the headers to send: the message's own, its expectation, its place in a batch."""
     headers = dict(message.headers) if message.headers else {}
     if message.expected_filter is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last)

@@ -400,11 +400,11 @@ class _Source:
         self.credit += self._open.pop(number, 0)
 
     def forget_requests(self) -> None:
-        """Give up all requests: the server doesn't know them any more."""
+        """Return up all requests: the server doesn't know them any more."""
         self.credit += sum(self._open.values())
         self._open.clear()
 
     def forget_silent(self, now: float, patience_seconds: float) -> None:
-        """Give up requests of which not even heartbeats come: they or their end were lost."""
+        """Return up requests of which not even heartbeats come: they or their end were lost."""
         if self._open and now > self.heard + patience_seconds:
             self.forget_requests()

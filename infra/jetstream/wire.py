@@ -380,7 +380,7 @@ class FastClient(Client):
             await self._error_cb(error)
 
     def denied(self, denial: Denial) -> BusDeniedError:
-        """Give the error that a denial means, with our user's name."""
+        """Return the error that a denial means, with our user's name."""
         return denial.error(str(self.identity or "(unknown)"))
 
     async def _attempt_reconnect(self) -> None:

@@ -71,12 +71,12 @@ class _Problem(msgspec.Struct, frozen=True):
 
 
 def is_read(method: str) -> bool:
-    """Tell whether a call changes nothing."""
+    """Return whether a call changes nothing."""
     return method in _READS
 
 
 def inconclusive(method: str) -> type[TransientError | UnknownResultError]:
-    """Give the class of a call that was sent and not clearly answered."""
+    """Return the class of a call that was sent and not clearly answered."""
     return TransientError if is_read(method) else UnknownResultError
 
 
@@ -127,7 +127,7 @@ def unusable(response: Answer, why: str) -> ProviderError:
 
 
 def problem_text(response: Answer) -> str:
-    """Give the API's own words: an RFC 9457 problem's, or the start of the body."""
+    """Return the API's own words: an RFC 9457 problem's, or the start of the body."""
     try:
         problem = msgspec.json.decode(response.content, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):

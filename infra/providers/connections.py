@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """Give the answer, unless the server only says that it goes on."""
+        """Return the answer, unless the server only says that it goes on."""
         status = self._parser.get_status_code()
         self._has_headers = False
         if status < HTTPStatus.OK or self._answer is None or self._answer.done():
@@ -228,7 +228,7 @@ class Connections:
 
     @asynccontextmanager
     async def one(self) -> AsyncGenerator[Connection]:
-        """Give a connection for one call.
+        """Return a connection for one call.
 
         Raises ``NotSentError``, or ``ssl.SSLCertVerificationError``: nothing was sent then either.
         """

@@ -48,7 +48,7 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
 
 
 def authorization(secret: str | None) -> dict[str, str]:
-    """Give a bearer token's header, or none; raises ``ConfigurationError`` without showing it."""
+    """Return a bearer token's header, or none; raises ``ConfigurationError`` without showing it."""
     if secret is None:
         return {}
     token = secret.strip()

@@ -98,7 +98,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def normalize(fields: Fields) -> Fields:
-    """Give a record's fields their canonical form: values as a sorted set, the default ttl."""
+    """Return a record's fields their canonical form: values as a sorted set, the default ttl."""
     values = sorted(set(fields.get("values", [])))
     return {"ttl": DEFAULT_TTL_SECONDS, **fields, "values": values}
 

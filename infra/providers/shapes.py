@@ -245,7 +245,7 @@ def _shown(response: Answer, external_name: str) -> ExternalObject:
 
 
 def _is_replay(response: Answer) -> bool:
-    """Tell whether the API says so; the contract names no header, these two are in use."""
+    """Return whether the API says so; the contract names no header, these two are in use."""
     return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from events.dead_letter import Discarded
-from events.envelope import MOST_MESSAGE_BYTES
+from events.envelope import MAX_MESSAGE_BYTES
 from events.names import ShapeKey
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.client import client_of
@@ -252,7 +252,7 @@ async def _one(connection: Connection, number: int) -> tuple[DeadLetter, int]:
 def _payload(file: Path) -> bytes:
     """Read a corrected payload, no more of it than can be sent."""
     with file.open("rb") as opened:
-        return opened.read(MOST_MESSAGE_BYTES + 1)
+        return opened.read(MAX_MESSAGE_BYTES + 1)
 
 
 def _do(

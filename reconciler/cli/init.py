@@ -9,7 +9,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, print_structured
 from reconciler.wiring import initialise
 
-_MOST_REPLICAS = 5
+_MAX_REPLICAS = 5
 
 
 def init(*, replicas: int = 1, output: Format = "table", connection: Connection = HERE) -> int:
@@ -35,8 +35,8 @@ def init(*, replicas: int = 1, output: Format = "table", connection: Connection 
 
 def check_replicas(replicas: int) -> None:
     """Raise ``UsageError`` for a number of copies that no stream can have."""
-    if not 1 <= replicas <= _MOST_REPLICAS:
-        raise UsageError(f"--replicas {replicas}: a stream has 1 to {_MOST_REPLICAS} copies")
+    if not 1 <= replicas <= _MAX_REPLICAS:
+        raise UsageError(f"--replicas {replicas}: a stream has 1 to {_MAX_REPLICAS} copies")
 
 
 async def _init(connection: Connection, replicas: int, output: Format) -> Exit:

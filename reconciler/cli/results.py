@@ -21,7 +21,7 @@ from reconciler.client.outcome_stream import Outcome
 from reconciler.client.waiting import SETTLED
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 
-MOST_REASON_CHARACTERS = 1_000
+MAX_REASON_CHARACTERS = 1_000
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -45,9 +45,9 @@ def result_of(key: ShapeKey, told: Answer | DeclarationRefusedError) -> Result:
 
 def checked_reason(reason: str) -> str:
     """Check a reason that the log keeps for ever; raises ``UsageError``."""
-    if len(reason) > MOST_REASON_CHARACTERS:
+    if len(reason) > MAX_REASON_CHARACTERS:
         raise UsageError(
-            f"--reason has {len(reason)} characters: say it in {MOST_REASON_CHARACTERS}"
+            f"--reason has {len(reason)} characters: say it in {MAX_REASON_CHARACTERS}"
         )
     return reason
 

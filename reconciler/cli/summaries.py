@@ -48,7 +48,7 @@ from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
 
 _NOTHING: Mapping[str, Any] = {}
-_LONGEST_VALUE = 60
+_MAX_VALUE = 60
 
 
 class Line(msgspec.Struct, frozen=True, rename="camel"):
@@ -175,7 +175,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
 def show(value: object) -> str:
     """Write a value as it is read best: bare words, and JSON for what is not one."""
     text = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

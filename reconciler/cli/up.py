@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from nats.aio.client import Client
 
-from events.manifest import LEAST_SECONDS, MOST_SECONDS
+from events.manifest import LEAST_SECONDS, MAX_SECONDS
 from infra.jetstream.access import Access
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.connection import (
@@ -112,7 +112,7 @@ def up(
         What to print when ready: a banner for people, or a line of JSON.
     """
     configure_logs(logs.log_level)
-    if resync is not None and not LEAST_SECONDS <= resync <= MOST_SECONDS:
+    if resync is not None and not LEAST_SECONDS <= resync <= MAX_SECONDS:
         raise UsageError(
             f"--resync: {resync:g} is not allowed: give {LEAST_SECONDS} or more seconds"
         )

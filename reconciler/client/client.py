@@ -402,7 +402,7 @@ class Client:
     # --- observed state
 
     async def observation_time(self) -> int:
-        """Give the logical time of now: take it before reading an API, for ``Observed.as_of``."""
+        """Return the logical time of now: take it before reading an API, for ``Observed.as_of``."""
         return await self._bus.last_intake_position()
 
     async def publish_observation(
@@ -446,7 +446,7 @@ def observation(shape: ShapeName, observed: Observed) -> IntakeMessageOut:
 
 
 def _pattern(namespace: str, kind: str, name: str) -> str:
-    """Give ``namespace.kind.name``, each a checked token or ``*``."""
+    """Return ``namespace.kind.name``, each a checked token or ``*``."""
     named = {"namespace": namespace, "kind": kind, "name": name}
     return ".".join(
         value if value == "*" else check_token(value, what=what) for what, value in named.items()

@@ -16,7 +16,7 @@ from events.dead_letter import (
     sender_of,
     shape_of,
 )
-from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
+from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer
 from events.log import SpecDeclared, SpecWithdrawn
 from events.names import ShapeKey
@@ -34,7 +34,7 @@ _COMES_AGAIN: Mapping[str, str] = {
 ANSWERED = ("desired", "finalizer", "approval")
 """What people and services ask for: the decider answers it."""
 
-_MOST_ID_CHARACTERS = 240
+_MAX_ID_CHARACTERS = 240
 
 
 class LetterRefusedError(ReconcilerError):
@@ -141,17 +141,15 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         raise _refused(
             letter,
             f"only the beginning of its {record.size} bytes was kept, and no message may have more "
-            f"than {MOST_MESSAGE_BYTES}: give a corrected payload",
+            f"than {MAX_MESSAGE_BYTES}: give a corrected payload",
         )
     chosen = letter.payload if payload is None else payload
-    if len(chosen) > MOST_MESSAGE_BYTES:
-        raise _refused(
-            letter, f"{len(chosen)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
-        )
+    if len(chosen) > MAX_MESSAGE_BYTES:
+        raise _refused(letter, f"{len(chosen)} bytes are too many: {MAX_MESSAGE_BYTES} are allowed")
     subject = published_subject(record)
     try:
         what, key = parse_intake(subject)
-        identity = f"{record.message_id[:_MOST_ID_CHARACTERS]}.retry-{len(letter.handled) + 1}"
+        identity = f"{record.message_id[:_MAX_ID_CHARACTERS]}.retry-{len(letter.handled) + 1}"
         decode_intake(chosen, expected=what, fallback_id=identity)
     except (ValueError, InvalidMessageError) as error:
         still = "it still cannot be read" if payload is None else "the new payload cannot be read"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from events.envelope import MOST_MESSAGE_BYTES
+from events.envelope import MAX_MESSAGE_BYTES
 from events.intake import Answer, Declared, IntakeData, Withdrawn
 from events.manifest import InvalidManifestError, Manifest, take_apart
 from events.names import ShapeKey
@@ -89,7 +89,7 @@ def _check_size(manifest: Manifest) -> None:
         size = len(msgspec.json.encode(manifest))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidManifestError(f"spec cannot be written as JSON: {error}") from None
-    allowed = MOST_MESSAGE_BYTES - _ENVELOPE_BYTES
+    allowed = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
     if size > allowed:
         raise InvalidManifestError(
             f"{manifest.key} has {size} bytes: at most {allowed} are allowed in one manifest"

@@ -66,7 +66,7 @@ class ClientBus(Protocol):
         ...
 
     async def last_intake_position(self) -> int:
-        """Give the intake's last position: the logical time of now."""
+        """Return the intake's last position: the logical time of now."""
         ...
 
     async def store_snapshot_parts(self, subject: str, parts: Sequence[SnapshotPart]) -> None:

@@ -134,7 +134,7 @@ def pursue(
 
 
 def is_paused(state: ResourceState) -> bool:
-    """Tell whether the declaration asks for no action."""
+    """Return whether the declaration asks for no action."""
     desired = state.desired
     return desired.is_declared and desired.spec is not None and desired.spec.policy.paused
 
@@ -155,7 +155,7 @@ def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> 
 
 
 def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
-    """Tell whether a second call does no harm, whatever the first one did."""
+    """Return whether a second call does no harm, whatever the first one did."""
     if action.operation != "Create":
         return True  # bound to a uid or a version, and the second changes nothing
     return capabilities.idempotency_keys or capabilities.deterministic_names
@@ -180,7 +180,7 @@ def _under_way(flight: InFlight, state: ResourceState) -> Settled:
 
 
 def has_waited(state: ResourceState, context: Context) -> bool:
-    """Tell whether the resource has waited as long as it should."""
+    """Return whether the resource has waited as long as it should."""
     waits = state.waits
     return waits.until is not None and is_over(waits.until, waits.seconds, context.now)
 
@@ -240,7 +240,7 @@ def find(action: Action, found: ExternalObject | None, context: Context) -> Find
 def find_in_the_way(
     action: Action, obstacle: ExternalObject | None, context: Context, *, uncertain: bool
 ) -> Finding:
-    """Tell whether what stands in the way of a write is what its own earlier attempt did.
+    """Return whether what stands in the way of a write is what its own earlier attempt did.
 
     `uncertain`: there may have been one. An API that keeps keys would have given the first answer
     again: there an object counts only by our label, and only if some creation of ours ended in the

@@ -38,7 +38,7 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
 
 
 def is_over(until: datetime, wait_seconds: float, now: datetime) -> bool:
-    """Tell whether a wait is over: its time has come, or it was set by a clock that ran ahead.
+    """Return whether a wait is over: its time has come, or it was set by a clock that ran ahead.
 
     No wait can have more left than it had when it began.
     """

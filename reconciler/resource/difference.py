@@ -140,7 +140,7 @@ def differences_from(
 
 
 def api_keeps_its_own(state: ResourceState, context: Context) -> bool:
-    """Tell whether what differs is what the API made of exactly this write.
+    """Return whether what differs is what the API made of exactly this write.
 
     Writing it again would change nothing but make a hot loop.
     """
@@ -153,7 +153,7 @@ def api_keeps_its_own(state: ResourceState, context: Context) -> bool:
 
 
 def is_applied(state: ResourceState, context: Context) -> bool:
-    """Tell whether what is wanted now is what was last applied: else a difference is no drift."""
+    """Return whether what is wanted now is what was last applied: else a difference is no drift."""
     spec = state.desired.spec
     applied = None if state.owned is None else state.owned.applied
     if applied is None or spec is None:

@@ -336,7 +336,7 @@ def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
 
 
 def _is_news(state: ResourceState, action: Action) -> bool:
-    """Tell whether the end of the action is worth telling, though the outcome may be as before."""
+    """Return whether the end of the action is news, though the outcome may be as before."""
     last = state.outcome
     return last is None or last.outcome in SETTLED or action.operation == "Delete"
 

@@ -314,7 +314,7 @@ def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) 
 
 
 def stays_in_the_api(state: ResourceState) -> bool:
-    """Tell whether the object of a withdrawn resource is let go and not deleted."""
+    """Return whether the object of a withdrawn resource is let go and not deleted."""
     policy = _policy(state)
     stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
     asked = state.holds.orphan_forced or keepers(state.holds.references, "Release")

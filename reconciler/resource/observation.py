@@ -66,7 +66,7 @@ def _is_about_us(said: Observed, state: ResourceState) -> bool:
 
 
 def _is_stale(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
-    """Tell whether the observation began before something that we know better (invariant 6)."""
+    """Return whether the observation began before something that we know better (invariant 6)."""
     known, actions = state.observed, state.actions
     if actions.in_flight is not None:
         return True

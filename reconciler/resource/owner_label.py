@@ -13,7 +13,7 @@ def owner(log_id: str, key: ShapeKey) -> str:
 
 
 def is_of_log(value: str, log_id: str) -> bool:
-    """Tell whether a label's value was written by this log, for whatever resource."""
+    """Return whether a label's value was written by this log, for whatever resource."""
     return value.startswith(f"{log_id}.")
 
 

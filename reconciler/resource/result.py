@@ -112,7 +112,7 @@ def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[Sha
 
 
 def _still_counts(said: Reported, action: Action, state: ResourceState) -> bool:
-    """Tell whether a success that is reported late says how the object stands now.
+    """Return whether a success that is reported late says how the object stands now.
 
     What was made or written may have changed since, if another action has begun. What was deleted
     stays so: a uid is given once.
@@ -137,7 +137,7 @@ def _still_counts(said: Reported, action: Action, state: ResourceState) -> bool:
 
 
 def _may_be_made_twice(said: Reported, action: Action, context: Context) -> bool:
-    """Tell whether another worker's call may still do something; a creation's key forbids it."""
+    """Return whether another worker's call may still do something; a creation's key forbids it."""
     has_keys = context.capabilities.idempotency_keys
     return said.redelivered and (action.operation != "Create" or not has_keys)
 
@@ -203,7 +203,7 @@ def _after_failure(
 
 
 def _is_unheard_of(said: Reported, error: ActionError, action: Action, context: Context) -> bool:
-    """Tell whether nothing is known of the call of a worker that had the attempt before.
+    """Return whether nothing is known of the call of a worker that had the attempt before.
 
     What a creation is answered for good under its key settles that call as well.
     """

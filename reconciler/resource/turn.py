@@ -116,7 +116,7 @@ class Turn(NamedTuple):
 
 
 def is_handled(command: Command, state: ResourceState) -> bool:
-    """Tell whether a message was handled before, under the same source and id."""
+    """Return whether a message was handled before, under the same source and id."""
     known = declaration_id(command.actor, command.message_id)
     desired = state.desired
     return command.position == desired.position or known in desired.declaration_ids

@@ -25,10 +25,10 @@ from reconciler.ports import LogCertainty
 from reconciler.roles.api_member import Member
 from reconciler.roles.rate_limit import RateLimiter
 
-MOST_WAIT_SECONDS = 2.0
+MAX_WAIT_SECONDS = 2.0
 """What would wait longer is turned away: it goes back into the log, and holds nothing here."""
 
-MOST_INSIDE = 128
+MAX_INSIDE = 128
 """So many calls of one API wait in this process at most while its gate is closed."""
 
 THROTTLED_SECONDS = 1.0
@@ -132,7 +132,7 @@ class ApiGate:
 
     async def until_log_known(self) -> None:
         """Wait a little for that; raises ``TurnedAwayError`` if it takes longer."""
-        if self._log is not None and not await self._log.until_certain(MOST_WAIT_SECONDS):
+        if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
             raise TurnedAwayError(
                 "the bus was lost: nothing is called until the log is known to be the same",
                 retry_after_seconds=PROBE_PATIENCE_SECONDS,
@@ -142,8 +142,8 @@ class ApiGate:
         """Tell at once whether a call would have to wait for too long."""
         if self._is_troubled:
             wait = self.closed_seconds
-            is_crowded = self.inside > MOST_INSIDE and (wait > 0 or bool(self._broken()))
-            if wait > MOST_WAIT_SECONDS or is_crowded or self._probe_takes_long():
+            is_crowded = self.inside > MAX_INSIDE and (wait > 0 or bool(self._broken()))
+            if wait > MAX_WAIT_SECONDS or is_crowded or self._probe_takes_long():
                 return self._closed(config, wait)
         if self.limiter is not None:
             return self._beyond_rate(self.limiter)
@@ -157,7 +157,7 @@ class ApiGate:
         began = self._clock()
         while self._is_troubled:
             closed, waited = self.closed_seconds, self._clock() - began
-            if closed > MOST_WAIT_SECONDS or waited > MOST_WAIT_SECONDS:
+            if closed > MAX_WAIT_SECONDS or waited > MAX_WAIT_SECONDS:
                 raise self._closed(config, closed)
             if closed > 0:
                 await self._until_changed(closed)
@@ -178,7 +178,7 @@ class ApiGate:
         return False
 
     def calls(self, config: str, *, is_probe: bool = False) -> Calls:
-        """Give what the requests of an action or a listing are made with."""
+        """Return what the requests of an action or a listing are made with."""
         return Calls(self, config, is_probe=is_probe)
 
     def keep_out(self, config: str) -> None:
@@ -207,7 +207,7 @@ class ApiGate:
         return False
 
     def _probe_takes_long(self) -> bool:
-        """Tell whether somebody makes a probe, and has not had an answer soon."""
+        """Return whether somebody makes a probe, and has not had an answer soon."""
         now = self._clock()
         return any(
             member.is_broken
@@ -251,7 +251,7 @@ class ApiGate:
     def _beyond_rate(self, limiter: RateLimiter) -> TurnedAwayError | None:
         """Turn away what cannot be called soon, each for as long as its turn would take."""
         expected = limiter.expected_wait(self.inside)
-        if expected <= MOST_WAIT_SECONDS:
+        if expected <= MAX_WAIT_SECONDS:
             return None
         now = self._clock()
         turn = max(self._turned_away_until, now + expected)
@@ -394,7 +394,7 @@ class Calls:
 
 
 def _throttle_of(error: ProviderError) -> float | None:
-    """Give for how many seconds the whole API is to be left alone, if the error says so."""
+    """Return for how many seconds the whole API is to be left alone, if the error says so."""
     wait = error.retry_after_seconds
     if isinstance(error, ThrottledError):
         return THROTTLED_SECONDS if wait is None else wait
@@ -403,7 +403,7 @@ def _throttle_of(error: ProviderError) -> float | None:
 
 
 def _is_failure(error: ProviderError) -> bool:
-    """Tell whether the API seems to be down; one that refuses with a reason is alive."""
+    """Return whether the API seems to be down; one that refuses with a reason is alive."""
     if error.error_class not in ("Transient", "Unknown"):
         return False
     status = error.status

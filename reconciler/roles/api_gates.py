@@ -98,7 +98,7 @@ class ApiGates:
         self._is_loaded = True
 
     def of(self, config_name: str) -> ApiGate:
-        """Give the gate of a configuration; one that is not declared has an open gate."""
+        """Return the gate of a configuration; one that is not declared has an open gate."""
         return self._by_config.get(config_name, self._undeclared)
 
     def apply(self, event: LogEvent) -> None:
@@ -173,7 +173,7 @@ class ApiGates:
     # --- which configuration has which gate
 
     def _match(self) -> None:
-        """Give every declared configuration the gate of its API and account."""
+        """Return every declared configuration the gate of its API and account."""
         declared = self._configurations.by_name
         self._by_config = {}
         for gate in self._gates.values():

@@ -61,5 +61,5 @@ class Member:
 
 
 def _remaining(until: datetime, now: datetime, most: float) -> float:
-    """Give the seconds until a recorded time, bounded: this machine's clock may be wrong."""
+    """Return the seconds until a recorded time, bounded: this machine's clock may be wrong."""
     return min(max((until - now).total_seconds(), 0.0), most)

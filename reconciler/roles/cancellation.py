@@ -6,7 +6,7 @@ import asyncio
 
 
 def is_being_cancelled() -> bool:
-    """Tell whether somebody cancels the running task.
+    """Return whether somebody cancels the running task.
 
     A client library may let a cancellation of its own out, of a wait or a task of its own. Whoever
     lets that pass ends as cancelled: unseen, for nobody is told of a task that was cancelled.

@@ -32,7 +32,7 @@ _logger = structlog.get_logger(__name__)
 
 
 def is_followed(config: ProviderConfigSpec) -> bool:
-    """Tell whether a hint could bring a listing forward at all."""
+    """Return whether a hint could bring a listing forward at all."""
     return config.least_resync_seconds < config.resync_seconds
 
 

@@ -43,11 +43,11 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.first_positions import placed
 from reconciler.roles.postponed import Postponed
 from reconciler.roles.refusing import tell_refused, undecidable, understand, unreadable
-from reconciler.roles.repository import MOST_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
+from reconciler.roles.repository import MAX_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
 
-_MOST_COMMANDS_A_TURN = 200
+_MAX_COMMANDS_A_TURN = 200
 _FEW_SHAPES = 4
-_MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
+_MAX_BYTES_AT_ONCE = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 _TRIES = 20
 """The same batch is tried again before the next is taken: what comes later must not overtake it."""
@@ -55,12 +55,12 @@ _TRIES = 20
 _HELD_SECONDS = 2.0
 """What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
 
-_MOST_DOUBLINGS = 4
+_MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
 """Less than the bus waits before another decider is given the partition."""
 
-_MOST_DELIVERIES = 5
+_MAX_DELIVERIES = 5
 _DECLARES = (Declared, Withdrawn)
 _UNUSABLE = ("Invalid", "UnknownKind")
 
@@ -89,7 +89,7 @@ class _Work:
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
     def split(self, at: int = 1) -> tuple[_Work, _Work]:
-        """Give the first messages, and those behind them."""
+        """Return the first messages, and those behind them."""
         return (
             _Work(self.deliveries[:at], self.commands[:at]),
             _Work(self.deliveries[at:], self.commands[at:]),
@@ -360,7 +360,7 @@ class Decider:
 
     def _take_turn(self, key: ShapeKey, mine: _Work, base: KeptShape, now: datetime) -> Turn | None:
         """Decide; where that fails, only what comes before the message that it fails for."""
-        most = 1 if key in self._one_by_one else _MOST_COMMANDS_A_TURN
+        most = 1 if key in self._one_by_one else _MAX_COMMANDS_A_TURN
         commands = mine.commands[:most]
         context = self._context(key, now)
         while commands:
@@ -405,7 +405,7 @@ class Decider:
             failed = self._undecided.pop(key, "deciding it failed")
             why = self._why_held(key) if broken else failed
             for each in held.deliveries:
-                if each.delivered < _MOST_DELIVERIES:
+                if each.delivered < _MAX_DELIVERIES:
                     again.append(each)
                 else:  # nothing is wrong with a message whose shape's history is damaged
                     tired.append(undecidable(each, why, usable=broken is not None))
@@ -466,7 +466,7 @@ class Decider:
         now, left = self._now(), list[IntakeDelivery]()
         self._postponed.expire(now)
         for each in deliveries:
-            wait = _HELD_SECONDS * 2 ** min(each.delivered - 1, _MOST_DOUBLINGS)
+            wait = _HELD_SECONDS * 2 ** min(each.delivered - 1, _MAX_DOUBLINGS)
             if self._postponed.take(each, now, wait, always=each.position in always):
                 await self._reader.retry_later([each], wait)
             else:
@@ -548,7 +548,7 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
     for each in decided:
         events += len(each.turn.events)
         size += each.work.size
-        if not groups or events > MOST_EVENTS_AT_ONCE or size > _MOST_BYTES_AT_ONCE:
+        if not groups or events > MAX_EVENTS_AT_ONCE or size > _MAX_BYTES_AT_ONCE:
             groups.append([])
             events, size = len(each.turn.events), each.work.size
         groups[-1].append(each)
@@ -556,7 +556,7 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
 
 
 def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
-    """Tell whether nothing can have overtaken a message that is handled at once.
+    """Return whether nothing can have overtaken a message that is handled at once.
 
     Another decider gets the partition when this one has not asked for a while. A clock that
     disagrees with the bus's proves nothing.

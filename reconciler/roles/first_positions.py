@@ -14,7 +14,7 @@ from reconciler.roles.refusing import understand
 
 
 def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
-    """Give each declaration of a shape the position where its source and id stood first.
+    """Return each declaration of a shape the position where its source and id stood first.
 
     ``declared`` are the shape's declarations that the intake still has, besides these.
     """

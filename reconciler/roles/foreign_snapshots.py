@@ -25,8 +25,8 @@ from reconciler.roles.providers import ProviderPool
 ABANDONED_SECONDS = 300.0
 """A snapshot that is not completed by then never will be."""
 
-_MOST_OPEN = 256
-_MOST_REMEMBERED = 1_000
+_MAX_OPEN = 256
+_MAX_REMEMBERED = 1_000
 _SUBJECT_TOKENS = 4
 
 _logger = structlog.get_logger(__name__)
@@ -124,14 +124,14 @@ class ForeignSnapshots:
         for opened in list(self._open.values()):
             if opened.since < oldest:
                 await self._refuse(opened.beginning, "it was not completed in time")
-            elif len(self._open) >= _MOST_OPEN:
-                await self._refuse(opened.beginning, f"{_MOST_OPEN} others are open")
+            elif len(self._open) >= _MAX_OPEN:
+                await self._refuse(opened.beginning, f"{_MAX_OPEN} others are open")
 
     async def _refuse(self, delivery: SnapshotDelivery, reason: str) -> None:
         subject = delivery.subject
         self._open.pop(subject, None)
         self._refused[subject] = None
-        while len(self._refused) > _MOST_REMEMBERED:
+        while len(self._refused) > _MAX_REMEMBERED:
             del self._refused[next(iter(self._refused))]
         _logger.warning("snapshot refused", subject=subject, reason=reason)
         letter = IntakeDelivery(

@@ -51,7 +51,7 @@ class SnapshotAssembler:
             self._objects[each.name] = each
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
-        """Give all objects by name; raises ``SnapshotRefusedError`` if any is missing.
+        """Return all objects by name; raises ``SnapshotRefusedError`` if any is missing.
 
         What came twice counts once: it must not hide that another did not come.
         """
@@ -144,7 +144,7 @@ async def _by_external_name(
 
 
 def _lives_somewhere(row: StatusRow) -> bool:
-    """Tell whether the shape is of one object, so that no other can be seen as it."""
+    """Return whether the shape is of one object, so that no other can be seen as it."""
     return row.declared or row.owned or bool(row.observed_digest or row.action_id)
 
 
@@ -224,7 +224,7 @@ async def _stray_count(
 
 
 def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
-    """Give the test by which an object that nobody declared counts as ours."""
+    """Return the test by which an object that nobody declared counts as ours."""
     if config.ownership == "Union":
         return None
     if config.scope.mode == "Exclusive":

@@ -22,11 +22,11 @@ class LogEnds(Protocol):
     """What the log tells of its end, and of each shape's."""
 
     async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Give the position of each shape's newest event, 0 for none."""
+        """Return the position of each shape's newest event, 0 for none."""
         ...
 
     async def last_position(self) -> int:
-        """Give the position of the newest event."""
+        """Return the position of the newest event."""
         ...
 
 

@@ -48,7 +48,7 @@ JITTER = 0.1
 CATCH_UP_SECONDS = 10.0
 """So long a listing waits for what the log says of its objects."""
 
-_MOST_RETRY_SECONDS = 5.0
+_MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
 _Place = tuple[str, str]
 """The name of a configuration, and a kind that is listed there."""
@@ -163,7 +163,7 @@ class Observer:
             await listing.wait(seconds, self._least_seconds(config_name, kind))
 
     def _least_seconds(self, config_name: str, kind: str) -> float | None:
-        """Give the time until a hint counts, with jitter; None where nobody gives any."""
+        """Return the time until a hint counts, with jitter; None where nobody gives any."""
         config = self._configurations.by_name.get(config_name)
         if config is None or (config_name, kind) not in self._feeds:
             return None
@@ -173,13 +173,13 @@ class Observer:
         """List once and give the seconds until the next time; a failed listing proves nothing."""
         config = self._configurations.by_name.get(config_name)
         if config is None:
-            return _MOST_RETRY_SECONDS  # just withdrawn: this watch is about to end
+            return _MAX_RETRY_SECONDS  # just withdrawn: this watch is about to end
         try:
             await self.list_once(config_name, kind)
         except TurnedAwayError as error:
             _logger.info("not listed", config=config_name, kind=kind, why=error.message)
             wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
-            return max(wait, min(config.resync_seconds, _MOST_RETRY_SECONDS))
+            return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
         except asyncio.CancelledError:
@@ -193,7 +193,7 @@ class Observer:
             _logger.debug("listing failed", exc_info=True)
         else:
             return config.resync_seconds
-        return min(config.resync_seconds, _MOST_RETRY_SECONDS)
+        return min(config.resync_seconds, _MAX_RETRY_SECONDS)
 
     async def list_once(self, config_name: str, kind: str) -> int:
         """List a scope completely and publish what changed; gives how many observations.

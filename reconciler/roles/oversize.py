@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from events.envelope import MOST_MESSAGE_BYTES
+from events.envelope import MAX_MESSAGE_BYTES
 from events.external import ExternalObject, digest
 from events.intake import Observed
 from events.names import ShapeKey
 from events.subjects import intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery
 
-MOST_OBJECT_BYTES = MOST_MESSAGE_BYTES // 2
+MAX_OBJECT_BYTES = MAX_MESSAGE_BYTES // 2
 """A longer object reaches neither the log nor a result."""
 
 _encoder = msgspec.json.Encoder()
@@ -25,8 +25,8 @@ _logger = structlog.get_logger(__name__)
 
 
 def is_too_long(seen: ExternalObject | None) -> bool:
-    """Tell whether an object is too long to be reported."""
-    return seen is not None and len(_encoder.encode(seen)) > MOST_OBJECT_BYTES
+    """Return whether an object is too long to be reported."""
+    return seen is not None and len(_encoder.encode(seen)) > MAX_OBJECT_BYTES
 
 
 def too_long(key: ShapeKey, observed: Observed) -> DeadLetter:
@@ -35,7 +35,7 @@ def too_long(key: ShapeKey, observed: Observed) -> DeadLetter:
     payload = _encoder.encode(observed.object)
     reason = (
         f"object {observed.external_name!r} of {observed.provider_config!r} has {len(payload)} "
-        f"bytes, and {MOST_OBJECT_BYTES} are allowed: its changes are not seen"
+        f"bytes, and {MAX_OBJECT_BYTES} are allowed: its changes are not seen"
     )
     delivery = IntakeDelivery(
         position=observed.as_of,

@@ -104,7 +104,7 @@ class Running:
         return self.ports.intake
 
     async def close(self) -> None:
-        """Give back what was taken from the bus, then close the connections to the APIs."""
+        """Return back what was taken from the bus, then close the connections to the APIs."""
         await self.closers.aclose()
         await self.providers.close()
 

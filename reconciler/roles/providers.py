@@ -15,7 +15,7 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.secretive import SecretiveProvider, secretive, without_secret
 from reconciler.secrecy import Secrecy
 
-_LONGEST_CALL_SECONDS = 120.0
+_MAX_CALL_SECONDS = 120.0
 
 _Stamp = tuple[int, int, int]
 _Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
@@ -35,7 +35,7 @@ class ProviderPool:
         self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, config_name: str, kind_name: str) -> Provider:
-        """Give the client of one kind at one API.
+        """Return the client of one kind at one API.
 
         Raises ``ConfigurationError``: it is not declared, or cannot work as it is.
         """
@@ -84,7 +84,7 @@ class ProviderPool:
 
 async def _closed_when_idle(provider: SecretiveProvider) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LONGEST_CALL_SECONDS):
+        async with asyncio.timeout(_MAX_CALL_SECONDS):
             await provider.until_idle()
     await provider.close()
 

@@ -22,8 +22,8 @@ AHEAD_SECONDS = 0.25
 """How much of its time a process reserves at once: longer saves round trips, and loses more slots
 when it dies."""
 
-MOST_SLOTS_AT_ONCE = 256
-MOST_AHEAD_SECONDS = 1.0
+MAX_SLOTS_AT_ONCE = 256
+MAX_AHEAD_SECONDS = 1.0
 """So far ahead slots are reserved at most, or two calls' time: then a process waits its turn."""
 
 BROKEN_SECONDS = 10.0
@@ -43,7 +43,7 @@ _logger = structlog.get_logger(__name__)
 def slots(
     arrival: float, now: float, count: int, interval: float, burst: int
 ) -> tuple[float, list[float]]:
-    """Give the times of the next ``count`` calls, and the arrival time after them (pure).
+    """Return the times of the next ``count`` calls, and the arrival time after them (pure).
 
     ``arrival`` is the theoretical arrival time so far, ``interval`` the seconds between two calls.
     """
@@ -122,7 +122,7 @@ class RateLimiter:
 
     def _wanted(self) -> int:
         share = max(1, int(AHEAD_SECONDS * self.per_second))
-        return min(len(self._waiters), share, MOST_SLOTS_AT_ONCE)
+        return min(len(self._waiters), share, MAX_SLOTS_AT_ONCE)
 
     def _let_one_through(self) -> None:
         while self._waiters:
@@ -139,7 +139,7 @@ class RateLimiter:
         by_our_clock = self._clock() - now
         interval, burst = self.interval, self.burst
         arrival, times = slots(self._checked(now), now, count, interval, burst)
-        ahead = times[0] - now - max(MOST_AHEAD_SECONDS, 2 * interval)
+        ahead = times[0] - now - max(MAX_AHEAD_SECONDS, 2 * interval)
         if ahead > 0:
             self._next_slot = times[0] + by_our_clock
             self._revision = None

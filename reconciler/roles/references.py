@@ -21,7 +21,7 @@ def reference_messages(
     every_row: Mapping[str, StatusRow],
     damaged: Container[str] = (),
 ) -> list[IntakeMessageOut]:
-    """Give what is still to be told about references.
+    """Return what is still to be told about references.
 
     ``concerned`` are the rows of those that refer, or know that they are referred to. Nothing is
     told to or about the ``damaged``: what cannot be read may still be declared, and a target that

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from events.dead_letter import sender_in
-from events.envelope import MOST_MESSAGE_BYTES, InvalidMessageError, decode_intake
+from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer
 from events.names import ShapeKey
 from events.subjects import Intake, parse_stored_intake
@@ -19,9 +19,9 @@ _COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")
 
 def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
     """Decode a message; raises ``ValueError`` that says what is wrong with it."""
-    if len(delivery.payload) > MOST_MESSAGE_BYTES:
+    if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(
-            f"{len(delivery.payload)} bytes are too many: {MOST_MESSAGE_BYTES} are allowed"
+            f"{len(delivery.payload)} bytes are too many: {MAX_MESSAGE_BYTES} are allowed"
         )
     what, key = parse_stored_intake(delivery.subject)
     message = decode_intake(
@@ -78,7 +78,7 @@ def _answer(letter: DeadLetter) -> Answer:
 
 
 def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:
-    """Give the rejected outcome of what somebody asked for, if its shape is known."""
+    """Return the rejected outcome of what somebody asked for, if its shape is known."""
     try:
         what, key = parse_stored_intake(letter.delivery.subject)
     except ValueError:

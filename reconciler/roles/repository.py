@@ -17,7 +17,7 @@ from reconciler.resource.evolve import HistoryGapError, fold
 from reconciler.resource.state import NEW, STATE_SCHEMA, ResourceState
 
 EVENTS_BETWEEN_SNAPSHOTS = 50
-MOST_EVENTS_AT_ONCE = 1_000
+MAX_EVENTS_AT_ONCE = 1_000
 """JetStream's limit for one atomic batch."""
 
 _FEW_SHAPES = 4
@@ -69,7 +69,7 @@ class ShapeRepository:
         self._held: set[ShapeKey] = set()
 
     async def get(self, keys: Sequence[ShapeKey]) -> dict[ShapeKey, KeptShape]:
-        """Give the states of shapes, loading at once those that are not kept.
+        """Return the states of shapes, loading at once those that are not kept.
 
         A shape whose history is damaged is left out; ``broken`` then says where.
         """
@@ -79,7 +79,7 @@ class ShapeRepository:
         return {key: self._kept[key] for key in keys if key in self._kept}
 
     def knows(self, key: ShapeKey) -> bool:
-        """Tell whether something is known of a shape without reading: its state, or damage."""
+        """Return whether something is known of a shape without reading: its state, or damage."""
         return key in self._kept or key in self.broken
 
     def hold(self, damage: LogDamage) -> None:

@@ -92,7 +92,7 @@ class SecretiveWatchingProvider(SecretiveProvider):
 
 
 def secretive(provider: Provider, secrecy: Secrecy) -> SecretiveProvider:
-    """Give a provider that can do the same, and whose errors never repeat the secret."""
+    """Return a provider that can do the same, and whose errors never repeat the secret."""
     if isinstance(provider, WatchingProvider):
         return SecretiveWatchingProvider(provider, secrecy)
     return SecretiveProvider(provider, secrecy)

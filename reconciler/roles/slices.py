@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 async def in_slices(items: Iterable[_T]) -> AsyncGenerator[list[_T]]:
-    """Give a few hundred items at a time; what else waits runs before the next.
+    """Return a few hundred items at a time; what else waits runs before the next.
 
     ``items`` may change meanwhile only if it is a copy.
     """

@@ -31,7 +31,7 @@ SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
 """A timer comes up to 0.25 s late; what is later than this was lost."""
 
-MOST_SECONDS_BETWEEN = 300.0
+MAX_SECONDS_BETWEEN = 300.0
 """At least so often a shape is woken again whose wait is over, and that was woken in vain."""
 
 _logger = structlog.get_logger(__name__)
@@ -124,7 +124,7 @@ class Sweeper:
             if woken is None or woken.wait != wait or woken.again_at <= now:
                 pause = SWEEP_SECONDS
                 if woken is not None and woken.wait == wait:
-                    pause = min(2 * woken.pause_seconds, MOST_SECONDS_BETWEEN)
+                    pause = min(2 * woken.pause_seconds, MAX_SECONDS_BETWEEN)
                 woken = _Woken(wait, now + timedelta(seconds=pause), pause)
                 waking.append(key)
             self._woken[key] = woken

@@ -57,7 +57,7 @@ from reconciler.roles.providers import ProviderPool
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
 
-MOST_ERROR_CHARACTERS = 4_000
+MAX_ERROR_CHARACTERS = 4_000
 """A longer explanation of a failure is cut: the result of the action must get through."""
 
 _TAKEN_PER_CALL = 2
@@ -211,13 +211,13 @@ class Worker:
             return ProviderError(f"{type(error).__name__}: {error}"), None
 
     def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
-        """Tell whether a call would do harm if a worker that is gone has made it already."""
+        """Return whether a call would do harm if a worker that is gone has made it already."""
         capabilities = self._providers.capabilities(delivery.event.key.kind)
         safe = capabilities is None or is_safe_to_repeat(action, capabilities)
         return not safe and self._may_be_another_workers(delivery)
 
     def _may_be_old(self, delivery: ActionDelivery) -> bool:
-        """Tell whether the action may have been answered: by another worker, or long ago.
+        """Return whether the action may have been answered: by another worker, or long ago.
 
         It was handed out before, or may have been since: while this process stood still, or did not
         reach the bus. Or it is older than this worker: a consumer that was made anew hands out the
@@ -226,12 +226,12 @@ class Worker:
         return self._may_be_another_workers(delivery) or delivery.position <= self._old_until
 
     def _may_be_another_workers(self, delivery: ActionDelivery) -> bool:
-        """Tell whether another worker had this attempt before, or may have it by now."""
+        """Return whether another worker had this attempt before, or may have it by now."""
         self._notice_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed
 
     async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
-        """Tell whether this attempt was answered already, or its action given up.
+        """Return whether this attempt was answered already, or its action given up.
 
         It asks until it knows: the API may have forgotten the key of an old action.
         """
@@ -336,7 +336,7 @@ def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
 
 
 def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
-    """Tell whether an event ends an attempt at an action, or the action itself."""
+    """Return whether an event ends an attempt at an action, or the action itself."""
     match event:
         case (
             ActionSucceeded(action_id=ended)
@@ -407,7 +407,7 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
 
 def _tellable(text: str) -> str:
     """Cut a message, and replace what is no Unicode: half a surrogate pair has no bytes."""
-    return text[:MOST_ERROR_CHARACTERS].encode(errors="replace").decode()
+    return text[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()
 
 
 def _is_kept_answer(answer: Effect | ProviderError | ConfigurationError | None) -> bool:

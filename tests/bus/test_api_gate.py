@@ -34,7 +34,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
-from reconciler.roles.api_gate import MOST_INSIDE, MOST_WAIT_SECONDS, TurnedAwayError
+from reconciler.roles.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedAwayError
 from reconciler.roles.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
 from reconciler.roles.configurations import Configurations
 
@@ -100,7 +100,7 @@ class Process:
         return 0
 
     async def until_certain(self, seconds: float) -> bool:
-        assert 0 < seconds <= MOST_WAIT_SECONDS
+        assert 0 < seconds <= MAX_WAIT_SECONDS
         return self.is_certain
 
     async def reports(self) -> list[tuple[str, int]]:
@@ -268,7 +268,7 @@ async def test_a_short_throttle_is_waited_for_in_place_but_not_by_a_crowd(
     process.log("first", ApiThrottled(until, 0.2, "slower"))
     gate = process.gates.of("first")
     assert gate.turn_away("first") is None
-    gate.inside = MOST_INSIDE + 1
+    gate.inside = MAX_INSIDE + 1
     assert gate.turn_away("first") is not None
     assert await gate.enter("first") is False
     assert _now() >= until

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from nats.aio.client import Client
 
-from events.dead_letter import MOST_COUNTS, OTHERS, Discarded, count_discarded
+from events.dead_letter import MAX_COUNTS, OTHERS, Discarded, count_discarded
 from events.subjects import DISCARDED, NO_NAMESPACE, deadletter_filter, namespace_of
 from infra.bus.dead_letters import discard, read_discarded, read_letters, store_letters
 from infra.bus.streams import DEADLETTERS, RATES
@@ -20,8 +20,8 @@ from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.ports import DeadLetter, IntakeDelivery
 
-MOST_BYTES = 1024**2
-QUARTER = MOST_BYTES // 4
+MAX_BYTES = 1024**2
+QUARTER = MAX_BYTES // 4
 PATIENCE_SECONDS = 60.0
 positions = itertools.count(1)
 
@@ -32,7 +32,7 @@ async def small(bus: Client) -> AsyncIterator[Client]:
     config = (await stream_state(bus, DEADLETTERS)).config
     for stream in (DEADLETTERS, RATES):
         await api_request(bus, f"STREAM.PURGE.{stream}", {})
-    limited = {**config, "max_bytes": MOST_BYTES, "duplicate_window": 100_000_000}
+    limited = {**config, "max_bytes": MAX_BYTES, "duplicate_window": 100_000_000}
     await api_request(bus, f"STREAM.UPDATE.{DEADLETTERS}", limited)
     yield bus
     await api_request(bus, f"STREAM.UPDATE.{DEADLETTERS}", config)
@@ -151,10 +151,10 @@ def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
         at = start + timedelta(seconds=number)
         more = [(f"n{number}", "intake"), ("acme", "intake"), ("acme", "declaration")]
         found = list(count_discarded(found, more, at))
-    assert len(found) == MOST_COUNTS
+    assert len(found) == MAX_COUNTS
     assert sum(each.count for each in found) == 3_000
     of_others = next(each for each in found if each.namespace == OTHERS)
-    assert (of_others.first_at, of_others.count) == (start, 1_000 - MOST_COUNTS + 3)
+    assert (of_others.first_at, of_others.count) == (start, 1_000 - MAX_COUNTS + 3)
     of_acme = {each.stage: each.count for each in found if each.namespace == "acme"}
     assert of_acme == {"intake": 1_000, "declaration": 1_000}
 

@@ -33,7 +33,7 @@ from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.oversize import MOST_OBJECT_BYTES
+from reconciler.roles.oversize import MAX_OBJECT_BYTES
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.worker import LEASE_SECONDS, Worker
 from tests.bus.histories import event, new_key
@@ -286,7 +286,7 @@ async def test_nothing_is_called_before_the_history_is_known(
 async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
     log: JetStreamShapeLog,
 ) -> None:
-    shown = ExternalObject("foo", {"color": "x" * MOST_OBJECT_BYTES})
+    shown = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
     bus = await work(log, Api(shown), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 

@@ -37,7 +37,7 @@ SHAPES = 40
 CLIENTS = 4
 COLORS = ("Red", "Green", "Blue", "Purple", "Yellow", "Black", "White")
 LEAST_DECLARATIONS = 50
-MOST_LONGER_SECONDS = 90.0
+MAX_LONGER_SECONDS = 90.0
 """So much longer than it was told it lasts at most, until enough has happened."""
 
 HEAL_SECONDS = 90.0
@@ -100,7 +100,7 @@ async def _until_enough(lane: Lane, nemesis: Nemesis, seconds: float) -> None:
     """Wait until time is up and something has happened in it, or it is much too late."""
     await asyncio.sleep(seconds)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(MOST_LONGER_SECONDS):
+        async with asyncio.timeout(MAX_LONGER_SECONDS):
             while (  # noqa: ASYNC110 - nothing tells
                 not nemesis.has_done_everything or len(lane.acknowledged) < LEAST_DECLARATIONS
             ):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from events.envelope import (
-    MOST_ID_CHARACTERS,
-    MOST_NESTING,
+    MAX_ID_CHARACTERS,
+    MAX_NESTING,
     InvalidMessageError,
     decode_intake,
     decode_snapshot_part,
@@ -30,9 +30,9 @@ def observed(fields: bytes) -> Any:
 
 def test_what_nests_as_deep_as_allowed_is_read():
     around = 4  # the event, its data, the object, its fields
-    assert observed(nested(MOST_NESTING - around)).data.object.fields["color"] is not None
+    assert observed(nested(MAX_NESTING - around)).data.object.fields["color"] is not None
     with pytest.raises(InvalidMessageError, match="nested too deep"):
-        observed(nested(MOST_NESTING - around + 1))
+        observed(nested(MAX_NESTING - around + 1))
 
 
 @pytest.mark.parametrize("levels", [1_000, 100_000])
@@ -54,7 +54,7 @@ def test_brackets_that_do_not_nest_do_not_count(fields: bytes):
 
 @pytest.mark.parametrize("attribute", ["id", "source"])
 def test_an_id_that_would_fill_the_log_is_refused(attribute: str):
-    words = {"id": "1", "source": "team", attribute: "x" * (MOST_ID_CHARACTERS + 1)}
+    words = {"id": "1", "source": "team", attribute: "x" * (MAX_ID_CHARACTERS + 1)}
     payload = (
         b'{"specversion":"1.0","id":"%s","source":"%s","type":"reconciler.desired.Withdrawn",'
         b'"data":{}}' % (words["id"].encode(), words["source"].encode())

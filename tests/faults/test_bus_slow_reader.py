@@ -28,9 +28,9 @@ from tests.faults.outcome_reader import NAME
 
 COUNT = 100_000
 COUNT_WHILE_PAUSED = 20_000
-MOST_MEGABYTES = 64
+MAX_MEGABYTES = 64
 PATIENCE_SECONDS = 90.0
-MOST_SERVER_MEGABYTES = 256
+MAX_SERVER_MEGABYTES = 256
 ROOT = Path(__file__).parents[2]
 KEY = ShapeKey("default", "Shape", "foo")
 
@@ -79,7 +79,7 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
         grown = resident_megabytes(os.getpid()) - before
         print(f"\nbehind by {COUNT}: {grown:.0f} MB more here")
         print(f"{resident_megabytes(bus.pid) - server_before:.0f} MB more in the server")
-        assert grown < 3 * MOST_MEGABYTES, "the messages that were published are some of it"
+        assert grown < 3 * MAX_MEGABYTES, "the messages that were published are some of it"
         async with connected(bus.url) as nc:
             listed = await api_request(nc, f"CONSUMER.LIST.{OUTCOMES}", {})
         [lag] = [each["num_pending"] for each in listed["consumers"]]
@@ -154,7 +154,7 @@ async def test_fault_17_a_reader_that_was_paused_misses_nothing_and_disturbs_nob
         await publish_outcomes(bus, COUNT_WHILE_PAUSED)
         grown = resident_megabytes(bus.pid) - before
         print(f"\n{grown:.0f} MB more in the server")
-        assert grown < MOST_SERVER_MEGABYTES
+        assert grown < MAX_SERVER_MEGABYTES
         async with asyncio.timeout(PATIENCE_SECONDS):
             while config and await has_connection_of_reader(bus):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.1)

@@ -15,7 +15,7 @@ from tests.crashes.lane import Lane, key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MANY = 100  # so that some of them are decided together, on a busy machine, too
-MOST_OPEN_BATCHES = 50
+MAX_OPEN_BATCHES = 50
 SERVER_FORGETS_SECONDS = 10.0
 
 
@@ -40,7 +40,7 @@ async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_dec
 async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_goes_on(
     lane: Lane, name: str
 ) -> None:
-    for number in range(MOST_OPEN_BATCHES):
+    for number in range(MAX_OPEN_BATCHES):
         headers = {"Nats-Batch-Id": f"{name}-{number}", "Nats-Batch-Sequence": "1"}
         await lane.nc.publish(f"log.default.Shape.{name}-x.fact", b"{}", headers=headers)
     await lane.nc.flush()

@@ -17,7 +17,7 @@ from projections.status import StatusRow
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.sweeper import MOST_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
+from reconciler.roles.sweeper import MAX_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
 
 FOO = ShapeKey("default", "Shape", "foo")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,7 +76,7 @@ async def test_what_is_woken_in_vain_is_woken_less_and_less_often_but_for_ever()
     woken = await scene.sweep_for(3600)
     assert woken[:4] == [0, 5, 15, 35]
     pauses = [later - earlier for earlier, later in itertools.pairwise(woken)]
-    assert max(pauses[6:]) == min(pauses[6:]) == MOST_SECONDS_BETWEEN
+    assert max(pauses[6:]) == min(pauses[6:]) == MAX_SECONDS_BETWEEN
     assert {type(each.data) for each in scene.intake.published} == {TimerFired}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.envelope import MOST_MESSAGE_BYTES, encode_intake, encode_log
+from events.envelope import MAX_MESSAGE_BYTES, encode_intake, encode_log
 from events.external import ExternalObject
 from events.intake import Declared
 from events.log import Action, ActionDecided, LogEvent, SpecDeclared
@@ -192,7 +192,7 @@ async def test_a_provider_that_always_raises_degrades_its_shape_and_no_other(
 async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(oversize, "MOST_OBJECT_BYTES", 2_000)
+    monkeypatch.setattr(oversize, "MAX_OBJECT_BYTES", 2_000)
     await world.human.makes("whale", labels=WHALE)
     await world.human.makes("minnow")
 
@@ -213,7 +213,7 @@ async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_se
 
 async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: World):
     too_long = encode_intake("m", ACTOR, Declared(manifest("foo", color="R" * 600_000)), time=now())
-    assert len(too_long) > MOST_MESSAGE_BYTES
+    assert len(too_long) > MAX_MESSAGE_BYTES
 
     answer = await world.ask_raw(intake("desired", FOO), too_long)
     await world.declare("neighbour")

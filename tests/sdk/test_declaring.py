@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from events.envelope import MOST_MESSAGE_BYTES
+from events.envelope import MAX_MESSAGE_BYTES
 from events.log import OutcomeRecorded
 from reconciler.roles import refusing
 from reconciler.sdk import (
@@ -113,7 +113,7 @@ async def test_published_shapes_are_decided_without_an_answer(client: Client, na
         ({"apiVersion": "v1", "kind": "Shape", "metadata": {"name": "a"}, "x": 1}, "x"),
         (shape("a", policy={"mode": "Sometimes"}), "Sometimes"),
         (shape("a", providerConfigRef={"name": "a.b"}), "a.b"),
-        (shape("a", color="x" * MOST_MESSAGE_BYTES), "bytes"),
+        (shape("a", color="x" * MAX_MESSAGE_BYTES), "bytes"),
         (shape("a", size={1, 2}.__iter__()), "JSON"),
     ],
     ids=["empty", "no name", "unknown field", "policy", "reference", "too long", "not JSON"],
@@ -143,4 +143,4 @@ async def test_source_must_be_usable(stack: Stack) -> None:
 
 
 def test_longest_message_is_what_the_decider_takes() -> None:
-    assert refusing.MOST_MESSAGE_BYTES == MOST_MESSAGE_BYTES
+    assert refusing.MAX_MESSAGE_BYTES == MAX_MESSAGE_BYTES

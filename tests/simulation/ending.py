@@ -41,16 +41,16 @@ from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
 _SCRUBBED_SECONDS = FIRST_AFTER_SECONDS + 15.0
-_MOST_LETTING_GO = 6
-_MOST_ROUNDS = 40
-_MOST_ANSWERS = 3
+_MAX_LETTING_GO = 6
+_MAX_ROUNDS = 40
+_MAX_ANSWERS = 3
 _DECLARED_KINDS = ("Shape", SHAPE_REF_KIND)
 _RETRIED = ("Transient", "Throttled", "Unknown")
 
 
 def end(world: World) -> list[str]:
     """Let everything come to rest and give what is wrong then; let go what is held, and again."""
-    for _ in range(_MOST_LETTING_GO):
+    for _ in range(_MAX_LETTING_GO):
         _settle(world)
         found = list(world.checks.violations) or list(_problems(world))
         if found or not anything_is_kept(world):
@@ -67,13 +67,13 @@ def _settle(world: World) -> None:
     What waits for a person by then is answered by one.
     """
     if world.damaged:
-        for _ in range(_MOST_ANSWERS):
+        for _ in range(_MAX_ANSWERS):
             world.run_for(_SCRUBBED_SECONDS)  # messages of held shapes are tried again meanwhile
             if not answer_holds(world):
                 break
         return
     _come_to_rest(world)
-    for _ in range(_MOST_ANSWERS):
+    for _ in range(_MAX_ANSWERS):
         if world.checks.violations or not answer_holds(world):
             break
         _come_to_rest(world)
@@ -90,7 +90,7 @@ def _settle(world: World) -> None:
 
 
 def _come_to_rest(world: World) -> None:
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         before = _traces(world)
         world.run_for(_QUIET_SECONDS)
         if world.checks.violations:

@@ -12,7 +12,7 @@ from tests.simulation import plan as p
 from tests.simulation.bus.intake import StoredIntake
 from tests.simulation.world import World
 
-_MOST_SECONDS = 10.0
+_MAX_SECONDS = 10.0
 
 
 def undecided(world: World) -> Iterator[str]:
@@ -25,7 +25,7 @@ def undecided(world: World) -> Iterator[str]:
     answered = {subject for subject, _ in world.decisions.answers}
     for message in world.intake.messages:
         waited = world.loop.time() - message.stored_at
-        if waited > _MOST_SECONDS and _is_usable(message) and message.reply_to not in answered:
+        if waited > _MAX_SECONDS and _is_usable(message) and message.reply_to not in answered:
             yield f"message {message.position}: undecided for {waited:.0f} s while others' wait"
 
 

@@ -29,7 +29,7 @@ PERSON = "person"
 GUARD = 2
 """So many undeclared objects may go at a time."""
 
-_MOST_PERCENT = 50
+_MAX_PERCENT = 50
 
 
 class HoldChecks:
@@ -136,7 +136,7 @@ class HoldChecks:
         losses = told.losses
         if losses is None or not self._traits.loss_guard:
             return
-        is_much = losses.missing * 100 > losses.owned * _MOST_PERCENT
+        is_much = losses.missing * 100 > losses.owned * _MAX_PERCENT
         is_many = losses.missing >= self._traits.loss_guard
         if is_much and is_many and self._approved.get(key) != "LossGuard":
             self._fail(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-_MOST_WAITS_AT_THE_END = 10
+_MAX_WAITS_AT_THE_END = 10
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
@@ -238,7 +238,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
 def _drop(coroutine: Any) -> None:
     """End a coroutine where it stands, though its ``finally`` blocks may want to wait."""
-    for _ in range(_MOST_WAITS_AT_THE_END):
+    for _ in range(_MAX_WAITS_AT_THE_END):
         try:
             coroutine.close()
         except (RuntimeError, BaseExceptionGroup):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tests.simulation import plan as p
 
-_MOST_RUNS = 1_500
+_MAX_RUNS = 1_500
 _DETAILS = re.compile(r"\b(default/Shape/)?(foo|bar|baz|qux|zoo)\b|[0-9.]+|; the API has.*|\{.*")
 
 Fails = Callable[[p.Plan], str | None]
@@ -39,7 +39,7 @@ def shrink(plan: p.Plan, fails: Fails, *, progress: Callable[[int], None] | None
         runs += 1
         if progress is not None:
             progress(len(smaller.steps))
-        found = fails(smaller) if runs <= _MOST_RUNS else None
+        found = fails(smaller) if runs <= _MAX_RUNS else None
         return found is not None and sort_of(found) == wanted
 
     while True:

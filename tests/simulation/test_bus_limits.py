@@ -49,7 +49,7 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network
 
 SLOTS = 5
-MOST_DELIVERIES = 3
+MAX_DELIVERIES = 3
 _KEY = ShapeKey("default", "Shape", "foo")
 _OPERATIONS = 14
 _MOMENT_SECONDS = 0.3
@@ -147,7 +147,7 @@ async def too_often(bus: Bus, dice: random.Random) -> Any:
     first = await bus.writer.last_position() + 1
     await bus.writer.publish(_messages(bus, count))
     seen: list[Any] = []
-    for _ in range(MOST_DELIVERIES):
+    for _ in range(MAX_DELIVERIES):
         came = await bus.intake.until(count)
         seen.append(_brief(came, first))
         await bus.intake.reader.retry_later(came, 0.0)
@@ -362,7 +362,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"max_ack_pending": SLOTS}
 
     def decider_consumer(name: str, subject_filter: str) -> dict[str, Any]:
-        return {**intakes(name, subject_filter), **few, "max_deliver": MOST_DELIVERIES}
+        return {**intakes(name, subject_filter), **few, "max_deliver": MAX_DELIVERIES}
 
     def worker_consumer(name: str) -> dict[str, Any]:
         return {**actions(name), **few}

@@ -15,7 +15,7 @@ from tests.simulation.run import Result, run
 from tests.simulation.shrink import shrink, sort_of
 
 _SEEDS = int(os.environ.get("SEEDS", "1000"))
-_MOST_SEEDS_A_MUTATION = 800
+_MAX_SEEDS_A_MUTATION = 800
 _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
 """The smallest plans that failed once: a seed is another plan when the draws change."""
 
@@ -43,7 +43,7 @@ def test_what_failed_once_does_not_again(path: Path) -> None:
 
 
 def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
-    for seed in range(_MOST_SEEDS_A_MUTATION):
+    for seed in range(_MAX_SEEDS_A_MUTATION):
         with pytest.MonkeyPatch.context() as patch:
             mutation.put_in(patch)
             result = run(plan_of(seed))
@@ -55,7 +55,7 @@ def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_defect_in_the_product_is_noticed(mutation: Mutation) -> None:
     noticed = _noticed(mutation)
-    assert noticed is not None, f"not in {_MOST_SEEDS_A_MUTATION} seeds"
+    assert noticed is not None, f"not in {_MAX_SEEDS_A_MUTATION} seeds"
     seed, result = noticed
     print(f"{mutation.name}: noticed after {seed + 1} seeds: {result.violations[0]}")
     assert not run(plan_of(seed)).violations, "the plan fails without the defect too"

@@ -32,7 +32,7 @@ from reconciler.resource.evolve import fold
 OVERDUE = timedelta(seconds=30)
 _LOOKS = 3
 _PAUSE_SECONDS = 0.3
-_MOST_HISTORIES = 200
+_MAX_HISTORIES = 200
 
 
 class _Look(NamedTuple):
@@ -172,9 +172,9 @@ async def _really_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow])
         same = now is not None and (now.action_id, now.attempt) == (row.action_id, row.attempt)
         if same and now is not None and now.retry_at is None:
             names.append(str(row.key))
-    checked = names[:_MOST_HISTORIES]
+    checked = names[:_MAX_HISTORIES]
     return frozenset(
-        [*[name for name in checked if await _is_called(nc, name)], *names[_MOST_HISTORIES:]]
+        [*[name for name in checked if await _is_called(nc, name)], *names[_MAX_HISTORIES:]]
     )
 
 

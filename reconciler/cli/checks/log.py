@@ -29,7 +29,7 @@ from reconciler.cli.row_comparison import compare, differences
 from reconciler.client.dead_letters import collect, matching
 
 SAMPLE = 50
-_MOST_LETTERS = 20_000
+_MAX_LETTERS = 20_000
 _DISCARDED_SHOWN = timedelta(days=7)
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
@@ -125,7 +125,7 @@ def _how(row: StatusRow) -> str:
 
 async def check_dead_letters(nc: Client) -> Finding:
     """Count the open dead letters by stage, and show the oldest and the newest."""
-    stored = await read_letters(nc, most=_MOST_LETTERS)
+    stored = await read_letters(nc, most=_MAX_LETTERS)
     letters = matching(collect(stored.letters, stored.handled))
     if not letters:
         return Finding("dead letters", "ok", "none that is open")
