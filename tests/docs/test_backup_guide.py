@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 from tests.cli.runner import Cli, Inside, shape, up
-from tests.docs.test_operating import GUIDE
+from tests.docs.test_operating import DOCS
 
 
 def commands(heading: str) -> list[list[str]]:
     """Every command line of a section, in order."""
-    section = GUIDE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    section = (DOCS / "backup.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     blocks = [part.split("```")[0] for part in section.split("```sh\n")[1:]]
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     return [words for words in lines if words]

@@ -1,4 +1,4 @@
-"""The operating guide names every outcome and every field, and its manifests are accepted."""
+"""The guides name every outcome and every field, and their manifests are accepted."""
 
 import re
 import shlex
@@ -15,11 +15,13 @@ from reconciler.cli.exits import Exit
 from reconciler.kinds import installed_kinds
 from tests.cli.runner import Inside
 
-GUIDE = Path(__file__).parents[2] / "docs" / "operating.md"
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = DOCS / "operating.md"
+CONFIGURING = DOCS / "configuring.md"
 
 
 def manifests() -> list[Manifest]:
-    blocks = [part.split("```")[0] for part in GUIDE.read_text().split("```yaml\n")[1:]]
+    blocks = [part.split("```")[0] for part in CONFIGURING.read_text().split("```yaml\n")[1:]]
     return [msgspec.convert(yaml.safe_load(block), Manifest) for block in blocks]
 
 
@@ -48,11 +50,15 @@ def test_every_outcome_is_explained() -> None:
     assert [name for name in get_args(OutcomeName) if f"`{name}`" not in guide] == []
 
 
-def test_links_lead_somewhere() -> None:
-    for part in GUIDE.read_text().split("](")[1:]:
-        page, _, heading = part.split(")")[0].partition("#")
-        text = (GUIDE.parent / page if page else GUIDE).read_text()
-        assert not heading or f"\n## {heading.replace('-', ' ')}\n" in text.lower()
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for part in page.read_text().split("](")[1:]:
+        target, _, heading = part.split(")")[0].partition("#")
+        if target.startswith("https://"):
+            continue
+        found = DOCS / target if target else page
+        assert found.exists()
+        assert not heading or f"\n## {heading.replace('-', ' ')}\n" in found.read_text().lower()
 
 
 def at_night() -> list[str]:
