@@ -10,12 +10,11 @@ from cyclopts import Parameter
 from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest, take_apart
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.durations import Duration
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, Problem, Read, read_all
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Files, Output
+from reconciler.cli.options import Duration, Files, Output
 from reconciler.cli.results import (
     Result,
     exit_status,

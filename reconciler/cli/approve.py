@@ -6,13 +6,12 @@ from typing import Literal
 
 from events.intake import ApprovalDecision
 from events.names import ShapeKey
-from reconciler.cli.asking import ask_many
+from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.durations import Duration
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import check_names, named
-from reconciler.cli.options import Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 
 Hold = Literal["DeletionGuard", "LossGuard", "UnknownResult"]

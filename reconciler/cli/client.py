@@ -1,15 +1,21 @@
-"""The SDK's client for commands that declare and withdraw."""
+"""The SDK's client for commands that ask the decider for something."""
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from events.intake import Answer
+from events.names import ShapeKey
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection, find_url
 from reconciler.cli.logs import configure_logs
+from reconciler.cli.results import Result, result_of
 from reconciler.client.client import Client
+from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk import connect
+
+Told = Answer | DeclarationRefusedError
 
 
 def who() -> str:
@@ -31,3 +37,26 @@ async def client_of(connection: Connection) -> AsyncGenerator[Client]:
         patience_seconds=PATIENCE_SECONDS,
     ) as client:
         yield client
+
+
+async def ask_many(
+    connection: Connection,
+    keys: Sequence[ShapeKey],
+    ask: Callable[[Client], Awaitable[Sequence[Told]]],
+) -> list[Result]:
+    """Ask about many shapes at once; raises ``BusError`` and ``ConfigurationError``."""
+    async with client_of(connection) as client:
+        answers = await ask(client)
+    return [result_of(key, answer) for key, answer in zip(keys, answers, strict=True)]
+
+
+async def ask_one(
+    connection: Connection, key: ShapeKey, ask: Callable[[Client], Awaitable[Answer]]
+) -> Result:
+    """Ask about one shape; a refusal is its result. Raises as ``ask_many``."""
+    async with client_of(connection) as client:
+        try:
+            told: Told = await ask(client)
+        except DeclarationRefusedError as refused:
+            told = refused
+    return result_of(key, told)

@@ -15,7 +15,6 @@ from events.names import ShapeKey
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.letters import (
@@ -30,7 +29,7 @@ from reconciler.cli.letters import (
     print_outcomes,
     read_one,
 )
-from reconciler.cli.options import Output
+from reconciler.cli.options import Duration, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.client.client import Client

@@ -12,12 +12,11 @@ from events.intake import Answer
 from events.names import ShapeKey
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import named
-from reconciler.cli.options import Files, Output
+from reconciler.cli.options import Duration, Files, Output
 from reconciler.cli.results import (
     Result,
     exit_status,

@@ -7,12 +7,11 @@ from typing import Literal
 
 from events.intake import Answer
 from events.names import ShapeKey, check_finalizer
-from reconciler.cli.asking import ask_one
+from reconciler.cli.client import ask_one
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import named
-from reconciler.cli.options import Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 from reconciler.client.client import Client
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from reconciler.cli.asking import ask_many
+from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.durations import Duration
 from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import named
-from reconciler.cli.options import Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 
 

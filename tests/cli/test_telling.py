@@ -53,10 +53,10 @@ from events.manifest import Policy
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.commands import COMMANDS, first_page
 from reconciler.cli.console import coloured, console, print_table
-from reconciler.cli.durations import parse_duration
 from reconciler.cli.errors import UsageError, one_line, report
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
+from reconciler.cli.options import parse_duration
 from reconciler.cli.output import as_yaml
 from reconciler.cli.results import Result, exit_status
 from reconciler.cli.summaries import summary, tell_all
