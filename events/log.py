@@ -432,26 +432,22 @@ ShapeEvent = (
     | OutcomeRecorded
 )
 
-_CLASS_OF: dict[type[ShapeEvent], LogClass] = {
-    ActionDecided: "action",
-    ActionRetried: "action",
-    ActionSought: "action",
-    OutcomeRecorded: "outcome",
-}
-
-
 def log_class(event: ShapeEvent) -> LogClass:
-    """Tell which subject class an event is recorded under."""
-    return _CLASS_OF.get(type(event), "fact")
+    """Return the subject class that an event is recorded under."""
+    match event:
+        case ActionDecided() | ActionRetried() | ActionSought():
+            return "action"
+        case OutcomeRecorded():
+            return "outcome"
+        case _:
+            return "fact"
 
 
 def log_place(event: ShapeEvent) -> str:
-    """Tell where below its shape an event is recorded: an action, beside its API's others."""
-    place = log_class(event)
-    if place != "action":
-        return place
-    assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
-    return f"action.{event.action.provider_config}"
+    """Return where below its shape an event is recorded: an action, beside its API's others."""
+    if isinstance(event, (ActionDecided, ActionRetried, ActionSought)):
+        return f"action.{event.action.provider_config}"
+    return log_class(event)
 
 
 class LogEvent(msgspec.Struct, frozen=True):
