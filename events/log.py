@@ -432,6 +432,7 @@ ShapeEvent = (
     | OutcomeRecorded
 )
 
+
 def log_class(event: ShapeEvent) -> LogClass:
     """Return the subject class that an event is recorded under."""
     match event:
