@@ -105,6 +105,8 @@ class Inside(Cli):
             patch.setattr(sys, "stdin", io.StringIO(text))
             for name, value in environment.items():
                 patch.setenv(name, value)
+            # What roles in this process log meanwhile is not the command's output.
+            structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
             try:
                 status = main(arguments)
             finally:
