@@ -89,7 +89,7 @@ class Stack:
             self._fail(f"nats-server has ended by itself: its log is {log}")
         if self.api is not None and not self.api.is_running:
             log = self.data / "example-api" / "example-api.log"
-            self._fail(f"the shapes API has ended by itself: its log is {log}")
+            self._fail(f"the example API has ended by itself: its log is {log}")
 
     def _fail(self, message: str) -> Never:
         self.failure = StackError(message)

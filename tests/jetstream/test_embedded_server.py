@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.embedded import EmbeddedServer, EmbeddedServerError
+from infra.embedded.server import memory_limit
 from infra.jetstream.append import append
 from infra.jetstream.connection import connect
 from infra.jetstream.reads import read_subject
@@ -114,3 +115,10 @@ async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
     await server.stop()
+
+
+@pytest.mark.parametrize(("there", "limit"), [(24_576, 6_144), (1_536, 512), (512, 256)])
+def test_the_soft_memory_limit_leaves_room_and_fits_into_what_there_is(
+    there: int, limit: int
+) -> None:
+    assert memory_limit(there * 1024 * 1024) == limit * 1024 * 1024
