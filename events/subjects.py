@@ -85,6 +85,11 @@ def log_filter(key: ShapeKey) -> str:
     return f"log.{key.tokens}.>"
 
 
+def log_filter_of(subject: str) -> str:
+    """Return the filter of all events of the shape that a subject of the log is about."""
+    return ".".join(subject.split(".")[:4]) + ".>"
+
+
 def outcome(key: ShapeKey) -> str:
     """Where the outcomes of a shape are published."""
     return f"outcome.{key.tokens}"

@@ -27,12 +27,22 @@ class StoredEvent(NamedTuple):
     position: int
     event: LogEvent
 
+    @property
+    def originator_id(self) -> str:
+        """Of what it is an event, in the words of the `eventsourcing` library."""
+        return self.event.subject
+
+    @property
+    def originator_version(self) -> int:
+        """Which of its events it is, in the words of the `eventsourcing` library."""
+        return self.event.shapeversion
+
 
 class LoadedShape(msgspec.Struct, frozen=True):
     """All that the log has of one shape: the newest snapshot, and the events after it.
 
     ``last_position`` is that of the newest event, 0 for a shape without any. ``damage`` says why
-    the history must not be folded, if it must not.
+    the history must not be folded, if it must not; the events are those before it.
     """
 
     last_position: int
@@ -116,10 +126,6 @@ class ShapeLog(Protocol):
 
     async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
         """Return the position of each shape's newest event as the leader knows it, 0 for none."""
-        ...
-
-    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
-        """Read every event of one shape."""
         ...
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:

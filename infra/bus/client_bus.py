@@ -14,11 +14,11 @@ import structlog
 from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
-from events.envelope import decode_log, encode_intake, encode_snapshot_part
+from events.envelope import encode_intake, encode_snapshot_part
 from events.intake import Answer, SnapshotPart
 from events.log import LogEvent
 from events.names import ShapeKey
-from events.subjects import REPLY_HEADER, log, log_filter, outcome
+from events.subjects import REPLY_HEADER, log, outcome
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
@@ -39,7 +39,7 @@ from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailab
 from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
-from infra.jetstream.reads import last_for_subjects, last_of_each, read_subject, stream_state
+from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
@@ -48,7 +48,10 @@ _logger = structlog.get_logger(__name__)
 
 
 class JetStreamClientBus:
-    """Implements ``reconciler.client.port.ClientBus``; ``source`` names who publishes."""
+    """What a client can do on the bus; ``source`` names who publishes.
+
+    Every method may raise ``BusError`` classes; what is unknown is tried again inside.
+    """
 
     def __init__(self, nc: Client, source: str) -> None:
         self._nc = nc
@@ -249,13 +252,6 @@ class JetStreamClientBus:
         return StoredEvent(0, event)
 
     # --- the log
-
-    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
-        """Read every event of one shape; raises ``InvalidMessageError`` for one of a newer form."""
-        messages = await patiently(
-            self._nc, lambda: read_subject(self._nc, SHAPES, log_filter(key))
-        )
-        return [StoredEvent(message.seq, decode_log(message.payload)) for message in messages]
 
     async def replay(
         self, tokens: str, *, after: int, follow: bool

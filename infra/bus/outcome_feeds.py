@@ -32,7 +32,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class FollowedOutcomes:
-    """Implements ``reconciler.client.port.OutcomeFeed``; remembers nothing."""
+    """Outcomes in order, as they come; remembers nothing."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -46,7 +46,7 @@ class FollowedOutcomes:
 
 
 class DurableOutcomes:
-    """Implements ``reconciler.client.port.OutcomeFeed`` over a consumer that remembers."""
+    """Outcomes over a consumer that remembers what was dealt with."""
 
     def __init__(self, nc: Client, consumer: str) -> None:
         self._nc = nc
@@ -78,6 +78,9 @@ class DurableOutcomes:
         if self._nc.is_connected:
             for each in self._open.values():
                 await nak(self._nc, each)
+
+
+OutcomeFeed = FollowedOutcomes | DurableOutcomes
 
 
 @asynccontextmanager

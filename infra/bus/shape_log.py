@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import structlog
@@ -19,16 +20,13 @@ from events.integrity import (
     LogDamagedError,
     Recorded,
     ShapeChain,
-    next_digest,
 )
 from events.log import LogEvent, log_place
 from events.names import ShapeKey
-from events.subjects import log, log_filter, state_snapshot
-from infra.bus.digest_cache import DigestCache
+from events.subjects import log, log_filter, log_filter_of, state_snapshot
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
-from infra.jetstream.append import append
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
     AppendConflictError,
@@ -42,12 +40,10 @@ from infra.jetstream.reads import (
     StoredMessage,
     SubjectStart,
     last_for_subjects,
-    last_from_leader,
-    message_from_leader,
     read_starts,
-    read_subject,
     stream_state,
 )
+from infra.jetstream.sequences import Entry, Head, Sequences, digest_of
 from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import (
     AppendLostError,
@@ -60,7 +56,6 @@ from reconciler.ports import (
 
 _POSITION_HEADER: Final = "Reconciler-Position"
 _NO_DIGEST: Final = "none"
-_READS_AT_ONCE: Final = 32
 _FACTS: Final = ".fact"
 _EVENTS_ONE_BY_ONE: Final = 2
 _LEADER_TRIES: Final = 40
@@ -83,8 +78,7 @@ class JetStreamShapeLog:
         self._nc = nc
         self._log_id = log_id
         self._epoch = epoch
-        self._digests = DigestCache()
-        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._sequences = Sequences(nc, SHAPES, sequence_of=log_filter_of, digested=True)
 
     @property
     def log_id(self) -> str:
@@ -106,59 +100,32 @@ class JetStreamShapeLog:
         turn half stored, which is harmless: the cause is delivered again, and what is missing is
         decided from the state.
         """
-        digests = await self._digests_before(appends)
-        if len(appends) == 1 and len(appends[0].events) <= _EVENTS_ONE_BY_ONE:
-            return [await self._append_one_by_one(appends[0], digests[0])]
-        messages: list[OutgoingMessage] = []
-        for index, each in enumerate(appends):
-            more, digests[index] = _outgoing(each, digests[index])
-            messages += more
-        half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
-        try:
-            sequences = await append(self._nc, messages, before_commit=half_sent)
-        except AppendConflictError as conflict:
-            raise AppendLostError(str(conflict)) from conflict
-        except MessageTooLargeError as error:
-            raise AppendRefusedError(str(error)) from error
-        last = -1
-        positions: list[int] = []
-        for each, digest in zip(appends, digests, strict=True):
-            last += len(each.events)
-            positions.append(sequences[last])
-            self._digests.put(each.key, sequences[last], digest)
-        return positions
+        heads = {
+            sequence: await self._sequences.head_at(sequence, each.expected_position)
+            for each in appends
+            for sequence in [log_filter(each.key)]
+        }
+        entries = [_entry(each.key, event) for each in appends for event in each.events]
+        with _refused():
+            if len(appends) == 1 and len(entries) <= _EVENTS_ONE_BY_ONE:
+                return [await self._append_one_by_one(entries, heads)]
+            half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
+            positions = await self._sequences.append(entries, heads, before_commit=half_sent)
+        last = accumulate(len(each.events) for each in appends)
+        return [positions[count - 1] for count in last]
 
-    async def _append_one_by_one(self, each: ShapeAppend, digest: str) -> int:
-        position = each.expected_position
-        for number, event in enumerate(each.events):
+    async def _append_one_by_one(self, entries: Sequence[Entry], heads: dict[str, Head]) -> int:
+        position = 0
+        for number, entry in enumerate(entries):
             if number:
                 reach(Failpoint.DECIDER_BETWEEN_EVENTS)
-            messages, digest = _outgoing(ShapeAppend(each.key, [event], position), digest)
-            try:
-                [position] = await append(self._nc, messages)
-            except AppendConflictError as conflict:
-                raise AppendLostError(str(conflict)) from conflict
-            except MessageTooLargeError as error:
-                raise AppendRefusedError(str(error)) from error
-        self._digests.put(each.key, position, digest)
+                heads = {entry.sequence: await self._sequences.head_at(entry.sequence, position)}
+            [position] = await self._sequences.append([entry], heads)
         return position
 
     async def _half_sent(self) -> None:
         await self._nc.flush()  # the server has them, as after a crash at this step
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
-
-    async def _digests_before(self, appends: Sequence[ShapeAppend]) -> list[str]:
-        """Return each shape's digest at the position that its append expects."""
-        return [
-            await self._digest_at(each.expected_position) if known is None else known
-            for each in appends
-            for known in [self._digests.get(each.key, each.expected_position)]
-        ]
-
-    async def _digest_at(self, position: int) -> str:
-        """Look a digest up that is not known any more: seldom, so by a request of its own."""
-        message = await message_from_leader(self._nc, SHAPES, position)
-        return "" if message is None else _recorded(message).digest
 
     async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
         """Keep states; a failure is only logged, for a snapshot saves time and holds no truth."""
@@ -168,7 +135,7 @@ class JetStreamShapeLog:
                 payload,
                 {
                     _POSITION_HEADER: str(position),
-                    DIGEST_HEADER: self._digests.get(key, position) or _NO_DIGEST,
+                    DIGEST_HEADER: self._known_digest(key, position) or _NO_DIGEST,
                 },
             )
             for key, (position, payload) in snapshots.items()
@@ -176,6 +143,10 @@ class JetStreamShapeLog:
         for result in await publish_many(self._nc, messages):
             if isinstance(result, Exception):
                 _logger.info("a snapshot was not stored", error=str(result))
+
+    def _known_digest(self, key: ShapeKey, position: int) -> str:
+        head = self._sequences.heads.get(log_filter(key))
+        return head.digest if head is not None and head.position == position else ""
 
     # --- loading
 
@@ -185,14 +156,9 @@ class JetStreamShapeLog:
         The only server answers for all at once. In a cluster one that lags behind could answer
         that: there the leader is asked, shape by shape.
         """
-        if is_clustered(self._nc):
-            newest = await asyncio.gather(*(self._newest_position(key) for key in keys))
-            return dict(zip(keys, newest, strict=True))
-        found = dict.fromkeys(keys, 0)
-        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
-            key = _key_of(message.subject)
-            found[key] = max(found[key], message.seq)
-        return found
+        names = {log_filter(key): key for key in keys}
+        newest = await self._sequences.newest(names, from_leader=is_clustered(self._nc))
+        return {key: newest[name].seq if name in newest else 0 for name, key in names.items()}
 
     async def load(
         self,
@@ -223,25 +189,25 @@ class JetStreamShapeLog:
         self, keys: Sequence[ShapeKey], *, from_leader: bool
     ) -> tuple[dict[ShapeKey, LoadedShape], dict[ShapeKey, _Heads]]:
         """Load the shapes whose newest events are all they have; give the heads of the others."""
+        filters = {log_filter(key): key for key in keys}
         heads: dict[ShapeKey, list[StoredMessage]] = {key: [] for key in keys}
-        for message in await last_for_subjects(self._nc, SHAPES, [log_filter(key) for key in keys]):
+        for message in await last_for_subjects(self._nc, SHAPES, list(filters)):
             heads[_key_of(message.subject)].append(message)
+        leaders = await self._sequences.newest(filters, from_leader=True) if from_leader else {}
         loaded: dict[ShapeKey, LoadedShape] = {}
         longer: dict[ShapeKey, _Heads] = {}
         for key, messages in heads.items():
             head = max((message.seq for message in messages), default=0)
-            newest = await self._newest_position(key) if from_leader else head
+            newest = head
+            if from_leader:
+                leaders_last = leaders.get(log_filter(key))
+                newest = 0 if leaders_last is None else leaders_last.seq
             short = self._whole(key, messages) if newest == head else None
             if short is None:
                 longer[key] = _Heads(newest, messages if newest == head else ())
             else:
                 loaded[key] = short
         return loaded, longer
-
-    async def _newest_position(self, key: ShapeKey) -> int:
-        async with self._reads:
-            newest = await last_from_leader(self._nc, SHAPES, log_filter(key))
-        return 0 if newest is None else newest.seq
 
     async def _load_whole(self, longer: Mapping[ShapeKey, _Heads]) -> dict[ShapeKey, LoadedShape]:
         """Load all of some histories, of many shapes at once; without those that are not sound.
@@ -282,7 +248,7 @@ class JetStreamShapeLog:
         if snapshot is None:
             return await self._checked_tail(key, ShapeChain(), heads.newest, None)
         if position == heads.newest:
-            self._digests.put(key, position, digest or "")
+            self._remember(key, ShapeChain(None, digest or "", position))
             return LoadedShape(position, snapshot.payload, ())
         chain = ShapeChain(None, digest or "", position)
         return await self._checked_tail(key, chain, heads.newest, snapshot.payload)
@@ -297,8 +263,8 @@ class JetStreamShapeLog:
             for message in messages:
                 events.append(chain.take(_recorded(message), shape))
         except LogDamagedError as error:
-            return LoadedShape(messages[-1].seq, None, (), error.damage)
-        self._digests.put(key, chain.position, chain.digest)
+            return LoadedShape(messages[-1].seq, snapshot, events, error.damage)
+        self._remember(key, chain)
         return LoadedShape(chain.position, snapshot, events)
 
     def _whole(self, key: ShapeKey, messages: Iterable[StoredMessage]) -> LoadedShape | None:
@@ -309,20 +275,21 @@ class JetStreamShapeLog:
                 events.append(chain.take(_recorded(message), shape))
         except LogDamagedError:
             return None
-        self._digests.put(key, chain.position, chain.digest)
+        self._remember(key, chain)
         return LoadedShape(chain.position, None, events)
 
     async def _tail(self, key: ShapeKey, after: int, head: int) -> list[StoredMessage]:
         """Read a shape's events behind a position, at least up to ``head``."""
         for _ in range(_LEADER_TRIES):
-            async with self._reads:
-                messages = await read_subject(
-                    self._nc, SHAPES, log_filter(key), start_seq=after + 1
-                )
+            messages = await self._sequences.read(log_filter(key), after=after)
             if messages and messages[-1].seq >= head:
                 return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # a follower answered that lags behind
         raise BusUnavailableError(f"{SHAPES}: no reader has {key} up to {head} yet")
+
+    def _remember(self, key: ShapeKey, chain: ShapeChain) -> None:
+        head = Head(chain.position, chain.digest, chain.version)
+        self._sequences.heads.put(log_filter(key), head)
 
     async def _snapshots(self, keys: Iterable[ShapeKey]) -> dict[ShapeKey, StoredMessage]:
         found = await last_for_subjects(self._nc, SNAPSHOTS, [state_snapshot(key) for key in keys])
@@ -334,10 +301,6 @@ class JetStreamShapeLog:
         }
 
     # --- reading
-
-    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
-        """Read every event of one shape, up to damage if there is any, which is only logged."""
-        return _sound_of_some(await read_subject(self._nc, SHAPES, log_filter(key)))
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of the shapes of one kind in one namespace, each up to damage."""
@@ -441,24 +404,20 @@ async def open_log(nc: Client) -> JetStreamShapeLog:
     return JetStreamShapeLog(nc, identity.log_id, identity.epoch)
 
 
-def _outgoing(each: ShapeAppend, digest: str) -> tuple[list[OutgoingMessage], str]:
-    """Write a shape's messages upon its digest; give its digest after them."""
-    expected: str | None = log_filter(each.key)
-    messages: list[OutgoingMessage] = []
-    for event in each.events:
-        payload = encode_log(event)
-        digest = next_digest(digest, payload)
-        messages.append(
-            OutgoingMessage(
-                log(each.key, log_place(event.data)),
-                payload,
-                {DIGEST_HEADER: digest},
-                expected_filter=expected,
-                expected_last=each.expected_position,
-            )
-        )
-        expected = None  # the first one speaks for all
-    return messages, digest
+def _entry(key: ShapeKey, event: LogEvent) -> Entry:
+    place = log(key, log_place(event.data))
+    return Entry(log_filter(key), event.shapeversion, place, encode_log(event))
+
+
+@contextlib.contextmanager
+def _refused() -> Generator[None]:
+    """Raise what the port says that an append raises."""
+    try:
+        yield
+    except AppendConflictError as conflict:
+        raise AppendLostError(str(conflict)) from conflict
+    except MessageTooLargeError as error:
+        raise AppendRefusedError(str(error)) from error
 
 
 def _position(snapshot: StoredMessage | None) -> int:
@@ -497,6 +456,4 @@ def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
 
 
 def _recorded(message: StoredMessage) -> Recorded:
-    headers = message.headers
-    digest = headers.get(DIGEST_HEADER, "") if headers else ""
-    return Recorded(message.seq, message.subject, message.payload, digest)
+    return Recorded(message.seq, message.subject, message.payload, digest_of(message))

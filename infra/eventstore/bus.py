@@ -1,52 +1,108 @@
 """A connection to the bus that synchronous code can use."""
 
+import asyncio
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+from eventsourcing.persistence import (
+    DataError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+)
 from nats.aio.client import Client
 
-from infra.eventstore.errors import library_errors
 from infra.eventstore.loop_thread import LoopThread
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect
+from infra.jetstream.errors import (
+    BusError,
+    BusUnavailableError,
+    MessageTooLargeError,
+    NotFoundOnBusError,
+)
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_SECONDS: Final = 20.0  # a cluster needs 8 s to elect a leader
 
 
-class Bus:
-    """One NATS connection on a background event loop, shared by the recorders of a factory.
+class Loop(Protocol):
+    """An event loop that other threads have coroutines run on."""
 
-    A bus that is forgotten instead of closed ends its thread when it is collected.
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result."""
+        ...
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine."""
+        ...
+
+    def close(self) -> None:
+        """End what was begun for this."""
+        ...
+
+
+class RunningLoop:
+    """The loop of a program that is asynchronous itself, and calls from other threads.
+
+    Such a thread is what `asyncio.to_thread` runs a function in.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        name: str,
-        credentials: Path | None = None,
-        timeout: float = DEFAULT_TIMEOUT_SECONDS,
-    ) -> None:
-        self.timeout = timeout
-        self._thread = LoopThread(f"eventstore {name}")
+    def __init__(self) -> None:
+        """Take the loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop; raises `InterfaceError` in the loop's own thread."""
         try:
-            self._nc = self.call(
-                connect(
-                    url,
-                    name=name,
-                    patience_seconds=timeout,
-                    access=Access(credentials=credentials),
-                )
-            )
+            is_own_thread = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_own_thread = False
+        if is_own_thread:  # it would wait for itself
+            coroutine.close()
+            raise InterfaceError("call the event store in another thread: asyncio.to_thread")
+        return self.submit(coroutine).result()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Leave the loop running: it is its owner's."""
+
+
+class Bus:
+    """One NATS connection, shared by the recorders of a factory or of a program."""
+
+    def __init__(self, nc: Client, loop: Loop, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+        """Take a connection and the loop that it belongs to."""
+        self.timeout = timeout
+        self._nc = nc
+        self._loop = loop
+
+    @classmethod
+    def connected(cls, url: str, *, name: str, credentials: Path | None, timeout: float) -> "Bus":
+        """Connect, on an event loop in a thread of its own.
+
+        A bus that is forgotten instead of closed ends its thread when it is collected. Raises the
+        library's errors.
+        """
+        thread = LoopThread(f"eventstore {name}")
+        access = Access(credentials=credentials)
+        try:
+            with library_errors():
+                nc = thread.call(connect(url, name=name, patience_seconds=timeout, access=access))
         except BaseException:
-            self._thread.close()
+            thread.close()
             raise
-        self._thread.at_close(self._nc.close)
-        self._finalizer = weakref.finalize(self, LoopThread.request_close, self._thread)
+        thread.at_close(nc.close)
+        bus = cls(nc, thread, timeout)
+        weakref.finalize(bus, LoopThread.request_close, thread)
+        return bus
 
     @property
     def nc(self) -> Client:
@@ -59,12 +115,38 @@ class Bus:
         Raises the library's errors, as `library_errors` lists them.
         """
         with library_errors():
-            return self._thread.call(coroutine)
+            return self._loop.call(coroutine)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop without waiting for it."""
-        return self._thread.submit(coroutine)
+        return self._loop.submit(coroutine)
 
     def close(self) -> None:
-        """Close the connection and end the thread; may be called again."""
-        self._thread.close()
+        """Close what `connected` opened; may be called again."""
+        self._loop.close()
+
+
+@contextmanager
+def library_errors() -> Generator[None]:
+    """Raise the library's error for each error of the bus.
+
+    Raises:
+        OperationalError: the bus did not answer (the result is unknown), refused, or is full.
+        ProgrammingError: the stream does not exist.
+        DataError: a message is longer than the server accepts.
+    """
+    try:
+        yield
+    except BusUnavailableError as error:
+        raise OperationalError(
+            f"no answer from the bus, so the result is unknown: what was written may have been "
+            f"stored; read before writing it again ({error})"
+        ) from error
+    except NotFoundOnBusError as error:
+        raise ProgrammingError(
+            f"{error}; create the stream, or let CREATE_TABLE=yes create it"
+        ) from error
+    except MessageTooLargeError as error:
+        raise DataError(str(error)) from error
+    except BusError as error:
+        raise OperationalError(str(error)) from error

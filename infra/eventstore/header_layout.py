@@ -1,22 +1,22 @@
 """The general layout: any originator id, any topic, any state."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from eventsourcing.persistence import DataError, StoredEvent, Tracking
+from eventsourcing.persistence import DataError, Notification, StoredEvent, Tracking
 
-from infra.eventstore.layout import Entry, Position
 from infra.eventstore.tokens import escape, originator_id_of, token_of
 from infra.jetstream.reads import StoredMessage
+from infra.jetstream.sequences import Entry, Head
 
 TOPIC: Final = "ES-Topic"
 VERSION: Final = "ES-Version"
 NEWEST: Final = "ES-Newest-Version"
 _DUPLICATE_WINDOW_NS: Final = 120 * 1_000_000_000
-_FIRST_VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -48,6 +48,11 @@ class HeaderLayout:
         return f"{self._prefix}.*"
 
     @property
+    def digested(self) -> bool:
+        """Whether digests are kept: only the product's log has them."""
+        return False
+
+    @property
     def gapless(self) -> bool:
         """Whether versions must be 1, 2, 3, …: the library does not ask for it."""
         return False
@@ -76,6 +81,10 @@ class HeaderLayout:
         """Return the subject of one aggregate's events; raises `DataError`."""
         return f"{self._prefix}.{token_of(originator_id)}"
 
+    def sequence_at(self, subject: str) -> str:
+        """Return the subject: a sequence has one."""
+        return subject
+
     def tracking_sequence_of(self, application_name: str) -> str:
         """Return the subject of one application's tracking records; raises `DataError`."""
         return f"{self._tracking}.{token_of(application_name)}"
@@ -84,39 +93,34 @@ class HeaderLayout:
         """Write an event; raises `DataError`."""
         subject = self.sequence_of(event.originator_id)
         headers = {TOPIC: _topic_header(event.topic), VERSION: str(event.originator_version)}
-        return Entry(
-            subject,
-            event.state,
-            headers,
-            sequence=subject,
-            version=event.originator_version,
-            opens=event.originator_version <= _FIRST_VERSION,
-        )
+        return Entry(subject, event.originator_version, subject, event.state, headers)
 
     def encode_tracking(self, tracking: Tracking) -> Entry:
         """Write a tracking record, whose version is the position in the other application."""
         subject = self.tracking_sequence_of(tracking.application_name)
-        return Entry(
-            subject,
-            b"",
-            {VERSION: str(tracking.notification_id)},
-            sequence=subject,
-            version=tracking.notification_id,
-            opens=False,
-        )
+        version = tracking.notification_id
+        return Entry(subject, version, subject, b"", {VERSION: str(version)})
 
-    def decode(self, message: StoredMessage) -> StoredEvent:
+    def decode(self, message: StoredMessage) -> Notification:
         """Read an event; raises `DataError`."""
-        return StoredEvent(
+        return Notification(
             originator_id=originator_id_of(message.subject.rpartition(".")[2]),
             originator_version=version_of(message),
             topic=_topic(_header(message, TOPIC)),
             state=message.payload,
+            id=message.seq,
         )
 
-    def position_of(self, message: StoredMessage) -> Position:
-        """Read the place of an event or a tracking record; raises `DataError`."""
-        return Position(message.subject, version_of(message))
+    def version_of(self, message: StoredMessage) -> int:
+        """Read the version of an event or a tracking record; raises `DataError`."""
+        return version_of(message)
+
+    def history(
+        self, messages: Sequence[StoredMessage], after: Head, lte: int | None
+    ) -> list[Notification]:
+        """Read events: versions may leave gaps, so there is nothing to check."""
+        del after, lte
+        return [self.decode(message) for message in messages]
 
 
 class SnapshotLayout(HeaderLayout):
@@ -126,10 +130,10 @@ class SnapshotLayout(HeaderLayout):
     message of an aggregate tells its newest snapshot.
     """
 
-    def position_of(self, message: StoredMessage) -> Position:
+    def version_of(self, message: StoredMessage) -> int:
         """Read the newest version of its aggregate so far; raises `DataError`."""
         late = NEWEST in (message.headers or {})
-        return Position(message.subject, _version(message, NEWEST if late else VERSION))
+        return _version(message, NEWEST if late else VERSION)
 
 
 def version_of(message: StoredMessage) -> int:

@@ -1,42 +1,13 @@
 """How a stored event becomes a message of a stream, and comes back: the interface of layouts."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
-from eventsourcing.persistence import StoredEvent, Tracking
+from eventsourcing.persistence import Notification, StoredEvent, Tracking
 
 from infra.jetstream.reads import StoredMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One message to append to one sequence: an aggregate's, or a tracked application's.
-
-    Attributes:
-        subject: where it is stored.
-        payload: its body.
-        headers: its headers, if it has any.
-        sequence: the subject filter that covers the whole sequence, and no other.
-        version: its position in that sequence.
-        opens: whether nothing is expected to be in the sequence yet.
-        digested: whether it is stored with the digest of its sequence up to it.
-    """
-
-    subject: str
-    payload: bytes
-    headers: dict[str, str] | None
-    sequence: str
-    version: int
-    opens: bool
-    digested: bool = False
-
-
-class Position(NamedTuple):
-    """Which sequence a message belongs to (its subject filter), and its version there."""
-
-    sequence: str
-    version: int
+from infra.jetstream.sequences import Entry, Head
 
 
 class EventLayout(Protocol):
@@ -56,6 +27,11 @@ class EventLayout(Protocol):
         ...
 
     @property
+    def digested(self) -> bool:
+        """Whether events are stored with the digest of their aggregate's history."""
+        ...
+
+    @property
     def gapless(self) -> bool:
         """Whether an aggregate's versions must be 1, 2, 3, …; else they only have to rise."""
         ...
@@ -68,16 +44,29 @@ class EventLayout(Protocol):
         """Return the subject filter of one aggregate's events; raises `DataError`."""
         ...
 
+    def sequence_at(self, subject: str) -> str:
+        """Return the subject filter of the sequence that a subject belongs to."""
+        ...
+
     def encode(self, event: StoredEvent) -> Entry:
         """Write an event; raises `DataError` if this layout can't hold it."""
         ...
 
-    def decode(self, message: StoredMessage) -> StoredEvent:
+    def decode(self, message: StoredMessage) -> Notification:
         """Read an event; raises `DataError` if the message isn't one of this layout."""
         ...
 
-    def position_of(self, message: StoredMessage) -> Position:
-        """Read just an event's place in its sequence; raises `DataError`."""
+    def version_of(self, message: StoredMessage) -> int:
+        """Read just an event's version; raises `DataError`."""
+        ...
+
+    def history(
+        self, messages: Sequence[StoredMessage], after: Head, lte: int | None
+    ) -> list[Notification]:
+        """Read the messages of one aggregate behind a head, up to a version at least.
+
+        Raises `InternalError` where that is not the history that was written.
+        """
         ...
 
 

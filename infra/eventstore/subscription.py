@@ -16,7 +16,6 @@ from eventsourcing.persistence import (
 
 from infra.eventstore.bus import Bus
 from infra.eventstore.layout import EventLayout
-from infra.eventstore.selection import to_notifications
 from infra.jetstream.follow import follow
 
 _BATCHES_AHEAD: Final = 8  # read before they are asked for; then the follower waits
@@ -82,7 +81,9 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
             self._bus.nc, layout.stream, filters=[layout.events_filter], start_seq=start
         ) as batches:
             async for batch in batches:
-                found = to_notifications(layout, batch, topics=self._topics)
+                found = [layout.decode(message) for message in batch]
+                if self._topics:
+                    found = [event for event in found if event.topic in self._topics]
                 if found:
                     await self._batches.put(found)
 

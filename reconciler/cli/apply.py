@@ -22,9 +22,9 @@ from reconciler.cli.results import (
     result_of,
     wait_for_results,
 )
-from reconciler.client.client import Client
 from reconciler.errors import UnknownKindError
 from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.sdk.client import Client
 
 GOOD = ("Converged",)
 

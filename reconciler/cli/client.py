@@ -11,9 +11,9 @@ from events.names import ShapeKey
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection, find_url
 from reconciler.cli.logs import configure_logs
 from reconciler.cli.results import Result, result_of
-from reconciler.client.client import Client
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk import connect
+from reconciler.sdk.client import Client
 
 Told = Answer | DeclarationRefusedError
 

@@ -32,8 +32,8 @@ from reconciler.cli.letters import (
 from reconciler.cli.options import Duration, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.client.client import Client
-from reconciler.client.dead_letters import DeadLetter, LetterRefusedError
+from reconciler.sdk.client import Client
+from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
 ByStage = Annotated[Stage | None, Parameter(help="Only letters of this stage.")]
 ByShape = Annotated[str | None, Parameter(help="Only letters about this namespace/kind/name.")]

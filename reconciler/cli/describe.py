@@ -31,16 +31,17 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, print_structured
-from reconciler.cli.reading import damage_of, find_shape, models_of
+from reconciler.cli.reading import find_shape, models_of
 from reconciler.cli.summaries import Line, tell_all
-from reconciler.client.waiting import SETTLED
 from reconciler.ports import StoredEvent
-from reconciler.resource.evolve import HistoryGapError, evolve
+from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
+from reconciler.sdk.history import History
+from reconciler.sdk.outcomes import SETTLED
 
 _T = TypeVar("_T")
 
@@ -112,14 +113,13 @@ def describe(
 async def _describe(connection: Connection, shape: Meant, events: int) -> Description:
     async with bus(connection) as nc:
         key = await find_shape(nc, shape)
-        log = await log_of(nc)
-        stored = list(await log.history(key))
-        damage = await damage_of(nc, log, key)
-    return description_of(key, stored, events, damage)
+        past = await History(nc).get(key)
+        damage = past.damage or (await current_models(nc)).damage.get(str(key))
+    return description_of(key, past.events, events, damage)
 
 
 def description_of(
-    key: ShapeKey, stored: list[StoredEvent], events: int, damage: LogDamage | None = None
+    key: ShapeKey, stored: Sequence[StoredEvent], events: int, damage: LogDamage | None = None
 ) -> Description:
     """Fold a shape's whole history into what is to be told; of a damaged one, what is sound."""
     models = models_of(stored)
@@ -145,10 +145,7 @@ def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
     """
     state, known = NEW, None
     for position, event in stored:
-        try:
-            after = evolve(state, event)
-        except HistoryGapError:
-            break  # of a damaged history only what is sound counts
+        after = evolve(state, event)
         source = _source(event.data)
         if source:
             known = KnownObject(after.observed.object, source, event.actor, event.time, position)

@@ -70,10 +70,11 @@ async def declare_config(parts: Running, change: Change, *, wait: bool) -> None:
 
 
 async def _current(log: JetStreamShapeLog) -> SpecDeclared | None:
-    for stored in reversed(await log.history(KEY)):
-        if isinstance(stored.event.data, SpecDeclared):
-            return stored.event.data
-        if isinstance(stored.event.data, SpecWithdrawn):
+    loaded = (await log.load([KEY], use_snapshots=False))[KEY]
+    for event in reversed(loaded.events):
+        if isinstance(event.data, SpecDeclared):
+            return event.data
+        if isinstance(event.data, SpecWithdrawn):
             return None
     return None
 

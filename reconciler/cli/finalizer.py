@@ -13,7 +13,7 @@ from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import named
 from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
-from reconciler.client.client import Client
+from reconciler.sdk.client import Client
 
 
 def finalizer(

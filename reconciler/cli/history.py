@@ -7,12 +7,12 @@ import sys
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import print_table
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.reading import find_shape
 from reconciler.cli.summaries import Line, tell_all
+from reconciler.sdk.history import History
 
 _SHOWN_ID = 14
 
@@ -67,8 +67,11 @@ async def _history(
 ) -> Exit:
     async with bus(connection) as nc:
         key = await find_shape(nc, shape)
-        stored = list(await (await log_of(nc)).history(key))
+        past = await History(nc).get(key)
+    stored = past.events
     first = 0 if limit is None else max(0, len(stored) - limit)
+    if past.damage is not None:
+        sys.stderr.write(f"the log is damaged; of {key} this is what is sound: {past.damage}\n")
     if raw:
         print_structured([each.event for each in stored[first:]], output)
         return Exit.OK

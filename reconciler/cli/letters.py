@@ -18,8 +18,8 @@ from reconciler.cli.checks.finding import some
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.output import Format, print_structured
-from reconciler.client.client import Client
-from reconciler.client.dead_letters import DeadLetter, Retried, matching
+from reconciler.sdk.client import Client
+from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
 Stage = Literal[
     "intake", "declaration", "decision", "action", "observation", "snapshot", "unreadable"

@@ -21,7 +21,7 @@ import yaml
 from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest
 from events.names import SYSTEM_NAMESPACE, InvalidNameError, ShapeKey
 from reconciler.cli.errors import CommandError
-from reconciler.client.declaring import checked_manifest
+from reconciler.sdk.messages import checked_manifest
 
 STANDARD_INPUT: Final = "-"
 _SUFFIXES: Final = (".yaml", ".yml", ".json")

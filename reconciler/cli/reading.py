@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
-from events.integrity import LogDamage
 from events.names import ShapeKey
-from infra.bus.shape_log import JetStreamShapeLog
 from infra.bus.streams import SHAPES
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
@@ -17,14 +15,6 @@ from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, same_kind
 from reconciler.kinds import installed_kinds
 from reconciler.ports import StoredEvent
-
-
-async def damage_of(nc: Client, log: JetStreamShapeLog, key: ShapeKey) -> LogDamage | None:
-    """Tell where one shape's history is damaged: by the log, or by what the rows remember of it."""
-    loaded = await log.load([key], use_snapshots=False)
-    if loaded[key].damage is not None:
-        return loaded[key].damage
-    return (await current_models(nc)).damage.get(str(key))
 
 
 def models_of(history: Sequence[StoredEvent]) -> ReadModels:

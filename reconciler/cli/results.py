@@ -16,10 +16,9 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.progress import FEW, progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.client.client import Client
-from reconciler.client.outcome_stream import Outcome
-from reconciler.client.waiting import SETTLED
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
+from reconciler.sdk.client import Client
+from reconciler.sdk.outcomes import SETTLED, Outcome
 
 MAX_REASON_CHARACTERS = 1_000
 

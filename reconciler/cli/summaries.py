@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, assert_never
 
@@ -77,7 +77,7 @@ def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
     )
 
 
-def tell_all(history: list[StoredEvent]) -> list[Line]:
+def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
     """Tell a whole history of one shape, oldest first."""
     lines: list[Line] = []
     before: SpecDeclared | None = None

@@ -235,17 +235,18 @@ class Worker:
 
         It asks until it knows: the API may have forgotten the key of an old action.
         """
+        key = delivery.event.key
         while True:
             try:
-                history = await self._log.history(delivery.event.key)
+                loaded = await self._log.load([key], from_leader=True, use_snapshots=False)
                 break
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 _logger.warning("a repeated action could not be looked up", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
         return any(
-            _settles(stored.event.data, action, attempt)
-            for stored in history
-            if stored.position > delivery.position
+            _settles(event.data, action, attempt)
+            for event in loaded[key].events
+            if event.shapeversion > delivery.event.shapeversion
         )
 
     def _slots_of(self, config_name: str) -> CallSlots:

@@ -23,7 +23,7 @@ from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from reconciler.resource import decide
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
-from tests.bus.histories import new_key
+from tests.bus.histories import history_of, new_key
 
 SHARE = 2
 
@@ -125,7 +125,7 @@ async def test_a_shape_that_is_there_already_gets_its_next_generation(
         ("Accepted", 1),
         ("Accepted", 2),
     ]
-    history = [stored.event for stored in await log.history(key)]
+    history = list(await history_of(log, key))
     assert [event.shapeversion for event in history] == list(range(1, len(history) + 1))
     colors = [each.data.fields["color"] for each in history if isinstance(each.data, SpecDeclared)]
     assert colors == ["Red", "Blue"]
@@ -148,7 +148,7 @@ async def test_what_changed_nothing_reverts_nothing_when_it_is_sent_again(
     reasons = ["Unchanged", "Accepted", "Unchanged", "Accepted", "Duplicate", "Duplicate"]
     assert [answer.reason for answer in bus.answers] == reasons
     assert bus.looks == 2, "only for what may be old"
-    history = [stored.event.data for stored in await log.history(key)]
+    history = [each.data for each in await history_of(log, key)]
     declared = [each for each in history if isinstance(each, SpecDeclared | SpecWithdrawn)]
     assert [each.generation for each in declared] == [1, 2]
 
@@ -311,7 +311,7 @@ async def test_a_message_whose_letter_could_not_be_stored_comes_again(
 
 
 async def actions_of(log: JetStreamShapeLog, key: ShapeKey) -> list[Action]:
-    decided = [stored.event.data for stored in await log.history(key)]
+    decided = [each.data for each in await history_of(log, key)]
     return [each.action for each in decided if isinstance(each, ActionDecided)]
 
 

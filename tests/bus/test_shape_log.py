@@ -13,6 +13,7 @@ from events.subjects import log_filter, state_snapshot
 from infra.bus import shape_log
 from infra.bus.shape_log import JetStreamShapeLog
 from infra.bus.streams import SHAPES, SNAPSHOTS
+from infra.jetstream import sequences
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusUnavailableError, StreamFullError
 from infra.jetstream.publish import publish
@@ -32,7 +33,7 @@ from reconciler.roles.repository import (
     ShapeRepository,
     encode_snapshot,
 )
-from tests.bus.histories import event, events, new_key
+from tests.bus.histories import event, events, history_of, new_key
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(shape_log, "read_subject", counted)
+    monkeypatch.setattr(sequences, "read_subject", counted)
     return counts
 
 
@@ -75,7 +76,7 @@ async def test_many_histories_are_read_at_once_and_are_those_that_are_read_one_b
     with monkeypatch.context() as patched:
         patched.setattr(shape_log, "read_starts", nothing)
         one_by_one = await log.load(keys)
-    monkeypatch.setattr(shape_log, "read_subject", None)  # not called
+    monkeypatch.setattr(sequences, "read_subject", None)  # not called
     assert await log.load(keys) == one_by_one
     monkeypatch.setattr("infra.jetstream.reads._MESSAGES_AT_ONCE", 7)  # several rounds
     assert await log.load(keys) == one_by_one
@@ -175,9 +176,7 @@ async def test_of_two_writers_one_wins_and_the_other_writes_nothing(
         return_exceptions=True,
     )
     assert sum(isinstance(result, AppendLostError) for result in results) == 1
-    assert [stored.event.shapeversion for stored in await log.history(key)] == list(
-        range(1, length + 1)
-    )
+    assert [each.shapeversion for each in await history_of(log, key)] == list(range(1, length + 1))
 
 
 async def test_a_conflict_lets_all_others_of_the_batch_through(log: JetStreamShapeLog) -> None:
@@ -192,7 +191,7 @@ async def test_a_conflict_lets_all_others_of_the_batch_through(log: JetStreamSha
     assert (await ours.get([beaten]))[beaten].state.version == 4, "refolded from the log"
     for key in keys:
         expected = 4 if key == beaten else 3
-        assert len(await log.history(key)) == expected
+        assert len(await history_of(log, key)) == expected
 
 
 async def test_following_sees_every_event_once_and_says_when_it_caught_up(
@@ -242,10 +241,10 @@ async def test_of_what_was_never_stored_nothing_is_kept_and_no_snapshot_made(
             await _commit(repository, key, history)
         await api_request(bus, f"STREAM.UPDATE.{SHAPES}", state.config)
     else:
-        monkeypatch.setattr(shape_log, "append", _unanswered)
+        monkeypatch.setattr(sequences, "append", _unanswered)
         with pytest.raises(BusUnavailableError):
             await _commit(repository, key, history)
-    stored = len(await log.history(key))
+    stored = len(await history_of(log, key))
     assert (await repository.get([key]))[key].state.version == stored < len(history)
     assert not await _has_a_snapshot(bus, key)
 

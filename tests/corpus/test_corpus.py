@@ -15,7 +15,7 @@ from events.names import ShapeKey
 from events.subjects import REPLY_HEADER
 from infra.bus.streams import OUTCOMES
 from infra.jetstream.reads import read_subject
-from reconciler.client.dead_letters import DeadLetter
+from reconciler.sdk.dead_letters import DeadLetter
 from tests.corpus.cases import Case, cases
 from tests.jetstream.raw import publish_raw
 from tests.scenarios.conftest import api_url, bare_world, world

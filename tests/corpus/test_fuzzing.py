@@ -27,11 +27,11 @@ from events.names import InvalidNameError, ShapeKey
 from events.subjects import INTAKE_KINDS, Intake, parse_intake, parse_stored_intake
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
-from reconciler.client.declaring import checked_manifest
 from reconciler.kinds import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
+from reconciler.sdk.messages import checked_manifest
 from tests.bus.histories import event
 from tests.corpus.cases import cases
 

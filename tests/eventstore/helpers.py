@@ -1,13 +1,13 @@
 """What the tests of the event store share."""
 
+from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 from eventsourcing.persistence import StoredEvent
 from eventsourcing.utils import Environment
 
-from infra.eventstore.application_recorder import JetStreamApplicationRecorder
 from infra.eventstore.factory import JetStreamFactory
-from infra.eventstore.process_recorder import JetStreamProcessRecorder
+from infra.eventstore.recorders import JetStreamApplicationRecorder, JetStreamProcessRecorder
 
 
 def new_environment(url: str, **more: str) -> Environment:
@@ -24,6 +24,11 @@ def stored(
     originator_id: UUID | str, version: int, topic: str = "topic", state: bytes = b"state"
 ) -> StoredEvent:
     return StoredEvent(originator_id, version, topic, state)
+
+
+def plain(events: Sequence[StoredEvent]) -> list[StoredEvent]:
+    """Return events without their positions, to compare them."""
+    return [stored(e.originator_id, e.originator_version, e.topic, e.state) for e in events]
 
 
 def application_recorder(factory: JetStreamFactory) -> JetStreamApplicationRecorder:

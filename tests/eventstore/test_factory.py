@@ -15,7 +15,7 @@ from eventsourcing.utils import Environment
 
 from infra.embedded import EmbeddedServer
 from infra.eventstore import JetStreamFactory
-from infra.eventstore.settings import Settings
+from infra.eventstore.factory import Settings
 from infra.jetstream.reads import stream_state
 from tests.eventstore.helpers import application_recorder, new_environment, stored
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.eventstore.header_layout import HeaderLayout
-from infra.eventstore.shape_layout import ShapeLayout
+from infra.eventstore.resource_layout import ResourceLayout
 from infra.eventstore.tokens import originator_id_of, token_of
 from infra.jetstream.reads import StoredMessage
+from tests.eventstore.helpers import plain
 
 texts = st.text(st.characters(exclude_categories=()), max_size=80)
 ids = st.uuids() | texts
@@ -49,8 +50,9 @@ def test_an_event_survives_its_message(event: StoredEvent) -> None:
     layout = HeaderLayout("base")
     entry = layout.encode(event)
     message = StoredMessage(1, entry.subject, entry.payload, entry.headers, 0)
-    assert layout.decode(message) == event
-    assert layout.position_of(message) == (entry.sequence, event.originator_version)
+    assert plain([layout.decode(message)]) == [event]
+    assert layout.version_of(message) == event.originator_version
+    assert layout.sequence_at(message.subject) == entry.sequence
     assert all("\r" not in v and "\n" not in v for v in (entry.headers or {}).values())
 
 
@@ -62,6 +64,6 @@ def test_a_message_without_our_headers_is_refused(headers: dict[str, str] | None
 
 
 @pytest.mark.parametrize("shape", ["a", "a/b", "a/b/c/d", "a/b/*", "a/b/c.d", UUID(int=0)])
-def test_what_is_no_shape_is_refused(shape: str | UUID) -> None:
+def test_what_is_no_resource_is_refused(shape: str | UUID) -> None:
     with pytest.raises(DataError):
-        ShapeLayout().sequence_of(shape)
+        ResourceLayout().sequence_of(shape)

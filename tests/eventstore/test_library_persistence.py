@@ -7,10 +7,12 @@ from eventsourcing.persistence import AggregateRecorder, ApplicationRecorder, Tr
 from eventsourcing.utils import Environment
 
 from infra.eventstore import JetStreamFactory
-from infra.eventstore.aggregate_recorder import JetStreamAggregateRecorder
-from infra.eventstore.application_recorder import JetStreamApplicationRecorder
-from infra.eventstore.process_recorder import JetStreamProcessRecorder
-from infra.eventstore.tracking_recorder import JetStreamTrackingRecorder
+from infra.eventstore.recorders import (
+    JetStreamAggregateRecorder,
+    JetStreamApplicationRecorder,
+    JetStreamProcessRecorder,
+    JetStreamTrackingRecorder,
+)
 from tests.eventstore.library_cases import HAS_CIPHER, NO_CIPHER, cases
 
 

@@ -6,7 +6,7 @@ from eventsourcing.tests import projection as cases
 from eventsourcing.utils import Environment
 
 from infra.eventstore import JetStreamFactory
-from infra.eventstore.tracking_recorder import JetStreamTrackingRecorder
+from infra.eventstore.recorders import JetStreamTrackingRecorder
 from infra.jetstream.reads import last_from_leader
 
 
@@ -34,7 +34,7 @@ class CountersOnJetStream(JetStreamTrackingRecorder, cases.EventCountersView):
     def _count(self, name: str) -> int:
         sequence = self.layout.sequence_of(name)
         last = self.bus.call(last_from_leader(self.bus.nc, self.layout.stream, sequence))
-        return self.layout.position_of(last).version if last else 0
+        return self.layout.version_of(last) if last else 0
 
     def _increment(self, name: str, tracking: Tracking) -> None:
         counted = StoredEvent(name, self._count(name) + 1, "Counted", b"")

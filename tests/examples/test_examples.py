@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
 from reconciler.sdk import Client
@@ -81,6 +82,31 @@ async def test_audit_replay_tells_what_was_owned_at_a_time(
         assert not lines_of_mine(await run(stack, "audit_replay.py", moment.isoformat()))
 
 
+async def test_failure_counts_go_on_where_they_were(
+    stack: Stack, client: Client, name: str, tmp_path: Path
+) -> None:
+    async def failing(shape_name: str, times: int) -> None:
+        faults = {"error_rate": 1, "methods": ["POST"], "name_prefix": name, "remaining": times}
+        async with httpx.AsyncClient(base_url=stack.api.url) as api:
+            (await api.put("/_faults", json=faults)).raise_for_status()
+        answer = await client.declare(shape(shape_name))
+        await client.wait_for(shape(shape_name).key, generation=answer.generation)
+
+    file = str(tmp_path / "failures.db")
+    await failing(name, 2)
+    first = await run(stack, "failure_counts.py", file)
+    again = await run(stack, "failure_counts.py", file)
+    await failing(f"{name}-b", 1)
+    last = await run(stack, "failure_counts.py", file)
+
+    mine = f"default/Shape/{name}: 2 calls failed"
+    assert mine in first
+    assert again[:-1] == first[:-1]
+    assert {mine, f"default/Shape/{name}-b: 1 calls failed"} <= set(last)
+    positions = [int(lines[-1].split()[3]) for lines in (first, again, last)]
+    assert positions == sorted(positions)
+
+
 async def test_publish_snapshot(stack: Stack, client: Client, name: str) -> None:
     objects = [{"name": name, "uid": "1", "fields": {"type": "Square", "color": "Red"}}]
     async with client.outcomes(name=name) as outcomes:
@@ -112,6 +138,7 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
         ("publish_snapshot.py", ["default"]),
         ("plain_service.py", []),
         ("audit_replay.py", ["yesterday"]),
+        ("failure_counts.py", []),
     ],
 )
 def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: list[str]) -> None:
@@ -135,6 +162,7 @@ def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: li
     [
         ("audit_replay.py", []),
         ("declare_and_wait.py", []),
+        ("failure_counts.py", ["failures.db"]),
         ("follow_outcomes.py", ["name"]),
         ("plain_nats.py", []),
         ("plain_service.py", []),

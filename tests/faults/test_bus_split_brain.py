@@ -27,7 +27,7 @@ from reconciler.ports import AppendLostError, IntakeDelivery, ShapeAppend
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
 from reconciler.wiring import connected, initialise
-from tests.bus.histories import new_key
+from tests.bus.histories import history_of, new_key
 from tests.bus.test_decider import Bus, decider, declaration
 from tests.faulty_api import FaultyApi
 from tests.history_reading import check
@@ -131,7 +131,7 @@ async def test_scenario_25_a_resumed_decider_does_not_take_an_old_state_for_the_
     await decider(log, bus).handle([declaration(key, 2, "Blue")])
     await paused.handle([declaration(key, 3, "Red")])
     assert [answer.generation for answer in bus.answers] == [1, 2, 3]
-    declared = every(SpecDeclared, [each.event.data for each in await log.history(key)])
+    declared = every(SpecDeclared, [each.data for each in await history_of(log, key)])
     assert [each.fields["color"] for each in declared] == ["Red", "Blue", "Red"]
 
 
@@ -142,12 +142,12 @@ async def test_scenario_25_a_resumed_decider_does_not_throw_away_results_it_know
     paused, active = _knowing_an_api(log, bus), _knowing_an_api(log, bus)
     await paused.handle([declaration(key, 1, "Red", expected=5)])  # refused: it knows the shape
     await active.handle([declaration(key, 2, "Red")])
-    action = only(ActionDecided, [each.event.data for each in await log.history(key)]).action
+    action = only(ActionDecided, [each.data for each in await history_of(log, key)]).action
     now = datetime.now(UTC)
     payload = encode_intake("r1", "worker", Reported(action.action_id, 1, now, now, "w"), time=now)
     subject = f"in.0.result.{key.tokens}"
     await paused.handle([IntakeDelivery(3, subject, payload, "r1", None, 1, None)])
-    facts = [each.event.data for each in await log.history(key)]
+    facts = [each.data for each in await history_of(log, key)]
     assert only(ActionSucceeded, facts).action_id == action.action_id
 
 

@@ -15,6 +15,7 @@ from infra.bus.streams import INTAKE, SHAPES, TIMERS, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.resource.evolve import fold
+from tests.bus.histories import history_of
 from tests.scenarios.harness import World, api_config, every, manifest, names, now
 
 _FIRES_ABOUT = timedelta(seconds=0.25)
@@ -44,7 +45,7 @@ async def unaccounted(world: World) -> list[str]:
     lost: list[str] = []
     for key, flight in in_flight.items():
         timer = await read_subject(world.nc, TIMERS, schedule(key, "retry"))
-        newest = fold([each.event for each in await world.log.history(key)])
+        newest = fold(await history_of(world.log, key))
         settled = newest.actions.in_flight != flight
         is_due = flight.retry_at is not None and flight.retry_at <= now() + _FIRES_ABOUT
         if not settled and not (flight.retry_at and (timer or is_due)):

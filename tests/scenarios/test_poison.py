@@ -16,9 +16,9 @@ from infra.bus.streams import worker_consumers
 from infra.jetstream.publish import publish
 from infra.providers.shapes import ShapesProvider
 from reconciler.cli.logs import configure_logs
-from reconciler.client.dead_letters import DeadLetter, LetterRefusedError
 from reconciler.resource import decide
 from reconciler.roles import decider, oversize
+from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 from tests.bus.histories import event
 from tests.scenarios.harness import ACTOR, World, manifest, now, shape
 

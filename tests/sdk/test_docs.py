@@ -21,8 +21,8 @@ from events.manifest import Manifest
 from events.schema import json_schema
 from infra.bus.streams import DEADLETTERS, OUTCOMES, ROWS, SHAPES
 from infra.jetstream.connection import connect as connect_bus
-from reconciler.client.client import Client
-from reconciler.client.waiting import SETTLED
+from reconciler.sdk.client import Client
+from reconciler.sdk.outcomes import SETTLED
 from tests.sdk.conftest import Stack
 
 ROOT = Path(__file__).parents[2]

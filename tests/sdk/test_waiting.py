@@ -7,8 +7,6 @@ import pytest
 
 from events.log import OutcomeName
 from events.names import ShapeKey
-from reconciler.client.outcome_stream import Outcome
-from reconciler.client.waiting import Waiting
 from reconciler.sdk import (
     SETTLED,
     Client,
@@ -16,6 +14,7 @@ from reconciler.sdk import (
     InvalidNameError,
     WaitTimeoutError,
 )
+from reconciler.sdk.outcomes import Outcome, Waiting
 from tests.sdk.conftest import shape
 
 KEY = ShapeKey("default", "Shape", "foo")

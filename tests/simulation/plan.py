@@ -18,7 +18,6 @@ from reconciler.roles.process import Role
 Sort = Literal[
     "append",
     "load",
-    "history",
     "configurations",
     "publish",
     "position",
@@ -45,7 +44,6 @@ Sort = Literal[
 BUS_SORTS: tuple[Sort, ...] = (
     "append",
     "load",
-    "history",
     "configurations",
     "publish",
     "position",

@@ -38,7 +38,7 @@ from reconciler.ports import (
     ShapeAppend,
     ShapeLog,
 )
-from tests.bus.histories import event
+from tests.bus.histories import event, history_of
 from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
 from tests.simulation.bus.decisions import Decisions, SimulatedSink
 from tests.simulation.bus.intake import IntakeStream, SimulatedIntakeReader, SimulatedIntakeWriter
@@ -199,7 +199,7 @@ async def full_log(bus: Bus, dice: random.Random) -> Any:
     await bus.leave_room("SHAPES", dice.randint(0, count))
     seen: list[Any] = [await _error_of(_append(bus, count))]
     stored = await bus.log.last_position() - before
-    bus.version = len(await bus.log.history(_KEY))
+    bus.version = len(await history_of(bus.log, _KEY))
     await bus.leave_room("SHAPES", None)
     came = await bus.actions.until(stored)
     await bus.actions.reader.ack(came)

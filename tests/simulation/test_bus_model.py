@@ -45,6 +45,7 @@ from reconciler.ports import (
     ShapeAppend,
     ShapeLog,
 )
+from tests.bus.histories import history_of
 from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
 from tests.simulation.bus.intake import (
     IntakeStream,
@@ -127,7 +128,7 @@ async def keep(bus: Bus, dice: random.Random) -> Any:
 async def look_back(bus: Bus, dice: random.Random) -> Any:
     """Read the log in every other way."""
     key = dice.choice(_SHAPES)
-    history = [(each.position, each.event.id) for each in await bus.log.history(key)]
+    history = [each.id for each in await history_of(bus.log, key)]
     kind = [each.position for each in await bus.log.of_kind("default", "Shape")]
     newest = await bus.log.newest_positions(_SHAPES)
     return history, sorted(kind), dict(newest), await bus.log.last_position()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
-from events.envelope import InvalidMessageError
 from events.names import ShapeKey
 from events.subjects import log, parse_log, schedule
 from infra.bus.streams import (
@@ -26,8 +25,8 @@ from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
-from reconciler.cli.log_replay import LogReplay, log_of
-from reconciler.resource.evolve import fold
+from reconciler.cli.log_replay import LogReplay
+from reconciler.sdk.history import History
 
 OVERDUE = timedelta(seconds=30)
 _LOOKS = 3
@@ -207,9 +206,9 @@ async def _undecided_from(nc: Client) -> int | None:
 async def _is_called(nc: Client, name: str) -> bool:
     """Tell from a shape's history whether a call is out: not if a person or a change is awaited."""
     try:
-        history = await (await log_of(nc)).history(ShapeKey.parse(name))
-        flight = fold([stored.event for stored in history]).actions.in_flight
-    except (InvalidMessageError, ValueError):
+        past = await History(nc).get(ShapeKey.parse(name))
+        flight = past.state.actions.in_flight
+    except ValueError:
         return True
     return flight is not None and flight.failed is None and not flight.held
 

@@ -13,7 +13,6 @@ from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ShapeKey
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import JetStreamShapeLog
 from projections.read_models import (
     CHECKPOINT,
     decode_checkpoint,
@@ -23,10 +22,11 @@ from projections.read_models import (
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.letters import discarded_text
-from reconciler.cli.log_replay import LogReplay, log_of, replay_from_start
+from reconciler.cli.log_replay import LogReplay, replay_from_start
 from reconciler.cli.reading import models_of
 from reconciler.cli.row_comparison import compare, differences
-from reconciler.client.dead_letters import collect, matching
+from reconciler.sdk.dead_letters import collect, matching
+from reconciler.sdk.history import History
 
 SAMPLE = 50
 _MAX_LETTERS = 20_000
@@ -182,18 +182,17 @@ async def _all_rows(nc: Client) -> tuple[list[str], str]:
 
 async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
     """Fold the histories of some shapes; a projector may write meanwhile, so look twice."""
-    log_reader = await log_of(nc)
     names = list(replay.models.status)
     chosen = random.sample(names, min(SAMPLE, len(names)))
-    wrong = await _wrong_of(nc, log_reader, chosen)
+    wrong = await _wrong_of(nc, chosen)
     if wrong:
-        again = await _wrong_of(nc, log_reader, chosen)
+        again = await _wrong_of(nc, chosen)
         wrong = [row for row in wrong if row in again]
     return wrong, f"sampled {len(chosen)} of {len(names)} shapes (--full compares all)"
 
 
-async def _wrong_of(nc: Client, reader: JetStreamShapeLog, names: Sequence[str]) -> list[str]:
-    store = JetStreamRows(nc)
+async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:
+    store, reader = JetStreamRows(nc), History(nc)
     wrong: list[str] = []
     for name in names:
         key = ShapeKey.parse(name)
@@ -202,8 +201,8 @@ async def _wrong_of(nc: Client, reader: JetStreamShapeLog, names: Sequence[str])
         if CHECKPOINT not in live:
             return []
         checkpoint = decode_checkpoint(live.pop(CHECKPOINT)).position
-        history = await reader.history(key)
-        models = models_of([stored for stored in history if stored.position <= checkpoint])
+        past = await reader.get(key)
+        models = models_of([stored for stored in past.events if stored.position <= checkpoint])
         rebuilt = {row: payload for row, payload in models.rows() if row in wanted}
         wrong += [one.row for one in differences(rebuilt, live)]
     return wrong

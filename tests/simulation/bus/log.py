@@ -94,13 +94,6 @@ class LogStream:
         lagging = self._time() < self._followers_lag_until
         return self._followers_see if lagging else len(self.events)
 
-    def history(self, key: ShapeKey, *, from_leader: bool = False) -> list[StoredEvent]:
-        """Give a shape's events, as a follower or the leader has them."""
-        visible = len(self.events) if from_leader else self._visible()
-        if self.recorded is not None:
-            return self.recorded.sound(key, visible)
-        return [each for each in self._of_shape.get(key, ()) if each.position <= visible]
-
     def of_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
         """Give the events of the shapes of a kind, as a follower has them."""
         visible = self._visible()
@@ -188,9 +181,6 @@ class SimulatedLog:
         return await self._network.ask(
             "load", lambda: {key: self._stream.head(key) for key in keys}
         )
-
-    async def history(self, key: ShapeKey) -> Sequence[StoredEvent]:
-        return await self._network.ask("history", lambda: self._stream.history(key))
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         return await self._network.ask(

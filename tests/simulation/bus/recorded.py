@@ -14,7 +14,7 @@ from events.integrity import LogDamagedError, Recorded, ShapeChain, next_digest
 from events.log import LogEvent, log_place
 from events.names import ShapeKey
 from events.subjects import log as log_subject
-from reconciler.ports import LoadedShape, StoredEvent
+from reconciler.ports import LoadedShape
 from tests.simulation.plan import DamageLog
 
 
@@ -67,33 +67,18 @@ class RecordedLog:
         return position
 
     def loaded(self, key: ShapeKey, plain: LoadedShape) -> LoadedShape:
-        """Give what was loaded if it is sound, or where it is not."""
+        """Give what was loaded as far as it is sound, and where it is not."""
         chain = ShapeChain()
         if plain.snapshot is not None:
             position, digest = self._snapshots.get(key, (0, ""))
             chain = ShapeChain(None, digest, position)
+        events: list[LogEvent] = []
         try:
-            events = self._taken(key, chain, plain.last_position)
+            for recorded in self._there(key, chain.position, plain.last_position):
+                events.append(chain.take(recorded, str(key)))  # noqa: PERF401 - those before damage
         except LogDamagedError as error:
-            return LoadedShape(plain.last_position, None, (), error.damage)
-        return LoadedShape(plain.last_position, plain.snapshot, [each.event for each in events])
-
-    def sound(self, key: ShapeKey, last: int) -> list[StoredEvent]:
-        """Give a shape's history up to damage, if there is any."""
-        events: list[StoredEvent] = []
-        try:
-            self._taken(key, ShapeChain(), last, into=events)
-        except LogDamagedError:
-            return events
-        return events
-
-    def _taken(
-        self, key: ShapeKey, chain: ShapeChain, last: int, *, into: list[StoredEvent] | None = None
-    ) -> list[StoredEvent]:
-        events = [] if into is None else into
-        for recorded in self._there(key, chain.position, last):
-            events.append(StoredEvent(recorded.position, chain.take(recorded, str(key))))
-        return events
+            return LoadedShape(plain.last_position, plain.snapshot, events, error.damage)
+        return LoadedShape(plain.last_position, plain.snapshot, events)
 
     def _there(self, key: ShapeKey, after: int, last: int) -> Iterable[Recorded]:
         for position in self._of_shape.get(key, ()):

@@ -1,20 +1,35 @@
 """The layout of the product's own log, so that the library can open it."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from eventsourcing.persistence import DataError, ProgrammingError, StoredEvent
+from eventsourcing.persistence import (
+    DataError,
+    InternalError,
+    Notification,
+    ProgrammingError,
+    StoredEvent,
+)
 
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
+from events.integrity import LogDamage, LogDamagedError, Recorded, ShapeChain
 from events.log import LogEvent, log_place
 from events.names import InvalidNameError, ShapeKey
-from infra.eventstore.layout import Entry, Position
 from infra.jetstream.reads import StoredMessage
+from infra.jetstream.sequences import Entry, Head, digest_of
 
 SHAPES: Final = "SHAPES"
-_FIRST_VERSION: Final = 1
+
+
+class HistoryDamagedError(InternalError):
+    """The log does not hold the history that was written; `damage` says where it ends."""
+
+    def __init__(self, damage: LogDamage) -> None:
+        super().__init__(f"the log is damaged: {damage}; restore it before going on")
+        self.damage = damage
 
 
 class _Envelope(msgspec.Struct):
@@ -28,8 +43,8 @@ class _Envelope(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Envelope)
 
 
-class ShapeLayout:
-    """The shapes' log: ids are `namespace/kind/name`, topics the CloudEvents types.
+class ResourceLayout:
+    """The resources' log: ids are `namespace/kind/name`, topics the CloudEvents types.
 
     An event's version is its `shapeversion`, and its state the whole CloudEvent, so that what the
     library reads and writes is what the decider reads and writes. The stream is the product's: it
@@ -50,8 +65,13 @@ class ShapeLayout:
         return "log.>"
 
     @property
+    def digested(self) -> bool:
+        """Every event carries the digest of its resource's history (ADR 0010)."""
+        return True
+
+    @property
     def gapless(self) -> bool:
-        """A shape's versions must be 1, 2, 3, …, so that a hole shows a loss."""
+        """A resource's versions must be 1, 2, 3, …, so that a hole shows a loss."""
         return True
 
     def stream_config(self, replicas: int) -> dict[str, Any]:  # noqa: ARG002
@@ -61,42 +81,69 @@ class ShapeLayout:
         )
 
     def sequence_of(self, originator_id: UUID | str) -> str:
-        """Return the subject filter of one shape's events; raises `DataError`."""
+        """Return the subject filter of one resource's events; raises `DataError`."""
         return subjects.log_filter(_key(originator_id))
+
+    def sequence_at(self, subject: str) -> str:
+        """Return the subject filter of the events of the resource that a subject is about."""
+        return subjects.log_filter_of(subject)
 
     def encode(self, event: StoredEvent) -> Entry:
         """Write an event; raises `DataError` if it is not the CloudEvent that it claims to be."""
         key = _key(event.originator_id)
         content = _log_event(event)
-        return Entry(
-            subjects.log(key, log_place(content.data)),
-            event.state,
-            None,
-            sequence=subjects.log_filter(key),
-            version=event.originator_version,
-            opens=event.originator_version == _FIRST_VERSION,
-            digested=True,
-        )
+        place = subjects.log(key, log_place(content.data))
+        return Entry(subjects.log_filter(key), event.originator_version, place, event.state)
 
-    def decode(self, message: StoredMessage) -> StoredEvent:
+    def decode(self, message: StoredMessage) -> Notification:
         """Read an event; raises `DataError`."""
         envelope = _envelope(message)
-        return StoredEvent(
+        return Notification(
             originator_id=envelope.subject,
             originator_version=envelope.shapeversion,
             topic=envelope.type,
             state=message.payload,
+            id=message.seq,
         )
 
-    def position_of(self, message: StoredMessage) -> Position:
-        """Read an event's place; raises `DataError`."""
-        envelope = _envelope(message)
-        return Position(subjects.log_filter(_key(envelope.subject)), envelope.shapeversion)
+    def version_of(self, message: StoredMessage) -> int:
+        """Read an event's version; raises `DataError`."""
+        return _envelope(message).shapeversion
+
+    def history(
+        self, messages: Sequence[StoredMessage], after: Head, lte: int | None
+    ) -> list[Notification]:
+        """Read a resource's events up to a version; raises `HistoryDamagedError`."""
+        if not messages:
+            return []
+        chain = ShapeChain(after.version or 0, after.digest, after.position)
+        resource = "/".join(messages[0].subject.split(".")[1:4])
+        found: list[Notification] = []
+        for message in messages:
+            if lte is not None and len(found) + (after.version or 0) >= lte:
+                break  # what is behind may be damaged, and is not asked for
+            recorded = Recorded(message.seq, message.subject, message.payload, digest_of(message))
+            try:
+                event = chain.take(recorded, resource)
+            except LogDamagedError as error:
+                raise HistoryDamagedError(error.damage) from None
+            found.append(
+                Notification(
+                    originator_id=event.subject,
+                    originator_version=event.shapeversion,
+                    topic=event.type,
+                    state=message.payload,
+                    id=message.seq,
+                )
+            )
+        return found
 
 
 def _key(originator_id: UUID | str) -> ShapeKey:
     if isinstance(originator_id, UUID):
-        raise DataError(f"{originator_id} is a UUID: a shape's id is the text namespace/kind/name")
+        raise DataError(
+            f"{originator_id} is a UUID: a resource's id is the text namespace/kind/name"
+        )
     try:
         return ShapeKey.parse(originator_id)
     except InvalidNameError as error:
@@ -117,7 +164,7 @@ def _log_event(event: StoredEvent) -> LogEvent:
 
 
 def _envelope(message: StoredMessage) -> _Envelope:
-    """Read the envelope, and see that it is stored under the subject of its shape."""
+    """Read the envelope, and see that it is stored under the subject of its resource."""
     try:
         envelope = _decoder.decode(message.payload)
         key = subjects.parse_log(message.subject)

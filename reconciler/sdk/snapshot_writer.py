@@ -9,7 +9,7 @@ from typing import Final, Self
 from events import subjects
 from events.external import ExternalObject
 from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
-from reconciler.client.port import ClientBus
+from infra.bus.client_bus import JetStreamClientBus
 
 _PARTS_AT_ONCE: Final = 500
 
@@ -23,7 +23,7 @@ class SnapshotWriter:
 
     def __init__(
         self,
-        bus: ClientBus,
+        bus: JetStreamClientBus,
         provider_config: str,
         kind: str,
         *,

@@ -1,4 +1,4 @@
-"""From what a caller declares or withdraws to checked messages of the intake, and back to answers.
+"""The messages that a client sends to the intake, and what their answers mean.
 
 Everything that can be checked without the reconciler is checked before anything is sent: a message
 that nobody can read would go to the dead letters.
@@ -13,9 +13,20 @@ from typing import Any
 import msgspec
 
 from events.envelope import MAX_MESSAGE_BYTES
-from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.intake import (
+    Answer,
+    ApprovalDecision,
+    Approved,
+    Declared,
+    FinalizerReleased,
+    FinalizerRequested,
+    ForcedRelease,
+    IntakeData,
+    Withdrawn,
+)
 from events.manifest import InvalidManifestError, Manifest, take_apart
-from events.names import ShapeKey
+from events.names import ShapeKey, check_finalizer
+from events.subjects import Intake
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
 
@@ -50,12 +61,37 @@ def declaration(
 ) -> IntakeMessageOut:
     """Make the message that declares a manifest; raises as ``checked_manifest``."""
     checked = checked_manifest(manifest)
-    return _desired(checked.key, Declared(checked, expected_generation))
+    return _message("desired", checked.key, Declared(checked, expected_generation))
 
 
 def withdrawal(shape: ShapeKey | str, expected_generation: int | None = None) -> IntakeMessageOut:
     """Make the message that withdraws a shape; raises ``InvalidNameError``."""
-    return _desired(as_key(shape), Withdrawn(expected_generation))
+    return _message("desired", shape, Withdrawn(expected_generation))
+
+
+def finalizer_request(shape: ShapeKey | str, finalizer: str) -> IntakeMessageOut:
+    """Make the message that holds a shape; raises ``InvalidNameError``."""
+    return _message("finalizer", shape, FinalizerRequested(check_finalizer(finalizer)))
+
+
+def finalizer_release(
+    shape: ShapeKey | str, finalizer: str, *, force: bool, reason: str
+) -> IntakeMessageOut:
+    """Make the message that takes a finalizer off; raises ``InvalidNameError``."""
+    released = FinalizerReleased(check_finalizer(finalizer), force, reason)
+    return _message("finalizer", shape, released)
+
+
+def approval(
+    shape: ShapeKey | str, hold: str, decision: ApprovalDecision, reason: str
+) -> IntakeMessageOut:
+    """Make the message that decides about a hold; raises ``InvalidNameError``."""
+    return _message("approval", shape, Approved(hold, decision, reason))
+
+
+def forced_release(shape: ShapeKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:
+    """Make the message that takes off all that keeps a shape; raises ``InvalidNameError``."""
+    return _message("approval", shape, ForcedRelease(reason, orphan))
 
 
 def checked_answers(
@@ -80,8 +116,8 @@ def _told(answer: Answer) -> Answer | DeclarationRefusedError:
     return answer if answer.accepted else DeclarationRefusedError(answer.reason, answer.message)
 
 
-def _desired(key: ShapeKey, data: IntakeData) -> IntakeMessageOut:
-    return IntakeMessageOut("desired", key, data, uuid.uuid4().hex)
+def _message(what: Intake, shape: ShapeKey | str, data: IntakeData) -> IntakeMessageOut:
+    return IntakeMessageOut(what, as_key(shape), data, uuid.uuid4().hex)
 
 
 def _check_size(manifest: Manifest) -> None:

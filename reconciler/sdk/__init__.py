@@ -17,6 +17,7 @@ from nats.aio.client import Client as Connection
 from events.dead_letter import Discarded
 from events.external import ExternalObject
 from events.intake import Answer, Observed
+from events.integrity import LogDamage, LogDamagedError
 from events.log import OutcomeName
 from events.manifest import InvalidManifestError, Manifest, Metadata
 from events.names import InvalidNameError, ShapeKey
@@ -28,11 +29,6 @@ from infra.jetstream.errors import BusError
 from projections.ownership import OwnershipRow
 from projections.read_models import FleetSummary
 from projections.status import StatusRow
-from reconciler.client.client import Client
-from reconciler.client.dead_letters import DeadLetter, LetterRefusedError, Retried
-from reconciler.client.outcome_stream import Outcome, OutcomeStream
-from reconciler.client.snapshot_writer import SnapshotWriter
-from reconciler.client.waiting import SETTLED
 from reconciler.errors import (
     ConfigurationError,
     DeclarationRefusedError,
@@ -40,6 +36,10 @@ from reconciler.errors import (
     WaitTimeoutError,
 )
 from reconciler.ports import StoredEvent
+from reconciler.sdk.client import Client
+from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, Retried
+from reconciler.sdk.outcomes import SETTLED, Outcome, OutcomeStream
+from reconciler.sdk.snapshot_writer import SnapshotWriter
 
 __all__ = [
     "SETTLED",
@@ -56,6 +56,8 @@ __all__ = [
     "InvalidManifestError",
     "InvalidNameError",
     "LetterRefusedError",
+    "LogDamage",
+    "LogDamagedError",
     "Manifest",
     "Metadata",
     "Observed",
@@ -114,7 +116,7 @@ async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
         raise ConfigurationError("there is no reconciler on this bus: run `reconciler init` first")
     bus = JetStreamClientBus(nc, source)
     await bus.open()
-    client = Client(bus)
+    client = Client(bus, nc)
     try:
         yield client
     finally:

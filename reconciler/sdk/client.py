@@ -14,11 +14,15 @@ from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
+from nats.aio.client import Client as Connection
+
 from events.dead_letter import Discarded, LetterHandled
 from events.intake import Answer, ApprovalDecision, Observed
+from events.integrity import LogDamagedError
 from events.log import OutcomeName
 from events.manifest import Manifest
 from events.names import ShapeKey, check_token
+from infra.bus.client_bus import JetStreamClientBus
 from projections.ownership import OwnershipRow
 from projections.read_models import (
     FLEET,
@@ -32,7 +36,9 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
-from reconciler.client.dead_letters import (
+from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
+from reconciler.ports import IntakeMessageOut, StoredEvent
+from reconciler.sdk.dead_letters import (
     ANSWERED,
     DeadLetter,
     Retried,
@@ -41,19 +47,18 @@ from reconciler.client.dead_letters import (
     matching,
     prepare_retry,
 )
-from reconciler.client.declaring import as_key, checked_answers, declaration, withdrawal
-from reconciler.client.holding import (
+from reconciler.sdk.messages import (
     approval,
+    as_key,
+    checked_answers,
+    declaration,
     finalizer_release,
     finalizer_request,
     forced_release,
+    withdrawal,
 )
-from reconciler.client.outcome_stream import Outcome, OutcomeStream
-from reconciler.client.port import ClientBus
-from reconciler.client.snapshot_writer import SnapshotWriter
-from reconciler.client.waiting import SETTLED, OnOutcome, Waiting, wait
-from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
-from reconciler.ports import IntakeMessageOut, StoredEvent
+from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
+from reconciler.sdk.snapshot_writer import SnapshotWriter
 
 ShapeName = ShapeKey | str
 AnyManifest = Manifest | Mapping[str, Any]
@@ -62,8 +67,9 @@ AnyManifest = Manifest | Mapping[str, Any]
 class Client:
     """A service's connection to the reconciler; many tasks may use it at once."""
 
-    def __init__(self, bus: ClientBus) -> None:
+    def __init__(self, bus: JetStreamClientBus, nc: Connection) -> None:
         self._bus = bus
+        self._nc = nc
         self._streams: WeakSet[OutcomeStream] = WeakSet()
 
     # --- desired state
@@ -267,8 +273,16 @@ class Client:
     # --- the log
 
     async def history(self, shape: ShapeName) -> list[StoredEvent]:
-        """Read every event of one shape, from its first declaration or observation on."""
-        return list(await self._bus.history(as_key(shape)))
+        """Read every event of one shape, from its first declaration or observation on.
+
+        Raises ``LogDamagedError`` where the log does not have the history that was written.
+        """
+        from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
+
+        past = await History(self._nc).get(as_key(shape))
+        if past.damage is not None:
+            raise LogDamagedError(past.damage)
+        return list(past.events)
 
     async def replay(
         self,

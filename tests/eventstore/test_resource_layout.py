@@ -1,4 +1,4 @@
-"""The product's log, opened with the library."""
+"""The product's log under the library's recorders."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ from infra.jetstream.topology import ensure_stream
 from tests.eventstore.helpers import application_recorder, new_environment
 
 KEY, OTHER = ShapeKey("team", "Shape", "foo_1"), ShapeKey("team", "Shape", "foo_2")
-TOPIC = "infra.eventstore.shape_layout:ShapeLayout"
+TOPIC = "infra.eventstore.resource_layout:ResourceLayout"
 CONFIG: dict[str, object] = {
     "name": "SHAPES",
     "subjects": ["log.>"],
@@ -115,7 +115,7 @@ def test_the_product_reads_what_the_library_wrote(factory: JetStreamFactory) -> 
     ]
 
 
-def test_both_write_one_shape_and_each_version_is_written_once(
+def test_both_write_one_resource_and_each_version_is_written_once(
     factory: JetStreamFactory,
 ) -> None:
     events = [_log_event(KEY, n, data) for n, data in enumerate(HISTORY, start=1)]
@@ -130,17 +130,18 @@ def test_both_write_one_shape_and_each_version_is_written_once(
     assert recorder.insert_events([_stored(events[2])]) == [3]
 
 
-def test_a_shape_begins_with_version_one(factory: JetStreamFactory) -> None:
+def test_a_resource_begins_with_version_one(factory: JetStreamFactory) -> None:
     event = _stored(_log_event(KEY, 2, HISTORY[0]))
     with pytest.raises(IntegrityError, match="would leave a gap: the next one is 1"):
         application_recorder(factory).insert_events([event])
 
 
-def test_a_hole_in_a_shapes_history_is_not_read_over(factory: JetStreamFactory) -> None:
+def test_a_hole_in_a_resources_history_is_not_read_over(factory: JetStreamFactory) -> None:
     events = [_log_event(KEY, n, HISTORY[0]) for n in (1, 2, 4)]
     _append_as_the_product_does(factory, events)
-    with pytest.raises(InternalError, match="has version 4 where 3 belongs"):
+    with pytest.raises(InternalError, match="expected event 3, found event 4"):
         application_recorder(factory).select_events(str(KEY))
+    assert len(application_recorder(factory).select_events(str(KEY), lte=2)) == 2
 
 
 def test_what_contradicts_its_own_envelope_is_refused(factory: JetStreamFactory) -> None:

@@ -1,0 +1,86 @@
+"""A read model of your own, with the `eventsourcing` library: how often calls failed, by resource.
+
+python examples/failure_counts.py failures.db
+
+A count and the position that it is as of are stored in one transaction: the next run goes on where
+this one ended, and counts nothing twice.
+"""
+
+import os
+import sys
+from typing import Any
+
+from eventsourcing.dispatch import singledispatchmethod
+from eventsourcing.domain import EventSourcingError
+from eventsourcing.persistence import Tracking
+from eventsourcing.projection import Projection, ProjectionRunner
+from eventsourcing.sqlite import SQLiteTrackingRecorder
+
+from reconciler.sdk.history import ResourceLog
+
+NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
+PATIENCE_SECONDS = 600
+
+
+class FailureCounts(SQLiteTrackingRecorder):
+    """The counts, beside the library's table of positions."""
+
+    def construct_create_table_statements(self) -> list[str]:
+        return [
+            *super().construct_create_table_statements(),
+            "CREATE TABLE IF NOT EXISTS failures (resource TEXT PRIMARY KEY, count INTEGER)",
+        ]
+
+    def count(self, resource: str, tracking: Tracking) -> None:
+        with self.datastore.transaction(commit=True) as cursor:
+            self._insert_tracking(cursor, tracking)
+            cursor.execute(
+                "INSERT INTO failures VALUES (?, 1) "
+                "ON CONFLICT (resource) DO UPDATE SET count = count + 1",
+                (resource,),
+            )
+
+    def all(self) -> list[tuple[str, int]]:
+        with self.datastore.transaction(commit=False) as cursor:
+            cursor.execute("SELECT resource, count FROM failures ORDER BY resource")
+            return [(row["resource"], row["count"]) for row in cursor.fetchall()]
+
+
+class CountFailures(Projection[FailureCounts]):
+    """Takes every event of the log, in order."""
+
+    @singledispatchmethod
+    def process_event(self, domain_event: Any, tracking: Tracking) -> None:
+        if domain_event.event.type == "reconciler.shape.ActionFailed":
+            self.view.count(domain_event.originator_id, tracking)
+        else:
+            self.view.insert_tracking(tracking)
+
+
+def main(file: str) -> None:
+    env = {
+        "NATS_URL": NATS_URL,
+        "NATS_TIMEOUT_SECONDS": "5",
+        "COUNTFAILURES_PERSISTENCE_MODULE": "eventsourcing.sqlite",
+        "COUNTFAILURES_SQLITE_DBNAME": file,
+    }
+    with ProjectionRunner(
+        application_class=ResourceLog,
+        projection_class=CountFailures,
+        view_class=FailureCounts,
+        env=env,
+    ) as runner:
+        end = runner.app.recorder.max_notification_id()
+        runner.wait(end, timeout=PATIENCE_SECONDS)
+        for resource, count in runner.view.all():
+            print(f"{resource}: {count} calls failed")
+        print(f"as of position {end or 0} of the log")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/failure_counts.py FILE.db")
+    try:
+        main(sys.argv[1])
+    except EventSourcingError as error:
+        sys.exit(f"{error} (`./run up` starts a server, RECONCILER_NATS_URL names another)")

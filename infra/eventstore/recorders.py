@@ -1,0 +1,259 @@
+"""The library's recorders: what it stores and reads, in its own terms."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from eventsourcing.persistence import (
+    AggregateRecorder,
+    ApplicationRecorder,
+    Notification,
+    ProcessRecorder,
+    Recorder,
+    StoredEvent,
+    Subscription,
+    Tracking,
+    TrackingRecorder,
+)
+
+from infra.eventstore.bus import Bus
+from infra.eventstore.layout import EventLayout, TrackingLayout
+from infra.eventstore.subscription import JetStreamSubscription
+from infra.eventstore.writer import EventWriter, SnapshotWriter
+from infra.jetstream.reads import StoredMessage, last_from_leader, read_subject
+from infra.jetstream.sequences import EMPTY, Entry
+from infra.jetstream.topology import ensure_stream
+
+_MIN_PAGE: Final = 500  # with topics most of a page may be dropped: fewer round trips
+
+
+class JetStreamRecorder(Recorder):
+    """Base of the recorders; subclasses keep its constructor's arguments."""
+
+    writer_class: type[EventWriter] = EventWriter
+
+    def __init__(self, bus: Bus, layout: EventLayout) -> None:
+        self.bus = bus
+        self.layout = layout
+        self.writer = self.writer_class(bus.nc, layout, timeout=bus.timeout)
+
+    def create_stream(self, replicas: int = 1) -> None:
+        """Create the stream, or bring its configuration up to date.
+
+        Raises:
+            OperationalError: it exists and can't be changed in place, or the bus does not answer.
+            ProgrammingError: the layout's stream is not this module's to create.
+        """
+        self.bus.call(ensure_stream(self.bus.nc, self.layout.stream_config(replicas)))
+
+
+class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
+    """Events of aggregates, each aggregate a sequence with compare-and-set."""
+
+    def insert_events(
+        self, stored_events: Sequence[StoredEvent], **kwargs: Any
+    ) -> Sequence[int] | None:
+        """Store all events or none; always returns None.
+
+        Raises:
+            IntegrityError: a version of an aggregate is there already.
+            DataError: over 1,000 events, or one that is too large or does not fit the layout.
+            OperationalError: no answer: unknown whether they were stored. Read before you repeat.
+        """
+        self.insert_entries(stored_events, **kwargs)
+
+    def insert_entries(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> list[int]:
+        """Store all events or none, and return their positions in the stream.
+
+        Raises the same errors as `insert_events`.
+        """
+        entries = self.entries(stored_events, **kwargs)
+        numbers = self.bus.call(self.writer.append(entries)) if entries else []
+        return numbers[: len(stored_events)]
+
+    def entries(self, stored_events: Sequence[StoredEvent], **_: Any) -> list[Entry]:
+        """Write what one insert appends: the events first. Subclasses may add to it."""
+        return [self.layout.encode(event) for event in stored_events]
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> Sequence[StoredEvent]:
+        """Read an aggregate's events by version; raises the same errors as `select_history`."""
+        found = self.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
+        return [
+            StoredEvent(one.originator_id, one.originator_version, one.topic, one.state)
+            for one in found
+        ]
+
+    def select_history(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> Sequence[Notification]:
+        """Read an aggregate's events by version, with their positions in the stream.
+
+        Raises:
+            OperationalError: no answer.
+            InternalError: the log is damaged, where the layout can tell.
+        """
+        return self.bus.call(self._select(originator_id, gt, lte, desc, limit))
+
+    async def _select(
+        self,
+        originator_id: UUID | str,
+        gt: int | None,
+        lte: int | None,
+        desc: bool,
+        limit: int | None,
+    ) -> list[Notification]:
+        sequence = self.layout.sequence_of(originator_id)
+        if desc and limit == 1:
+            message = await self._newest(sequence)
+            if message is None:
+                return []
+            last, version = self.layout.decode(message), self.layout.version_of(message)
+            if last.originator_version == version and (lte is None or version <= lte):
+                return _pick([last], gt=gt, lte=lte, desc=desc, limit=limit)
+        after = self.writer.sequences.heads.get(sequence) or EMPTY
+        if after.version is None or gt is None or gt < after.version:
+            after = EMPTY  # what is before that head is wanted, too
+        messages = await self.writer.sequences.read(sequence, after=after.position)
+        events = self.layout.history(messages, after, lte)
+        return _pick(events, gt=gt, lte=lte, desc=desc, limit=limit)
+
+    async def _newest(self, sequence: str) -> StoredMessage | None:
+        newest = await self.writer.sequences.newest([sequence], from_leader=False)
+        return newest.get(sequence)
+
+
+class JetStreamSnapshotRecorder(JetStreamAggregateRecorder):
+    """Snapshots in a stream of their own, unique by aggregate and version."""
+
+    writer_class = SnapshotWriter
+
+
+class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecorder):
+    """Events of aggregates, in the one order of the stream: a notification's id is its sequence."""
+
+    def insert_events(
+        self, stored_events: Sequence[StoredEvent], **kwargs: Any
+    ) -> Sequence[int] | None:
+        """Store all events or none, and return their notification ids.
+
+        Raises the same errors as an aggregate recorder's.
+        """
+        return self.insert_entries(stored_events, **kwargs)
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> Sequence[Notification]:
+        """Read a page of the log; raises `OperationalError` without an answer."""
+        first = start or 0
+        if start is not None and not inclusive_of_start:
+            first += 1
+        return self.bus.call(self._page(max(1, first), limit, stop, topics))
+
+    async def _page(
+        self, start: int, limit: int, stop: int | None, topics: Sequence[str]
+    ) -> list[Notification]:
+        layout = self.layout
+        found: list[Notification] = []
+        page_size = max(limit, _MIN_PAGE) if topics else limit
+        while len(found) < limit:
+            page = await read_subject(
+                self.bus.nc, layout.stream, layout.events_filter, start_seq=start, limit=page_size
+            )
+            some = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
+            found += [event for event in some if not topics or event.topic in topics]
+            if len(page) < page_size or (stop is not None and page[-1].seq >= stop):
+                break
+            start = page[-1].seq + 1
+        return found[:limit]
+
+    def max_notification_id(self) -> int | None:
+        """Return the position of the last event, as the stream's leader knows it, or None."""
+        layout = self.layout
+        last = self.bus.call(last_from_leader(self.bus.nc, layout.stream, layout.events_filter))
+        return last.seq if last else None
+
+    def subscribe(
+        self, gt: int | None = None, topics: Sequence[str] = ()
+    ) -> Subscription[ApplicationRecorder]:
+        """Follow the log from `gt` on, as it grows."""
+        return JetStreamSubscription(self, self.bus, self.layout, gt=gt, topics=topics)
+
+
+class JetStreamTrackingRecorder(JetStreamRecorder, TrackingRecorder):
+    """Tracking records in the application's stream, one sequence for each tracked application."""
+
+    def __init__(self, bus: Bus, layout: TrackingLayout) -> None:
+        super().__init__(bus, layout)
+        self.tracking_layout = layout
+
+    def insert_tracking(self, tracking: Tracking) -> None:
+        """Store a position, later than every other of that application.
+
+        Raises:
+            IntegrityError: that position, or a later one, is there already.
+            OperationalError: no answer: unknown whether it was stored. Read before you repeat.
+        """
+        self.bus.call(self.writer.append([self.tracking_layout.encode_tracking(tracking)]))
+
+    def max_tracking_id(self, application_name: str) -> int | None:
+        """Return the last position, as the stream's leader knows it, or None."""
+        sequence = self.tracking_layout.tracking_sequence_of(application_name)
+        last = self.bus.call(last_from_leader(self.bus.nc, self.layout.stream, sequence))
+        return self.layout.version_of(last) if last else None
+
+
+class JetStreamProcessRecorder(
+    JetStreamTrackingRecorder, JetStreamApplicationRecorder, ProcessRecorder
+):
+    """Events and a tracking record in one atomic batch.
+
+    A tracking record takes a position of the stream, so notification ids rise with gaps.
+    """
+
+    def entries(
+        self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **_: Any
+    ) -> list[Entry]:
+        """Write the events, and the tracking record last."""
+        entries = super().entries(stored_events)
+        if tracking is not None:
+            entries.append(self.tracking_layout.encode_tracking(tracking))
+        return entries
+
+
+def _pick(
+    events: Iterable[Notification],
+    *,
+    gt: int | None,
+    lte: int | None,
+    desc: bool,
+    limit: int | None,
+) -> list[Notification]:
+    """Choose from one aggregate's events, by version."""
+    chosen = [
+        event
+        for event in events
+        if (gt is None or event.originator_version > gt)
+        and (lte is None or event.originator_version <= lte)
+    ]
+    chosen.sort(key=lambda event: event.originator_version, reverse=desc)
+    return chosen[:limit]

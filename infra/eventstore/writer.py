@@ -1,0 +1,144 @@
+"""Appends by version: each version of an aggregate only once, all of an insert or none."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from eventsourcing.persistence import DataError, IntegrityError, OperationalError
+from nats.aio.client import Client
+
+from infra.eventstore.header_layout import NEWEST, version_of
+from infra.eventstore.layout import EventLayout
+from infra.jetstream.append import MAX_BATCH
+from infra.jetstream.errors import AppendConflictError
+from infra.jetstream.sequences import EMPTY, Entry, Head, Sequences, head_of
+
+FIRST_VERSION: Final = 1
+
+
+class EventWriter:
+    """Knows the versions that the library speaks of by the positions that the server compares.
+
+    It expects the heads that it knows or guesses, so that the usual append is one round trip. Where
+    that fails it asks the stream's leader: only what the leader says makes an `IntegrityError`.
+    """
+
+    def __init__(self, nc: Client, layout: EventLayout, *, timeout: float) -> None:
+        self.sequences = Sequences(
+            nc,
+            layout.stream,
+            sequence_of=layout.sequence_at,
+            digested=layout.digested,
+            timeout=timeout,
+        )
+        self._layout = layout
+
+    async def append(self, entries: Sequence[Entry]) -> list[int]:
+        """Store all entries or none, and return their positions.
+
+        Raises:
+            IntegrityError: a version is there already; nothing was stored.
+            DataError: too many entries for one atomic batch; nothing was stored.
+            BusUnavailableError: unknown whether the entries were stored.
+        """
+        if len(entries) > MAX_BATCH:
+            raise DataError(
+                f"{len(entries)} events (and tracking records) in one insert: JetStream stores at "
+                f"most {MAX_BATCH} messages atomically; save them in several steps"
+            )
+        if not entries:
+            return []
+        try:
+            heads = await self._guess(entries)
+            return await self.sequences.append(await self.prepare(entries, heads), heads)
+        except (AppendConflictError, IntegrityError):
+            names = dict.fromkeys(entry.sequence for entry in entries)
+            heads = await self._read(names, from_leader=True)
+        ready = await self.prepare(entries, heads)
+        try:
+            return await self.sequences.append(ready, heads)
+        except AppendConflictError as error:
+            raise IntegrityError(f"another writer was faster: {error}") from error
+
+    async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
+        """Return the entries as they follow the heads; raises `IntegrityError` if they can't."""
+        last = {sequence: head.version for sequence, head in heads.items()}
+        for entry in entries:
+            self._check(entry, last[entry.sequence])
+            last[entry.sequence] = entry.version
+        return entries
+
+    def _check(self, entry: Entry, last: int | None) -> None:
+        if last is not None and entry.version <= last:
+            raise IntegrityError(
+                f"version {entry.version} of {entry.sequence} is taken: the last one is {last}"
+            )
+        if self._layout.gapless and entry.version != (last or 0) + 1:
+            raise IntegrityError(
+                f"version {entry.version} of {entry.sequence} would leave a gap: "
+                f"the next one is {(last or 0) + 1}"
+            )
+
+    async def _guess(self, entries: Sequence[Entry]) -> dict[str, Head]:
+        """Return the heads as far as they are known; what begins with a first version is new."""
+        heads: dict[str, Head] = {}
+        unknown: list[str] = []
+        for entry in entries:
+            if entry.sequence in heads:
+                continue
+            known = self.sequences.heads.get(entry.sequence)
+            heads[entry.sequence] = known or EMPTY
+            if known is None and entry.version > FIRST_VERSION:
+                unknown.append(entry.sequence)
+        if unknown:
+            heads |= await self._read(unknown, from_leader=False)
+        return heads
+
+    async def _read(self, sequences: Collection[str], *, from_leader: bool) -> dict[str, Head]:
+        newest = await self.sequences.newest(sequences, from_leader=from_leader)
+        heads = dict.fromkeys(sequences, EMPTY)
+        for name, message in newest.items():
+            heads[name] = head_of(message, self._layout.version_of(message))
+        for name, head in heads.items():
+            self.sequences.heads.put(name, head)
+        return heads
+
+
+class SnapshotWriter(EventWriter):
+    """Appends snapshots: a version only once, but in any order."""
+
+    async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
+        """Return the entries, late ones marked; raises `IntegrityError` for a taken version."""
+        taken = {
+            sequence: await self._versions(sequence, head)
+            if any(_is_late(entry, head) for entry in entries if entry.sequence == sequence)
+            else set[int]()
+            for sequence, head in heads.items()
+        }
+        newest = {sequence: head.version for sequence, head in heads.items()}
+        ready: list[Entry] = []
+        for entry in entries:
+            if entry.version in taken[entry.sequence]:
+                raise IntegrityError(f"version {entry.version} of {entry.sequence} is taken")
+            taken[entry.sequence].add(entry.version)
+            before = newest[entry.sequence]
+            newest[entry.sequence] = max(entry.version, entry.version if before is None else before)
+            ready.append(_marked(entry, newest[entry.sequence]))
+        return ready
+
+    async def _versions(self, sequence: str, head: Head) -> set[int]:
+        messages = await self.sequences.read(sequence)
+        if not messages or messages[-1].seq < head.position:
+            raise OperationalError(
+                f"the replica that answered for {sequence} is behind its leader: try again"
+            )
+        return {version_of(message) for message in messages}
+
+
+def _is_late(entry: Entry, head: Head) -> bool:
+    return head.version is not None and entry.version <= head.version
+
+
+def _marked(entry: Entry, newest: int | None) -> Entry:
+    if newest is None or newest == entry.version:
+        return entry
+    return entry._replace(headers={**(entry.headers or {}), NEWEST: str(newest)}, version=newest)

@@ -1,0 +1,165 @@
+"""The past of a resource, read with the `eventsourcing` library: what happened, and how it stood.
+
+`ResourceLog` is the log as an application of the library, for programs of their own: its
+repository, and the library's projections. `History` is the same for a program that is connected
+already. Nothing of this writes: what is wanted is declared, and the deciders write the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+from eventsourcing.application import AggregateNotFoundError, Application, Repository
+from eventsourcing.persistence import (
+    EventStore,
+    InfrastructureFactory,
+    JSONTranscoder,
+    Mapper,
+    Notification,
+    NotSupportedError,
+    PersistenceError,
+)
+from eventsourcing.persistence import StoredEvent as RecordedEvent
+from eventsourcing.utils import Environment
+from nats.aio.client import Client
+
+from events.envelope import decode_log
+from events.integrity import LogDamage
+from events.names import ShapeKey
+from infra.bus.patience import patiently
+from infra.eventstore.bus import Bus, RunningLoop
+from infra.eventstore.factory import CREATE_TABLE, EVENT_LAYOUT_TOPIC, JetStreamFactory
+from infra.eventstore.recorders import JetStreamAggregateRecorder
+from infra.eventstore.resource_layout import HistoryDamagedError, ResourceLayout
+from infra.jetstream.errors import BusError
+from reconciler.ports import StoredEvent
+from reconciler.resource.evolve import evolve
+from reconciler.resource.state import NEW, ResourceState
+
+_LAYOUT: Final = "infra.eventstore.resource_layout:ResourceLayout"
+
+
+class Past(msgspec.Struct, frozen=True):
+    """A resource as of one version: its state, and the events that led to it.
+
+    ``id`` is its ``namespace/kind/name``. ``damage`` says where the log is damaged; what is before
+    it is sound, and all that there is.
+    """
+
+    id: str
+    state: ResourceState
+    events: tuple[StoredEvent, ...]
+    damage: LogDamage | None = None
+
+    @property
+    def version(self) -> int:
+        """How many events the resource had."""
+        return self.state.version
+
+
+def project(past: Past | None, events: Iterable[StoredEvent]) -> Past | None:
+    """Fold events into the past of a resource: a `projector_func` of the library's repository."""
+    state, known = (NEW, []) if past is None else (past.state, list(past.events))
+    for stored in events:
+        state = evolve(state, stored.event)
+        known.append(stored)
+    return Past(known[0].originator_id, state, tuple(known)) if known else None
+
+
+class LogMapper(Mapper[str]):
+    """Reads the library's stored events as ours, with their positions."""
+
+    def __init__(self) -> None:
+        super().__init__(JSONTranscoder())  # not used: events.envelope decodes
+
+    def to_domain_event(self, stored_event: RecordedEvent) -> StoredEvent:
+        """Read an event; raises `InvalidMessageError` for one of a newer release."""
+        position = stored_event.id if isinstance(stored_event, Notification) else 0
+        return StoredEvent(position, decode_log(stored_event.state))
+
+    def to_stored_event(self, domain_event: Any) -> RecordedEvent:
+        """Refuse: raises `NotSupportedError`."""
+        del domain_event
+        raise NotSupportedError("only deciders write the log: declare what you want")
+
+
+class LogStore(EventStore[str]):
+    """The library's store over the log; unlike the library's own it reads positions, too."""
+
+    mapper: LogMapper  # pyright: ignore[reportIncompatibleVariableOverride] - it gives our events
+    recorder: JetStreamAggregateRecorder
+
+    def get(
+        self,
+        originator_id: str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[StoredEvent]:
+        """Read a resource's events by version; raises `HistoryDamagedError`."""
+        found = self.recorder.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
+        return map(self.mapper.to_domain_event, found)
+
+
+class ResourceLog(Application[str]):
+    """The log as an application of the library; `NATS_URL` says where it is.
+
+    ::
+
+        log = ResourceLog(env={"NATS_URL": "nats://127.0.0.1:4222"})
+        past = log.repository.get("default/Shape/foo", version=3, projector_func=project)
+
+    Its `name` is what a projection tracks its position by.
+    """
+
+    def construct_factory(self, env: Environment) -> InfrastructureFactory[Any]:
+        """Construct the recorders' factory; raises `OperationalError` without a connection."""
+        settings = {**env, EVENT_LAYOUT_TOPIC: _LAYOUT, CREATE_TABLE: "no"}
+        return JetStreamFactory(Environment(env.name, settings))
+
+    def construct_mapper(self) -> LogMapper:
+        """Construct what reads our events."""
+        return LogMapper()
+
+    def construct_event_store(self) -> LogStore:
+        """Construct what the repository reads from."""
+        return LogStore(self.mapper, self.recorder)
+
+
+class History:
+    """Reads the past of resources over a connection of the running event loop."""
+
+    def __init__(self, nc: Client) -> None:
+        recorder = JetStreamAggregateRecorder(Bus(nc, RunningLoop()), ResourceLayout())
+        self._nc = nc
+        self._repository = Repository(LogStore(LogMapper(), recorder))
+
+    async def get(self, key: ShapeKey, *, version: int | None = None) -> Past:
+        """Read a resource's past as of a version, or as of now; of a damaged one, what is sound.
+
+        Raises ``BusError`` classes, and ``InvalidMessageError`` for an event of a newer release.
+        """
+        try:
+            return await self._past(key, version)
+        except HistoryDamagedError as error:
+            sound = await self._past(key, error.damage.version - 1)
+            return msgspec.structs.replace(sound, damage=error.damage)
+
+    async def _past(self, key: ShapeKey, version: int | None) -> Past:
+        return await patiently(self._nc, lambda: asyncio.to_thread(self._read, key, version))
+
+    def _read(self, key: ShapeKey, version: int | None) -> Past:
+        try:
+            past = self._repository.get(str(key), version=version, projector_func=project)
+        except AggregateNotFoundError:
+            return Past(str(key), NEW, ())
+        except PersistenceError as error:
+            if isinstance(error.__cause__, BusError):
+                raise error.__cause__ from None
+            raise
+        return past
