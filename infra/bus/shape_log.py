@@ -23,7 +23,7 @@ from events.integrity import (
 )
 from events.log import LogEvent, log_place
 from events.names import ShapeKey
-from events.subjects import log, log_filter, log_filter_of, state_snapshot
+from events.subjects import log_filter, log_filter_of, state_snapshot
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
 from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
@@ -100,12 +100,13 @@ class JetStreamShapeLog:
         turn half stored, which is harmless: the cause is delivered again, and what is missing is
         decided from the state.
         """
-        heads = {
-            sequence: await self._sequences.head_at(sequence, each.expected_position)
-            for each in appends
-            for sequence in [log_filter(each.key)]
-        }
-        entries = [_entry(each.key, event) for each in appends for event in each.events]
+        heads: dict[str, Head] = {}
+        entries: list[Entry] = []
+        for key, events, expected_position in appends:
+            sequence = log_filter(key)
+            known = self._sequences.known_head(sequence, expected_position)
+            heads[sequence] = known or await self._sequences.head_at(expected_position)
+            entries += [_entry(sequence, event) for event in events]
         with _refused():
             if len(appends) == 1 and len(entries) <= _EVENTS_ONE_BY_ONE:
                 return [await self._append_one_by_one(entries, heads)]
@@ -119,7 +120,7 @@ class JetStreamShapeLog:
         for number, entry in enumerate(entries):
             if number:
                 reach(Failpoint.DECIDER_BETWEEN_EVENTS)
-                heads = {entry.sequence: await self._sequences.head_at(entry.sequence, position)}
+                heads[entry.sequence] = self._sequences.heads.get(entry.sequence) or Head(position)
             [position] = await self._sequences.append([entry], heads)
         return position
 
@@ -145,8 +146,8 @@ class JetStreamShapeLog:
                 _logger.info("a snapshot was not stored", error=str(result))
 
     def _known_digest(self, key: ShapeKey, position: int) -> str:
-        head = self._sequences.heads.get(log_filter(key))
-        return head.digest if head is not None and head.position == position else ""
+        head = self._sequences.known_head(log_filter(key), position)
+        return "" if head is None else head.digest
 
     # --- loading
 
@@ -404,9 +405,9 @@ async def open_log(nc: Client) -> JetStreamShapeLog:
     return JetStreamShapeLog(nc, identity.log_id, identity.epoch)
 
 
-def _entry(key: ShapeKey, event: LogEvent) -> Entry:
-    place = log(key, log_place(event.data))
-    return Entry(log_filter(key), event.shapeversion, place, encode_log(event))
+def _entry(sequence: str, event: LogEvent) -> Entry:
+    place = sequence[:-1] + log_place(event.data)  # in the place of the filter's last token
+    return Entry(sequence, event.shapeversion, place, encode_log(event))
 
 
 @contextlib.contextmanager

@@ -149,13 +149,15 @@ class Sequences:
             self.heads.put(entry.sequence, Head(position, digests[entry.sequence], entry.version))
         return positions
 
-    async def head_at(self, sequence: str, position: int) -> Head:
-        """Return the head of a sequence whose last message is at a position, as far as we know."""
+    def known_head(self, sequence: str, position: int) -> Head | None:
+        """Return the head of a sequence whose last message is at a position, if it is known."""
+        if position == 0:
+            return EMPTY
         known = self.heads.get(sequence)
-        if known is not None and known.position == position:
-            return known
-        if position == 0 or not self._digested:
-            return Head(position)
+        return known if known is not None and known.position == position else None
+
+    async def head_at(self, position: int) -> Head:
+        """Read the head that the message at a position is; seldom needed, so one by one."""
         message = await message_from_leader(self._nc, self._stream, position)
         return Head(position) if message is None else head_of(message)
 
