@@ -65,7 +65,7 @@ def fairness(*, slow: int = 6_000, call_seconds: float = 2.0, samples: int = 300
     call_seconds
         How long each call to the slow API takes.
     samples
-        How many shapes are declared at the fast API in each phase, one after another.
+        How many resources are declared at the fast API in each phase, one after another.
     """
     load = os.getloadavg()[0]
     phases = uvloop.run(_run(slow, call_seconds, samples))
@@ -108,7 +108,7 @@ async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
 
 
 async def _latencies(bus: Bus, phase: str, samples: int) -> list[float]:
-    """Declare single shapes one after another; give what each took until it was Converged."""
+    """Declare single resources one after another; give what each took until it was Converged."""
     found: list[float] = []
     for number in range(samples):
         name = f"{phase}-{number}"

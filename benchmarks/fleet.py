@@ -18,24 +18,24 @@ from rich.table import Table
 
 from benchmarks.converge.usage import resident_mb
 from events.external import ExternalObject
-from events.intake import SnapshotBegan
+from events.intake import ListingBegan
 from events.log import (
     Action,
     ActionDecided,
     ActionSucceeded,
     LogEvent,
     OutcomeRecorded,
-    ShapeEvent,
+    ResourceEvent,
     SpecDeclared,
     event_type,
 )
 from events.manifest import Policy, ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.listing import SnapshotAssembler, observations
+from reconciler.roles.listing import ListingAssembler, observations
 from reconciler.roles.projector import Projector
 from reconciler.roles.sweeper import Sweeper
 
@@ -52,7 +52,7 @@ app = App(name="benchmarks.fleet", help_format="plaintext", result_action="retur
 
 
 class Costs(NamedTuple):
-    """What was measured with so many shapes; times in milliseconds of CPU: others may run, too."""
+    """What was measured with so many resources; times in milliseconds of CPU: others may run."""
 
     shapes: int
     event: float
@@ -71,8 +71,8 @@ def fleet(*, shapes: str = "1000,100000") -> int:
 
     Parameters
     ----------
-    shapes
-        Numbers of converged shapes, separated by commas.
+    resources
+        Numbers of converged resources, separated by commas.
     """
     _show([uvloop.run(_measure(int(each))) for each in shapes.split(",")])
     return 0
@@ -99,14 +99,14 @@ async def _measure(shapes: int) -> Costs:
 
 
 def _names(shapes: int) -> Sequence[str]:
-    return [f"shape-{number}" for number in range(shapes)]
+    return [f"resource-{number}" for number in range(shapes)]
 
 
 def _object(name: str) -> ExternalObject:
     return ExternalObject(name, {"type": "Square", "color": "Red"}, uid=f"uid-{name}", version="1")
 
 
-def _life(name: str) -> Sequence[ShapeEvent]:
+def _life(name: str) -> Sequence[ResourceEvent]:
     """Everything from a declaration until it has converged."""
     fields = {"type": "Square", "color": "Red"}
     action = Action(f"{name}@1", f"{name}@1", "Create", 1, _CONFIG, name, ("declared",), fields)
@@ -118,8 +118,8 @@ def _life(name: str) -> Sequence[ShapeEvent]:
     )
 
 
-def _event(name: str, version: int, data: ShapeEvent) -> LogEvent:
-    key = str(ShapeKey("default", _KIND, name))
+def _event(name: str, version: int, data: ResourceEvent) -> LogEvent:
+    key = str(ResourceKey("default", _KIND, name))
     kind = event_type(data)
     return LogEvent(f"{key}@{version}", "reconciler", kind, key, _NOW, version, data)
 
@@ -162,7 +162,7 @@ async def _event_costs(models: ReadModels, position: int) -> float:
     """Fold and write single events; give the 99th percentile."""
     projector, took = Projector(models, _Store()), list[float]()
     for number in range(1, _SAMPLES + 1):
-        event = _event("shape-0", 4 + number, OutcomeRecorded("Converged", 1, "", str(number)))
+        event = _event("resource-0", 4 + number, OutcomeRecorded("Converged", 1, "", str(number)))
         began = time.thread_time()
         projector.apply(position + number, event)
         await projector.flush()
@@ -177,8 +177,8 @@ def _sweeper(models: ReadModels) -> Sweeper:
 
 
 async def _compare(models: ReadModels, objects: Mapping[str, ExternalObject]) -> None:
-    snapshot = SnapshotAssembler(SnapshotBegan(_CONFIG, _KIND, 0), _NOW)
-    findings = await observations(snapshot, objects, models.status, _SPEC, "log")
+    listing = ListingAssembler(ListingBegan(_CONFIG, _KIND, 0), _NOW)
+    findings = await observations(listing, objects, models.status, _SPEC, "log")
     assert not findings.observed, "nothing has changed"
 
 
@@ -211,7 +211,7 @@ async def _longest_hold() -> AsyncGenerator[Callable[[], float]]:
 def _show(found: Sequence[Costs]) -> None:
     table = Table("ms of CPU", title="What a fleet costs")
     for each in found:
-        table.add_column(f"{each.shapes:,} shapes", justify="right")
+        table.add_column(f"{each.shapes:,} resources", justify="right")
     table.add_column("target", justify="right")
     table.add_row(
         "one event folded and written, p99", *(f"{e.event:.3f}" for e in found), f"{EVENT_MS}"
@@ -221,11 +221,11 @@ def _show(found: Sequence[Costs]) -> None:
     table.add_row(
         "  the longest that it held the event loop", *(f"{e.held:.1f}" for e in found), f"{HOLD_MS}"
     )
-    table.add_row("memory of the rows, KB a shape", *(f"{e.kilobytes:.2f}" for e in found), "-")
+    table.add_row("memory of the rows, KB a resource", *(f"{e.kilobytes:.2f}" for e in found), "-")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     largest = found[-1]
     met = largest.event < EVENT_MS and largest.sweep < SWEEP_MS and largest.held < HOLD_MS
-    print(f"targets at {largest.shapes:,} shapes: {'met' if met else 'missed'}")
+    print(f"targets at {largest.shapes:,} resources: {'met' if met else 'missed'}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 An *event* here is a CloudEvents 1.0 message in structured JSON. Three vocabularies meet:
 
 - ``intake``: what others tell the reconciler (declarations, observations, results, timers);
-- ``log``: what the reconciler recorded about one shape, the only truth;
+- ``log``: what the reconciler recorded about one resource, the only truth;
 - ``outcome``: what it tells others about the result.
 
-``names`` and ``subjects`` say how a shape is named and where its messages travel; ``manifest`` is
-what people write. This package imports nothing else of this project.
+``names`` and ``subjects`` say how a resource is named and where its messages travel; ``manifest``
+is what people write. This package imports nothing else of this project.
 """

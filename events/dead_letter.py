@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from events.envelope import MAX_MESSAGE_BYTES
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 
 KEPT_BYTES = MAX_MESSAGE_BYTES
 """A payload up to here is kept whole: all that could ever be decided can be retried."""
@@ -40,8 +40,8 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
 
     ``stage`` is where: ``intake`` (it could not be read), ``declaration`` (it was refused),
     ``decision`` (it could not be decided), ``action`` (a decided action that no worker could read),
-    ``observation`` (an object that is too long to be observed), ``snapshot`` (another observer's
-    snapshot proves nothing). ``position`` is its place in the stream that ``subject`` belongs to. A
+    ``observation`` (an object that is too long to be observed), ``listing`` (another observer's
+    listing proves nothing). ``position`` is its place in the stream that ``subject`` belongs to. A
     payload that is not text is in base64.
     """
 
@@ -145,14 +145,14 @@ def published_subject(record: DeadLetterRecord) -> str:
     return record.subject
 
 
-def shape_of(record: DeadLetterRecord) -> ShapeKey | None:
-    """Tell which shape a message was about, if its subject names one."""
+def resource_of(record: DeadLetterRecord) -> ResourceKey | None:
+    """Tell which resource a message was about, if its subject names one."""
     parts = record.subject.split(".")
     where = {"in": 3, "rec": 2, "log": 1}.get(parts[0])
     if where is None or len(parts) != where + (4 if parts[0] == "log" else 3):
         return None
     try:
-        return ShapeKey.checked(*parts[where : where + 3])
+        return ResourceKey.checked(*parts[where : where + 3])
     except InvalidNameError:
         return None
 

@@ -15,11 +15,11 @@ import msgspec
 
 from events.intake import (
     INTAKE_TYPES,
-    SNAPSHOT_TYPE,
+    LISTING_TYPE,
     TYPE_OF_INTAKE,
     Declared,
     IntakeData,
-    SnapshotPart,
+    ListingPart,
 )
 from events.log import LogEvent
 from events.manifest import Manifest
@@ -28,7 +28,7 @@ from events.upcasting import UPCASTERS, JsonObject, Upcasters
 
 MAX_ID_CHARACTERS = 256
 MAX_MESSAGE_BYTES = 512 * 1024
-"""A longer message of the intake is refused: it would be copied into every read of its shape."""
+"""A longer message of the intake is refused: it would be copied into every read of its resource."""
 
 MAX_NESTING = 100
 """Deeper JSON is refused: a decoder gives up at a depth that depends on its stack, so that what one
@@ -70,7 +70,7 @@ _manifest_decoder = msgspec.json.Decoder(Manifest)
 _intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
     name: msgspec.json.Decoder(struct) for name, struct in INTAKE_TYPES.items()
 }
-_snapshot_decoder: msgspec.json.Decoder[SnapshotPart] = msgspec.json.Decoder(SnapshotPart)
+_listing_decoder: msgspec.json.Decoder[ListingPart] = msgspec.json.Decoder(ListingPart)
 
 
 def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datetime) -> bytes:
@@ -78,11 +78,11 @@ def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datet
     return _encode(message_id, source, TYPE_OF_INTAKE[type(data)], data, time)
 
 
-def encode_snapshot_part(
-    message_id: str, source: str, data: SnapshotPart, *, time: datetime
+def encode_listing_part(
+    message_id: str, source: str, data: ListingPart, *, time: datetime
 ) -> bytes:
-    """Encode one part of a snapshot as a CloudEvent."""
-    return _encode(message_id, source, SNAPSHOT_TYPE, data, time)
+    """Encode one part of a listing as a CloudEvent."""
+    return _encode(message_id, source, LISTING_TYPE, data, time)
 
 
 def _encode(message_id: str, source: str, event_type: str, data: object, time: datetime) -> bytes:
@@ -103,9 +103,9 @@ def decode_intake(
 ) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
-    ``fallback_id`` names a bare manifest, which has no id of its own. ``about`` is the shape that
-    the bus's subject names, as ``namespace/kind/name``: a CloudEvent with another subject of its
-    own is refused, for only the bus's was checked against the publisher's permissions. Raises
+    ``fallback_id`` names a bare manifest, which has no id of its own. ``about`` is the resource
+    that the bus's subject names, as ``namespace/kind/name``: a CloudEvent with another subject of
+    its own is refused, for only the bus's was checked against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
     if len(fallback_id) > MAX_ID_CHARACTERS:
@@ -182,14 +182,14 @@ def _check_nesting(payload: bytes) -> None:
             raise InvalidMessageError(f"nested too deep: {MAX_NESTING} levels are allowed")
 
 
-def decode_snapshot_part(payload: bytes) -> SnapshotPart:
-    """Decode one part of a snapshot; raises ``InvalidMessageError``."""
+def decode_listing_part(payload: bytes) -> ListingPart:
+    """Decode one part of a listing; raises ``InvalidMessageError``."""
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)
-        return _snapshot_decoder.decode(envelope.data)
+        return _listing_decoder.decode(envelope.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidMessageError(f"not a part of a snapshot: {error}") from None
+        raise InvalidMessageError(f"not a part of a listing: {error}") from None
 
 
 def encode_log(event: LogEvent) -> bytes:

@@ -25,9 +25,9 @@ class _Intake(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Declared(_Intake, frozen=True):
-    """A service declares the desired state of one shape.
+    """A service declares the desired state of one resource.
 
-    With ``expected_generation`` the declaration is refused unless the shape's generation is that
+    With ``expected_generation`` the declaration is refused unless the resource's generation is that
     one (0: it does not exist yet).
     """
 
@@ -42,7 +42,7 @@ class Withdrawn(_Intake, frozen=True):
 
 
 class FinalizerRequested(_Intake, frozen=True):
-    """A service asks that a shape is not deleted or released before it has finished with it.
+    """A service asks that a resource is not deleted or released before it has finished with it.
 
     The ``finalizer`` is named as in Kubernetes: ``billing.example.com/invoice``. It belongs to the
     service that asked: the CloudEvent's ``source``.
@@ -52,7 +52,7 @@ class FinalizerRequested(_Intake, frozen=True):
 
 
 class FinalizerReleased(_Intake, frozen=True):
-    """A service has finished with a shape. Of another service's finalizer only with ``force``."""
+    """A service has finished with a resource; another service's finalizer needs ``force``."""
 
     finalizer: str
     force: bool = False
@@ -60,7 +60,7 @@ class FinalizerReleased(_Intake, frozen=True):
 
 
 class ForcedRelease(_Intake, frozen=True):
-    """Somebody takes off whatever keeps a withdrawn shape: finalizers and references.
+    """Somebody takes off whatever keeps a withdrawn resource: finalizers and references.
 
     With ``orphan`` the external object is let go where it is, and no call is made any more.
     """
@@ -73,7 +73,7 @@ ApprovalDecision = Literal["Proceed", "Abandon"]
 
 
 class Approved(_Intake, frozen=True):
-    """A person decides about a shape that is held.
+    """A person decides about a resource that is held.
 
     ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``): an
     approval of something else is refused. ``Abandon`` ends an action whose result stays unknown.
@@ -88,14 +88,14 @@ OnWithdrawal = Literal["Keep", "Release", "Ignore"]
 
 
 class Referenced(_Intake, frozen=True):
-    """A ``ShapeRef`` refers to this shape: ``by`` is its ``namespace/kind/name``."""
+    """A ``ShapeRef`` refers to this resource: ``by`` is its ``namespace/kind/name``."""
 
     by: str
     on_withdrawal: OnWithdrawal
 
 
 class Unreferenced(_Intake, frozen=True):
-    """A ``ShapeRef`` does not refer to this shape any more."""
+    """A ``ShapeRef`` does not refer to this resource any more."""
 
     by: str
 
@@ -122,15 +122,15 @@ class LossCount(_Intake, frozen=True):
 
 
 class Observed(_Intake, frozen=True):
-    """What an observer saw of one shape: the object, or proof that there is none.
+    """What an observer saw of one resource: the object, or proof that there is none.
 
     ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or
     a ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began,
     and the observation is taken as older than everything. For APIs that show an effect only after a
     grace: ``began_at`` is the same moment by the observer's clock, and ``age_seconds`` how long ago
     it was when this was sent, by no clock that can be set. ``exclusive`` and ``losses`` count the
-    whole listing, for the guards. ``taken_by`` is another shape that has this object, empty if none
-    has, None if nobody looked.
+    whole listing, for the guards. ``taken_by`` is another resource that has this object, empty if
+    none has, None if nobody looked.
     """
 
     provider_config: str
@@ -168,8 +168,8 @@ class Reported(_Intake, frozen=True):
     """A worker reports what came of one attempt at an action.
 
     ``object`` is the object as the API shows it after a success; after a conflict, what stands in
-    the way, if it could be read. ``sought``: the worker did not call again but looked what came of
-    the action; without an error, no object says that there is none. ``redelivered``: another worker
+    the way, if it could be read. ``is_lookup``: the worker did not call but looked what came of the
+    action; without an error, no object says that there is none. ``redelivered``: another worker
     had this attempt before, or may have it too by now: it may have made the call. ``replayed``: the
     API said that this answer, a refusal too, was kept with the action's key. ``absent``: a deletion
     met nothing, so that it is not known who made it.
@@ -183,7 +183,7 @@ class Reported(_Intake, frozen=True):
     error: ActionError | None = None
     object: ExternalObject | None = None
     replayed: bool = False
-    sought: bool = False
+    is_lookup: bool = False
     redelivered: bool = False
     absent: bool = False
 
@@ -209,7 +209,7 @@ class ApiReported(_Intake, frozen=True):
 
 
 class TimerFired(_Intake, frozen=True):
-    """A timer is due: a hint to look at the shape again, never truth."""
+    """A timer is due: a hint to look at the resource again, never truth."""
 
     purpose: Literal["Retry", "Sweep", "ConfigChanged"]
 
@@ -218,8 +218,8 @@ class Answer(_Intake, frozen=True):
     """What the decider answers to a publisher that asked (``events.subjects.REPLY_HEADER``).
 
     ``reason`` is one word: ``Accepted``, ``Unchanged``, ``Duplicate``, or why it was refused.
-    ``generation`` is the shape's generation after the message; ``position`` the message's place in
-    the intake.
+    ``generation`` is the resource's generation after the message; ``position`` the message's place
+    in the intake.
     """
 
     accepted: bool
@@ -267,7 +267,7 @@ TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
 }
 
 
-class SnapshotBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
+class ListingBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
     """An observer begins to list a scope; ``as_of`` is the intake's last position by then."""
 
     provider_config: str
@@ -277,18 +277,18 @@ class SnapshotBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
     labels: dict[str, str] = {}
 
 
-class SnapshotItem(_Intake, frozen=True, tag_field="part", tag="Item"):
+class ListingItem(_Intake, frozen=True, tag_field="part", tag="Item"):
     """One object of the scope."""
 
     object: ExternalObject
 
 
-class SnapshotCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
+class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
     """The listing came to its end; it proves absence only if ``count`` items were received."""
 
     count: int
 
 
-SnapshotPart = SnapshotBegan | SnapshotItem | SnapshotCompleted
+ListingPart = ListingBegan | ListingItem | ListingCompleted
 
-SNAPSHOT_TYPE = "reconciler.snapshot.Part"
+LISTING_TYPE = "reconciler.listing.Part"

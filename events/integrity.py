@@ -1,13 +1,13 @@
-"""The integrity of the log: gapless versions, and a running digest for each shape.
+"""The integrity of the log: gapless versions, and a running digest for each resource.
 
-Every event of a shape is stored with the digest of all events of that shape up to it: a hash over
-the digest before, and the event's bytes as they are stored. It is a header and no part of the
+Every event of a resource is stored with the digest of all events of that resource up to it: a hash
+over the digest before, and the event's bytes as they are stored. It is a header and no part of the
 event, so that upcasting and added fields do not touch it (ADR 0010). A hash chain, as of Haber and
 Stornetta, "How to Time-Stamp a Digital Document" (1991); it finds what disks, servers and mistakes
 do, and is no signature.
 
-Shapes whose first events were stored by a release without digests are verified by their versions,
-and from the first digest on by both.
+Resources whose first events were stored by a release without digests are verified by their
+versions, and from the first digest on by both.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import msgspec
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class, log_place
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 
 DIGEST_HEADER = "Reconciler-Digest"
-"""Header of every event: the digest of its shape's history up to it."""
+"""Header of every event: the digest of its resource's history up to it."""
 
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
@@ -51,8 +51,8 @@ written by something that keeps no digests, after others have.
 class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A place where the log is not what was written.
 
-    ``position`` is where it was found in the log, ``version`` the version of the shape that was
-    expected there. ``shape`` is ``namespace/kind/name``, empty for what belongs to none.
+    ``position`` is where it was found in the log, ``version`` the version of the resource that was
+    expected there. ``resource`` is ``namespace/kind/name``, empty for what belongs to none.
     """
 
     problem: Problem
@@ -60,15 +60,15 @@ class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     version: int
     expected: str
     found: str
-    shape: str = ""
+    resource: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.shape}, " if self.shape else ""
+        where = f"{self.resource}, " if self.resource else ""
         return f"{where}position {self.position}: expected {self.expected}, found {self.found}"
 
 
 class LogDamagedError(ValueError):
-    """A shape's history is damaged and must not be folded; ``damage`` says where."""
+    """A resource's history is damaged and must not be folded; ``damage`` says where."""
 
     def __init__(self, damage: LogDamage) -> None:
         super().__init__(str(damage))
@@ -89,8 +89,8 @@ def next_digest(previous: str, payload: bytes) -> str:
     return blake2b(previous.encode() + payload, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-class ShapeChain:
-    """The history of one shape, checked event by event.
+class HistoryChain:
+    """The history of one resource, checked event by event.
 
     ``version`` is None as long as it is not known where the history begins: the first event is then
     taken as it is. ``digest`` is empty as long as no event had one, ``position`` 0.
@@ -103,48 +103,48 @@ class ShapeChain:
         self.digest = digest
         self.position = position
 
-    def take(self, recorded: Recorded, shape: str) -> LogEvent:
+    def take(self, recorded: Recorded, resource: str) -> LogEvent:
         """Return the next event if it is the right one; raises `LogDamagedError`, always first."""
-        event = self._decoded(recorded, shape)
-        if not self._goes_on_with(recorded, event, shape):
-            self._check_place(recorded, event, shape)
-            self._check_order(recorded, event, shape)
-            self._check_digest(recorded, event, shape)
-        self.version = event.shapeversion
+        event = self._decoded(recorded, resource)
+        if not self._goes_on_with(recorded, event, resource):
+            self._check_place(recorded, event, resource)
+            self._check_order(recorded, event, resource)
+            self._check_digest(recorded, event, resource)
+        self.version = event.resourceversion
         self.digest = recorded.digest
         self.position = recorded.position
         return event
 
-    def _decoded(self, recorded: Recorded, shape: str) -> LogEvent:
+    def _decoded(self, recorded: Recorded, resource: str) -> LogEvent:
         try:
             return decode_log(recorded.payload)
         except InvalidMessageError as error:
             reason = str(error)[:_SHOWN_CHARACTERS]
-            raise self._damage("Unreadable", recorded, shape, reason) from None
+            raise self._damage("Unreadable", recorded, resource, reason) from None
 
-    def _goes_on_with(self, recorded: Recorded, event: LogEvent, shape: str) -> bool:
+    def _goes_on_with(self, recorded: Recorded, event: LogEvent, resource: str) -> bool:
         """Return whether all is as it nearly always is: cheaper than to find out what is not."""
         return (
-            event.shapeversion - 1 == self.version
-            and event.subject == shape
+            event.resourceversion - 1 == self.version
+            and event.subject == resource
             and recorded.subject.split(".", _PLACE)[-1] == log_place(event.data)
             and next_digest(self.digest, recorded.payload) == recorded.digest
         )
 
-    def _check_place(self, recorded: Recorded, event: LogEvent, shape: str) -> None:
-        if event.subject != shape:
-            found = f"event {event.shapeversion} of {event.subject[:_SHOWN_CHARACTERS]}"
-            raise self._damage("Misplaced", recorded, shape, found)
+    def _check_place(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
+        if event.subject != resource:
+            found = f"event {event.resourceversion} of {event.subject[:_SHOWN_CHARACTERS]}"
+            raise self._damage("Misplaced", recorded, resource, found)
         place = recorded.subject.split(".", _PLACE)[_PLACE:]
         if place == [log_place(event.data)]:
             return
         wanted = log_class(event.data)
         if place != [wanted]:  # older releases recorded an action without its configuration
-            found = f"event {event.shapeversion} ({wanted}) on {recorded.subject}"
-            raise self._damage("Misplaced", recorded, shape, found)
+            found = f"event {event.resourceversion} ({wanted}) on {recorded.subject}"
+            raise self._damage("Misplaced", recorded, resource, found)
 
-    def _check_order(self, recorded: Recorded, event: LogEvent, shape: str) -> None:
-        last, version = self.version, event.shapeversion
+    def _check_order(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
+        last, version = self.version, event.resourceversion
         if last is None or version == last + 1:
             return
         if version > last + 1:
@@ -153,40 +153,42 @@ class ShapeChain:
             problem = "Repeated"
         else:
             problem = "OutOfOrder"
-        raise self._damage(problem, recorded, shape, f"event {version}")
+        raise self._damage(problem, recorded, resource, f"event {version}")
 
-    def _check_digest(self, recorded: Recorded, event: LogEvent, shape: str) -> None:
+    def _check_digest(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
         if not recorded.digest:
             if self.digest:
-                found = f"event {event.shapeversion} without one"
-                expected = f"event {event.shapeversion} with a digest, as those before it"
-                raise self._damage("Undigested", recorded, shape, found, expected)
+                found = f"event {event.resourceversion} without one"
+                expected = f"event {event.resourceversion} with a digest, as those before it"
+                raise self._damage("Undigested", recorded, resource, found, expected)
             return
         if self.version is None and not self.digest:
             return
         digest = next_digest(self.digest, recorded.payload)
         if digest != recorded.digest:
-            expected = f"event {event.shapeversion} with digest {recorded.digest}"
-            raise self._damage("Changed", recorded, shape, f"bytes of digest {digest}", expected)
+            expected = f"event {event.resourceversion} with digest {recorded.digest}"
+            raise self._damage("Changed", recorded, resource, f"bytes of digest {digest}", expected)
 
     def _damage(
-        self, problem: Problem, recorded: Recorded, shape: str, found: str, expected: str = ""
+        self, problem: Problem, recorded: Recorded, resource: str, found: str, expected: str = ""
     ) -> LogDamagedError:
         version = 0 if self.version is None else self.version + 1
         what = expected or (f"event {version}" if version else "an event")
-        return LogDamagedError(LogDamage(problem, recorded.position, version, what, found, shape))
+        return LogDamagedError(
+            LogDamage(problem, recorded.position, version, what, found, resource)
+        )
 
 
 class LogChains:
-    """The histories of all shapes of a log, checked in one pass; about 300 bytes a shape.
+    """The histories of all resources of a log, checked in one pass; about 300 bytes a resource.
 
-    ``after`` is the position that the pass begins behind: unless it is 0, a shape's first event
-    that is seen is taken as it is. What is found is told to ``damaged``: a shape once, and it is
+    ``after`` is the position that the pass begins behind: unless it is 0, a resource's first event
+    that is seen is taken as it is. What is found is told to ``damaged``: a resource once, and it is
     not looked at any further; and positions that are missing. A log never removes anything, so a
-    position that is missing is an event that was lost, even if it was the last of its shape.
+    position that is missing is an event that was lost, even if it was the last of its resource.
 
-    ``most``: of how many shapes, at least, the end of their history is kept in mind, those of the
-    newest events; twice as many at most. The next event of another one is taken as it is.
+    ``most``: of how many resources, at least, the end of their history is kept in mind, those of
+    the newest events; twice as many at most. The next event of another one is taken as it is.
     """
 
     def __init__(
@@ -196,51 +198,51 @@ class LogChains:
         after: int = 0,
         most: int | None = None,
     ) -> None:
-        self.chains: dict[str, ShapeChain] = {}
+        self.chains: dict[str, HistoryChain] = {}
         self.undigested = 0
         self._tell = damaged
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
         self._most = most
-        self._older: dict[str, ShapeChain] = {}
+        self._older: dict[str, HistoryChain] = {}
 
     def take(self, recorded: Recorded) -> LogEvent | None:
-        """Return a sound event, or None for one of a damaged shape, or of none."""
+        """Return a sound event, or None for one of a damaged resource, or of none."""
         if recorded.position != self._position + 1:
             self._tell_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
         log, *key = recorded.subject.split(".", _PLACE)
-        shape = "/".join(key[:3])
-        chain = self.chains.get(shape) or self._chain_of(shape)
+        resource = "/".join(key[:3])
+        chain = self.chains.get(resource) or self._chain_of(resource)
         if log != "log" or len(key) < _PLACE or chain is None:
             self._tell_misplaced(recorded)
             return None
-        if shape in self._damaged:
+        if resource in self._damaged:
             return None
         try:
-            event = chain.take(recorded, shape)
+            event = chain.take(recorded, resource)
         except LogDamagedError as error:
-            self._damaged.add(shape)
+            self._damaged.add(resource)
             self._tell(error.damage)
             return None
         if not recorded.digest:
             self.undigested += 1
         return event
 
-    def _chain_of(self, shape: str) -> ShapeChain | None:
-        """Begin a shape's chain, or take one up again; None if nothing can have that name."""
-        chain = self._older.pop(shape, None)
+    def _chain_of(self, resource: str) -> HistoryChain | None:
+        """Begin a resource's chain, or take one up again; None if nothing can have that name."""
+        chain = self._older.pop(resource, None)
         if chain is None:
             try:
-                ShapeKey.parse(shape)
+                ResourceKey.parse(resource)
             except InvalidNameError:
                 return None
-            chain = ShapeChain(self._begins_with)
+            chain = HistoryChain(self._begins_with)
         if self._most is not None and len(self.chains) >= self._most:
             self._older, self.chains = self.chains, {}
             self._begins_with = None  # what seems to be new may be forgotten
-        self.chains[shape] = chain
+        self.chains[resource] = chain
         return chain
 
     def end(self, last_position: int) -> None:
@@ -257,7 +259,7 @@ class LogChains:
         self._tell(LogDamage("Missing", first, 0, what, found))
 
     def _tell_misplaced(self, recorded: Recorded) -> None:
-        """Everything below a shape's subject is in its history, also what is no event's place."""
+        """Report it: all below a resource's subject is its history, whatever its last token."""
         expected = "a subject log.<namespace>.<kind>.<name>.<class>"
         found = recorded.subject[:_SHOWN_CHARACTERS]
         self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))

@@ -1,10 +1,10 @@
-"""What the reconciler recorded about a shape: the event log, which is the only truth.
+"""What the reconciler recorded about a resource: the event log, which is the only truth.
 
 These are the STORED formats: a field may be added with a default; a field is never renamed or
 removed, and what no longer fits gets a new class and an upcaster (``events.upcasting``).
 
 An event says what happened in the past tense and carries all that a fold needs. The envelope
-(``LogEvent``) adds the shape's gapless version, the time, and the cause: the intake message that
+(``LogEvent``) adds the resource's gapless version, the time, and the cause: the intake message that
 led to it, with its position.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from events.external import ExternalObject
 from events.intake import ActionError, ApprovalDecision, OnWithdrawal
 from events.manifest import Fields, Policy
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import LogClass
 
 
@@ -64,7 +64,7 @@ class DeclarationSuperseded(_Event, frozen=True):
 class ExternalObserved(_Event, frozen=True):
     """Something new was seen in the external API: the object, or None: proof that there is none.
 
-    ``taken_by``: another shape of the log that has this object, empty if none is known.
+    ``taken_by``: another resource of the log that has this object, empty if none is known.
     """
 
     provider_config: str
@@ -130,7 +130,7 @@ class OwnershipReleased(_Event, frozen=True):
 
 
 class FinalizerAdded(_Event, frozen=True):
-    """A service holds the shape until it has finished with it; ``holder`` is that service."""
+    """A service holds the resource until it has finished with it; ``holder`` is that service."""
 
     finalizer: str
     holder: str
@@ -145,7 +145,7 @@ class FinalizerRemoved(_Event, frozen=True):
 
 
 class ReleaseForced(_Event, frozen=True):
-    """Somebody took off all that kept the shape. The envelope names the actor."""
+    """Somebody took off all that kept the resource. The envelope names the actor."""
 
     reason: str
     orphan: bool = False
@@ -154,7 +154,7 @@ class ReleaseForced(_Event, frozen=True):
 
 
 class HoldApproved(_Event, frozen=True):
-    """A person decided about a shape that was held. The envelope names the actor."""
+    """A person decided about a resource that was held. The envelope names the actor."""
 
     hold: str
     decision: ApprovalDecision = "Proceed"
@@ -162,14 +162,14 @@ class HoldApproved(_Event, frozen=True):
 
 
 class ReferenceAdded(_Event, frozen=True):
-    """A ``ShapeRef`` refers to the shape from now on, with this policy."""
+    """A ``ShapeRef`` refers to the resource from now on, with this policy."""
 
     by: str
     on_withdrawal: OnWithdrawal
 
 
 class ReferenceRemoved(_Event, frozen=True):
-    """A ``ShapeRef`` does not refer to the shape any more."""
+    """A ``ShapeRef`` does not refer to the resource any more."""
 
     by: str
 
@@ -217,7 +217,7 @@ class ActionRetried(_Event, frozen=True):
     attempt: int
 
 
-class ActionSought(_Event, frozen=True):
+class LookupDecided(_Event, frozen=True):
     """A worker shall look in the API what came of the action: its result is unknown.
 
     Second rung of the ladder of unknown results (ADR 0012); the first is ``ActionRetried``.
@@ -320,7 +320,7 @@ class ActionAbandoned(_Event, frozen=True):
 
 
 class RetryScheduled(_Event, frozen=True):
-    """The shape waits until ``at``; for the next attempt of ``action_id``, or to look again."""
+    """The resource waits until ``at``; for the next attempt of ``action_id``, or to look again."""
 
     at: datetime
     delay_seconds: float
@@ -378,7 +378,7 @@ ConditionType = Literal["Ready", "Synced", "Degraded", "Paused"]
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One aspect of a shape's state, as Kubernetes users know it."""
+    """One aspect of a resource's state, as Kubernetes users know it."""
 
     type: ConditionType
     status: Literal["True", "False", "Unknown"]
@@ -398,7 +398,7 @@ class OutcomeRecorded(_Event, frozen=True):
     action_id: str | None = None
 
 
-ShapeEvent = (
+ResourceEvent = (
     SpecDeclared
     | SpecWithdrawn
     | GenerationSuperseded
@@ -417,7 +417,7 @@ ShapeEvent = (
     | TargetObserved
     | ActionDecided
     | ActionRetried
-    | ActionSought
+    | LookupDecided
     | ActionHeld
     | ActionSucceeded
     | ActionNotDone
@@ -433,10 +433,10 @@ ShapeEvent = (
 )
 
 
-def log_class(event: ShapeEvent) -> LogClass:
+def log_class(event: ResourceEvent) -> LogClass:
     """Return the subject class that an event is recorded under."""
     match event:
-        case ActionDecided() | ActionRetried() | ActionSought():
+        case ActionDecided() | ActionRetried() | LookupDecided():
             return "action"
         case OutcomeRecorded():
             return "outcome"
@@ -444,9 +444,9 @@ def log_class(event: ShapeEvent) -> LogClass:
             return "fact"
 
 
-def log_place(event: ShapeEvent) -> str:
-    """Return where below its shape an event is recorded: an action, beside its API's others."""
-    if isinstance(event, (ActionDecided, ActionRetried, ActionSought)):
+def log_place(event: ResourceEvent) -> str:
+    """Return where below its resource an event is recorded: an action, beside its API's others."""
+    if isinstance(event, (ActionDecided, ActionRetried, LookupDecided)):
         return f"action.{event.action.provider_config}"
     return log_class(event)
 
@@ -454,9 +454,9 @@ def log_place(event: ShapeEvent) -> str:
 class LogEvent(msgspec.Struct, frozen=True):
     """An event of the log in its envelope: CloudEvents 1.0, structured JSON, with extensions.
 
-    ``shapeversion`` counts the events of one shape without a gap. ``causeid`` and ``causeposition``
-    name the intake message that led to the event; ``actor`` is that message's source. Attribute
-    names are lower case and joined, as CloudEvents wants.
+    ``resourceversion`` counts the events of one resource without a gap. ``causeid`` and
+    ``causeposition`` name the intake message that led to the event; ``actor`` is that message's
+    source. Attribute names are lower case and joined, as CloudEvents wants.
     """
 
     id: str
@@ -464,27 +464,27 @@ class LogEvent(msgspec.Struct, frozen=True):
     type: str
     subject: str
     time: datetime
-    shapeversion: int
-    data: ShapeEvent
+    resourceversion: int
+    data: ResourceEvent
     causeid: str = ""
     causeposition: int = 0
     actor: str = ""
     specversion: str = "1.0"
 
     @property
-    def key(self) -> ShapeKey:
-        """The shape that the event belongs to."""
-        return ShapeKey(*self.subject.split("/"))
+    def key(self) -> ResourceKey:
+        """The resource that the event belongs to."""
+        return ResourceKey(*self.subject.split("/"))
 
 
 SOURCE = "reconciler"
 
 
-def event_id(key: ShapeKey, version: int) -> str:
+def event_id(key: ResourceKey, version: int) -> str:
     """Name an event: unique in one log, since versions have no gaps and appends are checked."""
     return f"{key}@{version}"
 
 
-def event_type(event: ShapeEvent) -> str:
+def event_type(event: ResourceEvent) -> str:
     """Return the CloudEvents type of an event."""
-    return f"reconciler.shape.{type(event).__name__}"
+    return f"reconciler.resource.{type(event).__name__}"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from events.names import ShapeKey, check_token
+from events.names import ResourceKey, check_token
 
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
 """Annotation with the name of the object in the external API, where it is not ``metadata.name``."""
@@ -35,7 +35,7 @@ class _Declared(
 
 
 class Metadata(_Declared, frozen=True):
-    """Who the shape is, and what is attached to it."""
+    """Who the resource is, and what is attached to it."""
 
     name: str
     namespace: str = "default"
@@ -44,7 +44,7 @@ class Metadata(_Declared, frozen=True):
 
 
 class Manifest(_Declared, frozen=True):
-    """A declaration of one shape."""
+    """A declaration of one resource."""
 
     api_version: str
     kind: str
@@ -52,13 +52,13 @@ class Manifest(_Declared, frozen=True):
     spec: Fields = {}
 
     @property
-    def key(self) -> ShapeKey:
+    def key(self) -> ResourceKey:
         """The identity; raises ``InvalidNameError``."""
-        return ShapeKey.checked(self.metadata.namespace, self.kind, self.metadata.name)
+        return ResourceKey.checked(self.metadata.namespace, self.kind, self.metadata.name)
 
 
 class ProviderConfigRef(_Declared, frozen=True):
-    """Which ``ProviderConfig`` a shape uses."""
+    """Which ``ProviderConfig`` a resource uses."""
 
     name: str
 
@@ -69,7 +69,7 @@ Adoption = Literal["Adopt", "Refuse"]
 
 
 class Policy(_Declared, frozen=True):
-    """What the reconciler may do to one shape.
+    """What the reconciler may do to one resource.
 
     ``deletion``: what happens to the external object at withdrawal. ``mode``: ``Present`` keeps it
     as declared, ``Absent`` keeps it away, ``CreateOnly`` makes it once and then only reports,
@@ -136,7 +136,7 @@ _Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
 
 
 class ReferenceTarget(_Declared, frozen=True):
-    """The shape that a ``ShapeRef`` refers to."""
+    """The resource that a ``ShapeRef`` refers to."""
 
     kind: _Token
     name: _Token
@@ -144,7 +144,7 @@ class ReferenceTarget(_Declared, frozen=True):
 
 
 class ShapeRefSpec(_Declared, frozen=True):
-    """The spec of a ``ShapeRef``: somebody relies on a shape of somebody else.
+    """The spec of a ``ShapeRef``: somebody relies on a resource of somebody else.
 
     ``on_withdrawal`` is what happens when that is withdrawn all the same: ``Keep`` holds the
     external object until the reference is withdrawn, ``Release`` lets it go without deleting it,
@@ -155,10 +155,10 @@ class ShapeRefSpec(_Declared, frozen=True):
     on_withdrawal: Literal["Keep", "Release", "Ignore"] = "Keep"
 
 
-def target_of(fields: Fields) -> ShapeKey:
+def target_of(fields: Fields) -> ResourceKey:
     """Read the target out of the checked fields of a ``ShapeRef``."""
     target = fields["target"]
-    return ShapeKey(target.get("namespace", "default"), target["kind"], target["name"])
+    return ResourceKey(target.get("namespace", "default"), target["kind"], target["name"])
 
 
 class CredentialsRef(_Declared, frozen=True):

@@ -1,4 +1,4 @@
-"""Names: the identity of a shape, and the tokens that may appear in a NATS subject.
+"""Names: the identity of a resource, and the tokens that may appear in a NATS subject.
 
 Subjects are the bus's addresses, so an unchecked name is an injection: a literal ``*`` is accepted
 by a publish and stored. Every token is therefore checked before it becomes part of a subject.
@@ -16,7 +16,7 @@ _FINALIZER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 _SHOWN_CHARACTERS = 80
 
 SYSTEM_NAMESPACE = "system"
-"""Where cluster-wide shapes live, such as every ``ProviderConfig``."""
+"""Where cluster-wide resources live, such as every ``ProviderConfig``."""
 
 
 class InvalidNameError(ValueError):
@@ -46,15 +46,15 @@ def _shown(value: str) -> str:
     return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "...")
 
 
-class ShapeKey(msgspec.Struct, frozen=True, order=True):
-    """The identity of a shape: its namespace, kind and name, each a checked token."""
+class ResourceKey(msgspec.Struct, frozen=True, order=True):
+    """The identity of a resource: its namespace, kind and name, each a checked token."""
 
     namespace: str
     kind: str
     name: str
 
     @classmethod
-    def checked(cls, namespace: str, kind: str, name: str) -> ShapeKey:
+    def checked(cls, namespace: str, kind: str, name: str) -> ResourceKey:
         """Build a key from outside text; raises ``InvalidNameError``."""
         return cls(
             check_token(namespace, what="namespace"),
@@ -63,11 +63,11 @@ class ShapeKey(msgspec.Struct, frozen=True, order=True):
         )
 
     @classmethod
-    def parse(cls, text: str) -> ShapeKey:
+    def parse(cls, text: str) -> ResourceKey:
         """Read ``namespace/kind/name``; raises ``InvalidNameError``."""
         parts = text.split("/")
         if len(parts) != 3:  # noqa: PLR2004 - the three parts of the line above
-            raise InvalidNameError(f"{text!r} is not a shape: write namespace/kind/name")
+            raise InvalidNameError(f"{text!r} is not a resource: write namespace/kind/name")
         return cls.checked(*parts)
 
     @property
@@ -80,10 +80,10 @@ class ShapeKey(msgspec.Struct, frozen=True, order=True):
 
 
 def name_for_external(external_name: str, place: str = "") -> str:
-    """Return the shape name for an object that was found in an external API.
+    """Return the resource name for an object that was found in an external API.
 
     The same text where it is a valid token; else its valid characters and a digest that keeps two
-    different names apart. With ``place``, a digest of both: for a name that is taken by a shape
+    different names apart. With ``place``, a digest of both: for a name that is taken by a resource
     which lives elsewhere.
     """
     if not place and _TOKEN.fullmatch(external_name) is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from events.dead_letter import DeadLetterRecord
-from events.intake import INTAKE_TYPES, SNAPSHOT_TYPE, Answer, SnapshotPart
+from events.intake import INTAKE_TYPES, LISTING_TYPE, Answer, ListingPart
 from events.log import LogEvent
 from events.manifest import Manifest, Policy, ProviderConfigRef, ProviderConfigSpec, ShapeRefSpec
 from events.subjects import REPLY_HEADER
@@ -22,7 +22,7 @@ VERSION: Final = "1.0.0"
 
 JSON_SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TITLE: Final = "Event-sourced reconciler"
-_ONE_SHAPE: Final = "{namespace}.{kind}.{name}"
+_ONE_RESOURCE: Final = "{namespace}.{kind}.{name}"
 _TOKEN: Final = "One token of a subject: 1 to 63 of the characters A-Z a-z 0-9 _ -"  # noqa: S105
 
 Schema = dict[str, Any]
@@ -68,7 +68,7 @@ _PLAIN: Final[tuple[object, ...]] = (
     ProviderConfigRef,
     ProviderConfigSpec,
     ShapeRefSpec,
-    SnapshotPart,
+    ListingPart,
     *INTAKE_TYPES.values(),
 )
 
@@ -81,8 +81,8 @@ def _definitions(prefix: str) -> Schema:
         _envelope_name(name): _cloud_event(name, {"$ref": f"{prefix}{struct.__name__}"})
         for name, struct in INTAKE_TYPES.items()
     }
-    parts = [{"$ref": prefix + struct.__name__} for struct in _members(SnapshotPart)]
-    envelopes[_envelope_name(SNAPSHOT_TYPE)] = _cloud_event(SNAPSHOT_TYPE, {"anyOf": parts})
+    parts = [{"$ref": prefix + struct.__name__} for struct in _members(ListingPart)]
+    envelopes[_envelope_name(LISTING_TYPE)] = _cloud_event(LISTING_TYPE, {"anyOf": parts})
     definitions: Schema = _tidied(msgspec.to_builtins({**structs, **envelopes}))
     _require_event_constants(definitions["LogEvent"])
     return dict(sorted(definitions.items()))
@@ -116,7 +116,7 @@ def _require_event_constants(schema: Schema) -> None:
     """Say of the log's envelope what its struct takes for granted."""
     schema["properties"]["specversion"] = {"const": "1.0"}
     schema["properties"]["time"]["format"] = "date-time"
-    schema["properties"]["type"]["pattern"] = r"^reconciler\.shape\.[A-Za-z]+$"
+    schema["properties"]["type"]["pattern"] = r"^reconciler\.resource\.[A-Za-z]+$"
 
 
 def _tidied(schema: Any) -> Any:
@@ -167,39 +167,39 @@ def _channels() -> list[_Channel]:
     return [
         _Channel(
             "desired",
-            f"rec.desired.{_ONE_SHAPE}",
-            f"Desired state of one shape. The decider answers on the header {REPLY_HEADER}.",
+            f"rec.desired.{_ONE_RESOURCE}",
+            f"Desired state of one resource. The decider answers on the header {REPLY_HEADER}.",
             intake["desired"],
         ),
         _Channel(
             "finalizer",
-            f"rec.finalizer.{_ONE_SHAPE}",
-            "A service holds a shape until it has finished with it, and lets it go.",
+            f"rec.finalizer.{_ONE_RESOURCE}",
+            "A service holds a resource until it has finished with it, and lets it go.",
             intake["finalizer"],
         ),
         _Channel(
             "approval",
-            f"rec.approval.{_ONE_SHAPE}",
-            "A person decides about a shape that is held, or forces its release.",
+            f"rec.approval.{_ONE_RESOURCE}",
+            "A person decides about a resource that is held, or forces its release.",
             intake["approval"],
         ),
         _Channel(
             "observed",
-            f"rec.observed.{_ONE_SHAPE}",
-            "What an observer saw of one shape, or proof that it is not there.",
+            f"rec.observed.{_ONE_RESOURCE}",
+            "What an observer saw of one resource, or proof that it is not there.",
             intake["observed"],
         ),
         _Channel(
             "result",
-            f"rec.result.{_ONE_SHAPE}",
+            f"rec.result.{_ONE_RESOURCE}",
             "What came of one attempt at an action, reported by a worker.",
             intake["result"],
         ),
         _Channel(
-            "snapshot",
-            "snapshot.{providerConfig}.{kind}.{snapshotId}",
+            "listing",
+            "listing.{providerConfig}.{kind}.{listingId}",
             "A whole scope as an observer saw it: beginning, items, completion.",
-            [_envelope_name(SNAPSHOT_TYPE)],
+            [_envelope_name(LISTING_TYPE)],
         ),
         _Channel(
             "answer",
@@ -209,19 +209,19 @@ def _channels() -> list[_Channel]:
         ),
         _Channel(
             "outcome",
-            f"outcome.{_ONE_SHAPE}",
-            "How a generation of a shape stands (stream OUTCOMES, 30 days).",
+            f"outcome.{_ONE_RESOURCE}",
+            "How a generation of a resource stands (stream OUTCOMES, 30 days).",
             ["LogEvent"],
         ),
         _Channel(
             "log",
-            f"log.{_ONE_SHAPE}.{{class}}",
-            "The event log (stream SHAPES, for ever).",
+            f"log.{_ONE_RESOURCE}.{{class}}",
+            "The event log (stream LOG_1, for ever).",
             ["LogEvent"],
         ),
         _Channel(
             "action",
-            f"log.{_ONE_SHAPE}.action.{{providerConfig}}",
+            f"log.{_ONE_RESOURCE}.action.{{providerConfig}}",
             "Events of the log that have the workers call an API.",
             ["LogEvent"],
         ),

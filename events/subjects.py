@@ -4,14 +4,14 @@
 ``rec.<what>.<ns>.<kind>.<name>``      what others publish: ``desired``, ``finalizer``,
                                        ``approval``, ``reference``, ``observed``, ``result``,
                                        ``timer``; the server stores it in the intake stream as
-``in.<partition>.<what>.<ns>...``      partitioned by shape
-``snapshot.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
+``in.<partition>.<what>.<ns>...``      partitioned by resource
+``listing.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
 ``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact`` or ``outcome``, or
                                        ``action.<config>`` for the workers of one configuration
 ``outcome.<ns>.<kind>.<name>``         the outcome stream for other services
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
-``snap.<ns>.<kind>.<name>``            the newest snapshot of a shape's state (a cache)
+``state.<ns>.<kind>.<name>``           a resource's state, kept to load it faster (a cache)
 ``rate.<limit>``                       how far the calls of one API's rate limit are reserved
 ``deadletter.<stage>.<ns>.<bytes>``    what could not be used, with the reason, and a size that it
                                        does not exceed; with one more token what is told once only;
@@ -19,14 +19,14 @@
 ``discarded``                          how many messages got no dead letter, by namespace and stage
 =====================================  =========================================================
 
-The number of subjects is bound to shapes, not to events: many subjects cost the server memory.
+The number of subjects is bound to resources, not to events: many subjects cost the server memory.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-from events.names import InvalidNameError, ShapeKey, check_token
+from events.names import InvalidNameError, ResourceKey, check_token
 
 Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "result", "timer"]
 INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
@@ -50,12 +50,12 @@ _NAMESPACE_PLACES = {
 }
 
 
-def intake(what: Intake, key: ShapeKey) -> str:
-    """Where to publish what is wanted, seen, done or due of one shape."""
+def intake(what: Intake, key: ResourceKey) -> str:
+    """Where to publish what is wanted, seen, done or due of one resource."""
     return f"rec.{what}.{key.tokens}"
 
 
-def stored_intake_filter(what: Intake, key: ShapeKey) -> str:
+def stored_intake_filter(what: Intake, key: ResourceKey) -> str:
     """Where the intake has them, whatever its partition."""
     return f"in.*.{what}.{key.tokens}"
 
@@ -66,48 +66,48 @@ def every_stored_intake(what: Intake) -> str:
 
 
 def stored_tokens(subject: str) -> str:
-    """Return the part of ``in.<partition>.<what>.<ns>.<kind>.<name>`` that names the shape."""
+    """Return the part of ``in.<partition>.<what>.<ns>.<kind>.<name>`` that names the resource."""
     return subject.split(".", 3)[-1]
 
 
-def snapshot(provider_config: str, kind: str, snapshot_id: str) -> str:
+def listing(provider_config: str, kind: str, listing_id: str) -> str:
     """Where an observer publishes what it sees of a scope."""
-    return f"snapshot.{provider_config}.{kind}.{snapshot_id}"
+    return f"listing.{provider_config}.{kind}.{listing_id}"
 
 
-def log(key: ShapeKey, place: str) -> str:
-    """Where an event of a shape is recorded; ``place`` is as of ``events.log.log_place``."""
+def log(key: ResourceKey, place: str) -> str:
+    """Where an event of a resource is recorded; ``place`` is as of ``events.log.log_place``."""
     return f"log.{key.tokens}.{place}"
 
 
-def log_filter(key: ShapeKey) -> str:
-    """All events of one shape."""
+def log_filter(key: ResourceKey) -> str:
+    """All events of one resource."""
     return f"log.{key.tokens}.>"
 
 
 def log_filter_of(subject: str) -> str:
-    """Return the filter of all events of the shape that a subject of the log is about."""
+    """Return the filter of all events of the resource that a subject of the log is about."""
     return ".".join(subject.split(".")[:4]) + ".>"
 
 
-def outcome(key: ShapeKey) -> str:
-    """Where the outcomes of a shape are published."""
+def outcome(key: ResourceKey) -> str:
+    """Where the outcomes of a resource are published."""
     return f"outcome.{key.tokens}"
 
 
-def schedule(key: ShapeKey, what: str) -> str:
-    """The schedule of one timer of a shape; publishing again replaces it."""
+def schedule(key: ResourceKey, what: str) -> str:
+    """The schedule of one timer of a resource; publishing again replaces it."""
     return f"sched.{key.tokens}.{what}"
 
 
-def fired(key: ShapeKey) -> str:
-    """Where a timer of a shape goes when it fires."""
+def fired(key: ResourceKey) -> str:
+    """Where a timer of a resource goes when it fires."""
     return f"fired.{key.tokens}"
 
 
-def state_snapshot(key: ShapeKey) -> str:
-    """Where the newest snapshot of a shape's state is kept."""
-    return f"snap.{key.tokens}"
+def cached_state(key: ResourceKey) -> str:
+    """Where a resource's state is kept."""
+    return f"state.{key.tokens}"
 
 
 def rate(limit: str) -> str:
@@ -138,7 +138,7 @@ DISCARDED = "discarded"
 """How many messages were given up without a dead letter."""
 
 
-def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
+def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
     """Read ``in.<partition>.<what>.<ns>.<kind>.<name>``.
 
     Raises ``ValueError`` (``InvalidNameError`` where a token is at fault).
@@ -152,7 +152,7 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ShapeKey]:
     what = parts[2]
     for known in INTAKE_KINDS:
         if what == known:
-            return known, ShapeKey.checked(parts[3], parts[4], parts[5])
+            return known, ResourceKey.checked(parts[3], parts[4], parts[5])
     raise ValueError(f"{what!r} in {subject!r} is not one of {', '.join(INTAKE_KINDS)}")
 
 
@@ -168,18 +168,18 @@ def namespace_of(subject: str) -> str:
         return NO_NAMESPACE
 
 
-def parse_intake(subject: str) -> tuple[Intake, ShapeKey]:
+def parse_intake(subject: str) -> tuple[Intake, ResourceKey]:
     """Read ``rec.<what>.<ns>.<kind>.<name>``; raises as ``parse_stored_intake``."""
     prefix, _, rest = subject.partition(".")
     is_one = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
     return parse_stored_intake(f"in.0.{rest}" if is_one else subject)
 
 
-def parse_log(subject: str) -> ShapeKey:
+def parse_log(subject: str) -> ResourceKey:
     """Read the key out of ``log.<ns>.<kind>.<name>.<class>…``; raises ``ValueError``."""
     parts = subject.split(".")
     if parts[4:5] == ["action"]:
         del parts[5:6]  # its configuration, which older releases left out
     if len(parts) != _LOG_TOKENS or parts[0] != "log":
         raise ValueError(f"subject {subject!r} is not of the event log")
-    return ShapeKey(parts[1], parts[2], parts[3])
+    return ResourceKey(parts[1], parts[2], parts[3])

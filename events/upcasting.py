@@ -3,19 +3,19 @@
 A field with a default needs no upcaster: an event without it is decoded as it is. What does not fit
 any more gets a new class, and an upcaster for the old CloudEvents ``type``::
 
-    @UPCASTERS.register("reconciler.shape.SpecDeclared")
+    @UPCASTERS.register("reconciler.resource.SpecDeclared")
     def spec_declared(event: JsonObject) -> JsonObject:
         data = event["data"]
         return {
             **event,
-            "type": "reconciler.shape.SpecAccepted",
+            "type": "reconciler.resource.SpecAccepted",
             "data": {**data, "event": "SpecAccepted"},
         }
 
 Where one type has had several forms, the CloudEvents attribute ``dataschema`` tells them apart by
-the number at its end (``urn:reconciler:shape:SpecDeclared:2``); without it the form is 1. Upcasters
-are chained, so each one knows only the next form. They are pure, and called only for what cannot be
-decoded: an event of today's form costs nothing.
+the number at its end (``urn:reconciler:resource:SpecDeclared:2``); without it the form is 1.
+Upcasters are chained, so each one knows only the next form. They are pure, and called only for
+what cannot be decoded: an event of today's form costs nothing.
 """
 
 from __future__ import annotations

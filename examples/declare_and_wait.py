@@ -1,4 +1,4 @@
-"""Declare a shape, wait until it exists, change its colour, and withdraw it again.
+"""Declare a resource, wait until it exists, change its colour, and withdraw it again.
 
     python examples/declare_and_wait.py [name]
 

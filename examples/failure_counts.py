@@ -51,7 +51,7 @@ class CountFailures(Projection[FailureCounts]):
 
     @singledispatchmethod
     def process_event(self, domain_event: Any, tracking: Tracking) -> None:
-        if domain_event.event.type == "reconciler.shape.ActionFailed":
+        if domain_event.event.type == "reconciler.resource.ActionFailed":
             self.view.count(domain_event.originator_id, tracking)
         else:
             self.view.insert_tracking(tracking)

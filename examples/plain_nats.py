@@ -1,4 +1,5 @@
-"""Declare a shape and read its outcomes with nats-py and JSON alone: nothing of ours is imported.
+"""Declare a resource and read its outcomes with nats-py and JSON alone: nothing of ours is
+imported.
 
 python examples/plain_nats.py [name]
 """

@@ -37,7 +37,7 @@ class OwnershipRow(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the shape owns nothing, and may own nothing."""
+        """Whether the resource owns nothing, and may own nothing."""
         return not self.owned and not self.pending_create
 
 
@@ -57,7 +57,7 @@ _MAY_HAVE_HAPPENED = ("Transient", "Throttled", "Unknown")
 
 
 def fold_ownership(row: OwnershipRow, event: LogEvent) -> bool:
-    """Fold one event into the row of its shape, in place; tell whether it changed."""
+    """Fold one event into the row of its resource, in place; tell whether it changed."""
     data = event.data
     if isinstance(data, ActionDecided) and data.action.operation == "Create":
         row.pending_create = data.action.action_id

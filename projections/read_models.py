@@ -7,7 +7,7 @@ byte for byte (invariant 1). A row is written again only when it changed.
 ``status.<namespace>.<kind>.<name>``   ``StatusRow``
 ``ownership.<ns>.<kind>.<name>``       ``OwnershipRow``, only while something is owned
 ``damage.<ns>.<kind>.<name>``          ``LogDamage``, only while the log is damaged there
-``damage.position.<n>``                ``LogDamage`` of a message that belongs to no shape
+``damage.position.<n>``                ``LogDamage`` of a message that belongs to no resource
 ``fleet``                              ``FleetSummary``
 ``checkpoint``                         ``Checkpoint``: up to where the log is folded in
 =====================================  ======================================================
@@ -24,7 +24,7 @@ import msgspec
 
 from events.integrity import LogDamage
 from events.log import LogEvent
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
 from projections.status import StatusRow, fold_status
 
@@ -75,7 +75,7 @@ class RowChanges(msgspec.Struct, frozen=True):
 
 
 class FleetCount(msgspec.Struct, frozen=True, rename="camel", order=True):
-    """How many shapes of one namespace and kind have one outcome."""
+    """How many resources of one namespace and kind have one outcome."""
 
     namespace: str
     kind: str
@@ -92,7 +92,7 @@ class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _Standing = tuple[str, bool, bool]
-"""What the fleet counts of a shape: its outcome, whether it is owned, whether an action runs."""
+"""What the fleet counts of a resource: its outcome, whether it is owned, whether an action runs."""
 
 
 def _standing(row: StatusRow) -> _Standing:
@@ -109,7 +109,7 @@ class _FleetCounts:
         self._in_flight = 0
 
     def move(self, row: StatusRow, before: _Standing | None, after: _Standing | None) -> None:
-        """Count a shape as it is now, and no more as it was before; None: it has no row."""
+        """Count a resource as it is now, and no more as it was before; None: it has no row."""
         self.has_moved = True
         if before is not None:
             self._add(row, before, -1)
@@ -146,8 +146,8 @@ class OutdatedRowsError(ValueError):
 class ReadModels:
     """Status, ownership and fleet, as of one position of the log.
 
-    ``swept`` names the shapes that a sweep has to look at, as the keys of a dictionary: sets have
-    another order in each process.
+    ``swept`` names the resources that a sweep has to look at, as the keys of a dictionary: sets
+    have another order in each process.
     """
 
     def __init__(self) -> None:
@@ -174,9 +174,9 @@ class ReadModels:
         return len(self._dirty) + len(self._dirty_ownership) + len(self._dirty_damage)
 
     def apply(self, position: int, event: LogEvent) -> StatusRow:
-        """Fold one event in and give the status row of its shape. Positions must grow.
+        """Fold one event in and give the status row of its resource. Positions must grow.
 
-        A shape whose history is damaged is left as it is.
+        A resource whose history is damaged is left as it is.
         """
         name = event.subject
         row = self.status.get(name) or self._add_row(name)
@@ -184,7 +184,7 @@ class ReadModels:
         if name in self.damage:
             return row
         if position > row.position:  # else it is folded in already
-            if 0 < row.version != event.shapeversion - 1:
+            if 0 < row.version != event.resourceversion - 1:
                 self.mark_damage(_hole(row, position, event))
                 return row
             before = _standing(row)
@@ -212,13 +212,13 @@ class ReadModels:
         return row
 
     def mark_damage(self, damage: LogDamage) -> None:
-        """Show a shape as held from now on: the log is damaged in its history."""
-        name = damage.shape or f"position/{damage.position}"
+        """Show a resource as held from now on: the log is damaged in its history."""
+        name = damage.resource or f"position/{damage.position}"
         if name not in self.damage:
             self.damage[name] = damage
             self._dirty_damage[name] = None
         self.position = max(self.position, damage.position)
-        if damage.shape:
+        if damage.resource:
             row = self.status.get(name) or self._add_row(name)
             before = _standing(row)
             row.hold_for_damage(damage)
@@ -233,11 +233,11 @@ class ReadModels:
             if name in self.status:
                 self._dirty[name] = None
 
-    def lost(self, newest: Mapping[ShapeKey, int]) -> list[LogDamage]:
-        """Find the shapes of which more is folded in than the log has by now.
+    def lost(self, newest: Mapping[ResourceKey, int]) -> list[LogDamage]:
+        """Find the resources of which more is folded in than the log has by now.
 
-        ``newest`` gives the position of each shape's newest event. A history that has lost its end
-        has no hole: only what remembers more can tell.
+        ``newest`` gives the position of each resource's newest event. A history that has lost its
+        end has no hole: only what remembers more can tell.
         """
         return [
             _lost(name, row, newest.get(row.key, 0))
@@ -307,7 +307,7 @@ class ReadModels:
         yield CHECKPOINT, _encoder.encode(self.checkpoint)
 
     def fleet(self) -> FleetSummary:
-        """Count the shapes by namespace, kind and outcome."""
+        """Count the resources by namespace, kind and outcome."""
         return self._fleet.summary()
 
     def take_up(self, checkpoint: Checkpoint) -> None:
@@ -365,17 +365,17 @@ def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
 
 
 def _new_row(name: str) -> StatusRow:
-    namespace, kind, shape = name.split("/")
-    return StatusRow(namespace, kind, shape)
+    namespace, kind, resource = name.split("/")
+    return StatusRow(namespace, kind, resource)
 
 
 def _hole(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
     return LogDamage(
-        "Missing" if event.shapeversion > row.version else "OutOfOrder",
+        "Missing" if event.resourceversion > row.version else "OutOfOrder",
         position,
         row.version + 1,
         f"event {row.version + 1}",
-        f"event {event.shapeversion}",
+        f"event {event.resourceversion}",
         event.subject,
     )
 
@@ -386,13 +386,13 @@ def _lost(name: str, row: StatusRow, newest: int) -> LogDamage:
     return LogDamage("Lost", row.position, row.version, expected, found, name)
 
 
-def status_name(key: ShapeKey) -> str:
-    """Name the status row of a shape."""
+def status_name(key: ResourceKey) -> str:
+    """Name the status row of a resource."""
     return f"{STATUS}.{key.tokens}"
 
 
-def ownership_name(key: ShapeKey) -> str:
-    """Name the ownership row of a shape."""
+def ownership_name(key: ResourceKey) -> str:
+    """Name the ownership row of a resource."""
     return f"{OWNERSHIP}.{key.tokens}"
 
 

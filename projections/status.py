@@ -1,4 +1,4 @@
-"""Status: how every shape stands, one row each."""
+"""Status: how every resource stands, one row each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     ApiThrottled,
     BreakerClosed,
@@ -35,6 +34,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
@@ -47,27 +47,27 @@ from events.log import (
     TargetObserved,
 )
 from events.manifest import SHAPE_REF_KIND, ShapeRefSpec, target_of
-from events.names import ShapeKey
+from events.names import ResourceKey
 
 LOG_DAMAGED = "LogDamaged"
-"""Reason of a shape that is held because its history is not what was written."""
+"""Reason of a resource that is held because its history is not what was written."""
 
 
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
-    """How one shape stands after the event at ``position`` of the log.
+    """How one resource stands after the event at ``position`` of the log.
 
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
     ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. ``asked_digest`` is that of what an action asks for,
     which is believed of an API that shows nothing after a write. ``action_id`` and ``retry_at`` are
-    set while an action is under way, or the shape waits. ``listing_disproved``: a complete listing
-    did not show the object though it was there; from now on only a read of its own proves its
-    absence.
+    set while an action is under way, or the resource waits. ``listing_disproved``: a complete
+    listing did not show the object though it was there; from now on only a read of its own proves
+    its absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
     not believe that it is gone, or a person lets go what it holds; the next listing decides,
-    whatever it shows. ``taken_by`` is another shape that has the object.
-    ``references`` are those that this shape knows of. Of a ``ShapeRef``, ``target`` is what it
+    whatever it shows. ``taken_by`` is another resource that has the object.
+    ``references`` are those that this resource knows of. Of a ``ShapeRef``, ``target`` is what it
     refers to, and ``target_declared`` what it knows of that. ``throttled_until`` and
     ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
@@ -112,13 +112,13 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     breaker_until: datetime | None = None
 
     @property
-    def key(self) -> ShapeKey:
-        """The identity of the shape."""
-        return ShapeKey(self.namespace, self.kind, self.name)
+    def key(self) -> ResourceKey:
+        """The identity of the resource."""
+        return ResourceKey(self.namespace, self.kind, self.name)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing is left of the shape but its history.
+        """Whether nothing is left of the resource but its history.
 
         A finalizer outlives its object: it would hold the next one, and nobody would see why.
         """
@@ -138,7 +138,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
         return self.outcome == "Held" or bool(self.retry_at or self.target or self.references)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
-        """Show that the shape is held: its history must not be folded any further."""
+        """Show that the resource is held: its history must not be folded any further."""
         self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
         self.conditions = (
             Condition("Ready", "Unknown", LOG_DAMAGED, str(damage), self.generation),
@@ -148,8 +148,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
 def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     row: StatusRow, position: int, event: LogEvent
 ) -> None:
-    """Fold one event of the log into the row of its shape, in place."""
-    row.version = event.shapeversion
+    """Fold one event of the log into the row of its resource, in place."""
+    row.version = event.resourceversion
     row.position = position
     row.changed_at = event.time
     match event.data:
@@ -199,7 +199,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.target_declared = data.declared
         case ActionDecided(action):
             _begun(row, action, 1)
-        case ActionRetried(action, attempt) | ActionSought(action, attempt):
+        case ActionRetried(action, attempt) | LookupDecided(action, attempt):
             _begun(row, action, attempt)
         case ActionHeld():
             row.retry_at = None

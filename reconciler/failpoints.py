@@ -41,7 +41,7 @@ class Failpoint(StrEnum):
     DECIDER_TOOK = "decider.took"
     """A batch was taken from the intake; nothing is decided."""
 
-    DECIDER_BURIED = "decider.buried"
+    DECIDER_DEAD_LETTERED = "decider.dead-lettered"
     """Dead letters are stored; their messages are not acknowledged."""
 
     DECIDER_DECIDED = "decider.decided"
@@ -84,7 +84,7 @@ class Failpoint(StrEnum):
     """What a listing showed is in the intake."""
 
     SWEEPER_FOUND = "sweeper.found"
-    """Shapes were found that should have been woken; nothing is published."""
+    """Resources were found that should have been woken; nothing is published."""
 
     SWEEPER_WOKE = "sweeper.woke"
     """They are woken."""

@@ -45,7 +45,7 @@ def _any_name(_name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of shape.
+    """A kind of resource.
 
     ``schema``: struct of the kind's own fields of ``spec``; unknown fields should be forbidden
     there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
@@ -66,7 +66,7 @@ class Kind:
 
     @property
     def is_external(self) -> bool:
-        """Whether shapes of this kind live in an external API."""
+        """Whether resources of this kind live in an external API."""
         return self.connect is not None
 
     @property
@@ -126,7 +126,7 @@ PROVIDER_CONFIG = Kind(
 """How an external API is configured: itself a kind, declared like everything else."""
 
 SHAPE_REF = Kind(name=SHAPE_REF_KIND, api_version=PROVIDER_CONFIG_API_VERSION, schema=ShapeRefSpec)
-"""Somebody's reliance on a shape of somebody else."""
+"""Somebody's reliance on a resource of somebody else."""
 
 
 class KindRegistry(Mapping[str, Kind]):

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from events.intake import Answer, IntakeData, SnapshotPart
+from events.intake import Answer, IntakeData, ListingPart
 from events.integrity import LogDamage
 from events.log import LogEvent
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import Intake
 
 
@@ -35,32 +35,32 @@ class StoredEvent(NamedTuple):
     @property
     def originator_version(self) -> int:
         """Which of its events it is, in the words of the `eventsourcing` library."""
-        return self.event.shapeversion
+        return self.event.resourceversion
 
 
-class LoadedShape(msgspec.Struct, frozen=True):
-    """All that the log has of one shape: the newest snapshot, and the events after it.
+class LoadedResource(msgspec.Struct, frozen=True):
+    """All that the log has of one resource: a state that was kept, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a shape without any. ``damage`` says why
+    ``last_position`` is that of the newest event, 0 for a resource without any. ``damage`` says why
     the history must not be folded, if it must not; the events are those before it.
     """
 
     last_position: int
-    snapshot: bytes | None
+    cached: bytes | None
     events: Sequence[LogEvent]
     damage: LogDamage | None = None
 
 
-class ShapeAppend(NamedTuple):
-    """Events to append to one shape, if its last position is still ``expected_position``."""
+class ResourceAppend(NamedTuple):
+    """Events to append to one resource, if its last position is still ``expected_position``."""
 
-    key: ShapeKey
+    key: ResourceKey
     events: Sequence[LogEvent]
     expected_position: int
 
 
 DamageListener = Callable[[LogDamage], object]
-"""Called in order with the events, once a shape."""
+"""Called in order with the events, once a resource."""
 
 
 class AppendLostError(Exception):
@@ -89,7 +89,7 @@ class EventFeed(Protocol):
         ...
 
 
-class ShapeLog(Protocol):
+class EventLog(Protocol):
     """The event log: the only truth."""
 
     @property
@@ -104,32 +104,32 @@ class ShapeLog(Protocol):
 
     async def load(
         self,
-        keys: Sequence[ShapeKey],
+        keys: Sequence[ResourceKey],
         *,
         from_leader: bool = False,
-        use_snapshots: bool = True,
-    ) -> Mapping[ShapeKey, LoadedShape]:
-        """Load many shapes at once; ``from_leader`` after a conflict, where a follower may lag."""
+        use_cache: bool = True,
+    ) -> Mapping[ResourceKey, LoadedResource]:
+        """Load many resources; ``from_leader`` after a conflict, where a follower may lag."""
         ...
 
-    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
-        """Append for many shapes, all or nothing; gives each shape's new last position.
+    async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
+        """Append for many resources, all or nothing; gives each resource's new last position.
 
         Raises ``AppendLostError`` when another writer was first for at least one of them, and
         ``AppendRefusedError`` when at least one event can never be stored.
         """
         ...
 
-    async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
+    async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
         """Keep states by the position they hold for; losing one costs time, never truth."""
         ...
 
-    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Return the position of each shape's newest event as the leader knows it, 0 for none."""
+    async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        """Return each resource's newest position as the leader knows it, 0 for none."""
         ...
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the shapes of one kind in one namespace."""
+        """Read every event of the resources of one kind in one namespace."""
         ...
 
     def follow(
@@ -137,13 +137,13 @@ class ShapeLog(Protocol):
         after: int = 0,
         *,
         damaged: DamageListener | None = None,
-        most_shapes: int | None = None,
+        max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log from behind a position.
 
-        ``damaged`` is told where the log is not what was written; what a shape has behind its
-        damage is not handed out. ``most_shapes`` bounds of how many shapes the feed remembers the
-        newest event, to check that the next one follows on it (``events.integrity.LogChains``).
+        ``damaged`` is told where the log is not what was written; what a resource has behind its
+        damage is not handed out. ``max_resources`` bounds of how many resources the feed remembers
+        the newest event, to check that the next one follows on it (``events.integrity.LogChains``).
         """
         ...
 
@@ -170,7 +170,7 @@ class IntakeDelivery(msgspec.Struct, frozen=True):
 
 
 class IntakeReader(Protocol):
-    """Reads the intake in order per shape."""
+    """Reads the intake in order per resource."""
 
     @property
     def share(self) -> int:
@@ -192,15 +192,15 @@ class IntakeReader(Protocol):
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read what was declared of the same shapes after these, to look at and not to ack."""
+        """Read what was declared of the same resources after these, to look at and not to ack."""
         ...
 
     async def declarations_of(
-        self, known: Mapping[ShapeKey, Collection[int]]
-    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
-        """Read all declarations of these shapes that the intake still has, to look at.
+        self, known: Mapping[ResourceKey, Collection[int]]
+    ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
+        """Read all declarations of these resources that the intake still has, to look at.
 
-        Where it has none but those at the positions that are known, the shape may be left out.
+        Where it has none but those at the positions that are known, the resource may be left out.
         """
         ...
 
@@ -213,7 +213,7 @@ class IntakeMessageOut(NamedTuple):
     """A message for the intake; the same ``message_id`` twice in two minutes is stored once."""
 
     what: Intake
-    key: ShapeKey
+    key: ResourceKey
     data: IntakeData
     message_id: str
 
@@ -233,7 +233,7 @@ class IntakeWriter(Protocol):
 class Rejection(NamedTuple):
     """A declaration that was refused, to be told on the outcome stream."""
 
-    key: ShapeKey
+    key: ResourceKey
     answer: Answer
     actor: str
     at: datetime
@@ -257,9 +257,9 @@ class DeadLetter(NamedTuple):
 
 
 class TimerRequest(NamedTuple):
-    """A wish to be woken: one per shape and purpose, a newer one replaces it."""
+    """A wish to be woken: one per resource and purpose, a newer one replaces it."""
 
-    key: ShapeKey
+    key: ResourceKey
     at: datetime
 
 
@@ -278,7 +278,7 @@ class DecisionSink(Protocol):
         """Publish rejected outcomes."""
         ...
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Store dead letters, or count them where their namespace has its share of the room.
 
         Gives those for which there is no room now; raises if it is unknown what is stored.
@@ -326,23 +326,23 @@ class ActionReader(Protocol):
         ...
 
 
-class SnapshotDelivery(msgspec.Struct, frozen=True):
-    """A part of another observer's snapshot; ``part`` is None if it could not be read.
+class ListingDelivery(msgspec.Struct, frozen=True):
+    """A part of another observer's listing; ``part`` is None if it could not be read.
 
-    ``stored_at`` is when the bus got it, ``position`` its place in the stream of snapshots.
+    ``stored_at`` is when the bus got it, ``position`` its place in the stream of listings.
     """
 
     position: int
     subject: str
     stored_at: datetime
     payload: bytes
-    part: SnapshotPart | None
+    part: ListingPart | None
 
 
-class SnapshotReader(Protocol):
-    """Hands out the parts of snapshots that other observers publish."""
+class ListingReader(Protocol):
+    """Hands out the parts of listings that other observers publish."""
 
-    async def next_batch(self) -> Sequence[SnapshotDelivery]:
+    async def next_batch(self) -> Sequence[ListingDelivery]:
         """Wait for parts."""
         ...
 

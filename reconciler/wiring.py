@@ -11,7 +11,8 @@ from nats.aio.client import Client
 
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.decision_sink import JetStreamDecisionSink
-from infra.bus.foreign_snapshots import JetStreamSnapshotReader
+from infra.bus.event_log import open_log
+from infra.bus.foreign_listings import JetStreamListingReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.log_watch import watch_log
@@ -19,7 +20,6 @@ from infra.bus.patience import patiently
 from infra.bus.rates import JetStreamRates
 from infra.bus.removed import check_intake_positions
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import open_log
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
@@ -95,7 +95,7 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         sink=JetStreamDecisionSink(nc),
         intake_reader=lambda: JetStreamIntakeReader(nc),
         action_reader=lambda: JetStreamActionReader(nc),
-        snapshot_reader=lambda: JetStreamSnapshotReader(nc),
+        listing_reader=lambda: JetStreamListingReader(nc),
         lost_events=lambda models: find_lost(log, rows, models),
     )
     return await load(ports, roles, kinds)

@@ -11,7 +11,7 @@ from events.log import (
     ActionHeld,
     ActionSucceeded,
     LogEvent,
-    ShapeEvent,
+    ResourceEvent,
 )
 
 
@@ -20,7 +20,7 @@ def explained(events: Iterable[LogEvent]) -> set[str]:
     return {name for event in events if (name := _may_be_done(event.data)) is not None}
 
 
-def _may_be_done(event: ShapeEvent) -> str | None:
+def _may_be_done(event: ResourceEvent) -> str | None:
     """Name the action of which an event says that it was done, or that this is not known."""
     match event:
         case (

@@ -1,6 +1,6 @@
 """Judges a history by what was published and by what the API saw, and by nothing of the product's.
 
-``History`` is a record of the streams SHAPES, INTAKE, OUTCOMES and DEADLETTERS, and of the shapes
+``History`` is a record of the streams LOG_1, INTAKE, OUTCOMES and DEADLETTERS, and of the resources
 API's own journal and listing (``tests.history_reading`` reads one). ``findings`` gives every breach
 of what must hold, each a line for people; an empty list is the verdict that nothing leaked, nothing
 was doubled and nothing was lost. The idea is that of Jepsen's checkers: run anything, kill
@@ -30,31 +30,31 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     ExternalObserved,
     LogEvent,
+    LookupDecided,
     Operation,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
 )
 from events.manifest import InvalidManifestError, take_apart
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.example_api.shapes import Shape
 from tests.explanations import explained
 from tests.faulty_api.journal import JournalEntry
 
 Rule = Literal[
     "undecided",  # an acknowledged declaration was neither decided nor dead-lettered
-    "versions",  # a shape's events have a hole, or two have one version
+    "versions",  # a resource's events have a hole, or two have one version
     "intent",  # an effect without a decision before it in the log, or of another operation
     "frozen",  # attempts of one action differ, or two actions share a key
-    "duplicate",  # one key had several effects, or one shape has several objects
+    "duplicate",  # one key had several effects, or one resource has several objects
     "unexplained",  # an effect of an action that had none, by the log
     "unended",  # a decided action has no end, and no attempt of it is scheduled
     "outcomes",  # the outcome stream is not what the log recorded
@@ -88,7 +88,7 @@ class Told(NamedTuple):
     """A message of the intake; ``data`` is None where it cannot be read."""
 
     position: int
-    key: ShapeKey | None
+    key: ResourceKey | None
     message_id: str
     source: str
     data: IntakeData | None
@@ -97,7 +97,7 @@ class Told(NamedTuple):
 class Acknowledged(NamedTuple):
     """A declaration or withdrawal of which the bus said that it is stored."""
 
-    key: ShapeKey
+    key: ResourceKey
     message_id: str
 
 
@@ -113,9 +113,9 @@ class History:
     listing: Sequence[Shape]
 
     @cached_property
-    def by_shape(self) -> Mapping[ShapeKey, Sequence[Recorded]]:
-        """The log of each shape, in the log's order."""
-        shapes: dict[ShapeKey, list[Recorded]] = {}
+    def by_resource(self) -> Mapping[ResourceKey, Sequence[Recorded]]:
+        """The log of each resource, in the log's order."""
+        shapes: dict[ResourceKey, list[Recorded]] = {}
         for each in self.log:
             shapes.setdefault(each.event.key, []).append(each)
         return shapes
@@ -167,7 +167,7 @@ def _undecided(history: History, acknowledged: Iterable[Acknowledged]) -> Iterat
     refused = {each.causeposition for each in history.outcomes if _is_rejection(each)}
     causes = {(each.event.key, each.event.causeid) for each in history.log}
     stored = {(each.key, each.message_id) for each in history.intake}
-    first: dict[tuple[ShapeKey | None, str], int] = {}
+    first: dict[tuple[ResourceKey | None, str], int] = {}
     for told in history.intake:
         came = first.setdefault((told.key, told.message_id), told.position)
         if told.position in buried or told.position in refused:
@@ -193,14 +193,14 @@ def _undecided(history: History, acknowledged: Iterable[Acknowledged]) -> Iterat
 
 
 def _says_nothing_new(
-    history: History, key: ShapeKey, data: Declared | Withdrawn, position: int
+    history: History, key: ResourceKey, data: Declared | Withdrawn, position: int
 ) -> bool:
-    """Tell whether the shape was declared like that already: such a message leads to no event.
+    """Tell whether the resource was declared like that already: such a message leads to no event.
 
     ``position`` is where it came first: sent again later it says nothing new either.
     """
-    before: ShapeEvent | None = None
-    for each in history.by_shape.get(key, ()):
+    before: ResourceEvent | None = None
+    for each in history.by_resource.get(key, ()):
         event = each.event
         if (
             isinstance(event.data, (SpecDeclared, SpecWithdrawn))
@@ -224,8 +224,8 @@ def _says_nothing_new(
 
 
 def _versions(history: History) -> Iterator[Finding]:
-    for key, events in history.by_shape.items():
-        versions = [each.event.shapeversion for each in events]
+    for key, events in history.by_resource.items():
+        versions = [each.event.resourceversion for each in events]
         if versions == list(range(1, len(versions) + 1)):
             continue
         twice = [version for version, count in Counter(versions).items() if count > 1]
@@ -289,7 +289,7 @@ def _doubled_effects(history: History) -> Iterator[Finding]:
             owners[decision.event.subject] += 1
     for shape, count in owners.items():
         if count > 1:
-            yield Finding("duplicate", shape, f"{count} objects exist for one shape")
+            yield Finding("duplicate", shape, f"{count} objects exist for one resource")
 
 
 def _unexplained(history: History) -> Iterator[Finding]:
@@ -328,11 +328,11 @@ _STEPS = ("under way", "failed", "not done")
 """States of an action after which something must follow; a held one waits for a person."""
 
 
-def _progress(data: ShapeEvent) -> tuple[str | None, str]:
+def _progress(data: ResourceEvent) -> tuple[str | None, str]:
     match data:
         case ActionDecided(action=action) | ActionRetried(action=action):
             return action.action_id, "under way"
-        case ActionSought(action=action):
+        case LookupDecided(action=action):
             return action.action_id, "under way"
         case ActionNotDone(action_id=action_id):
             return action_id, "not done"
@@ -391,7 +391,7 @@ def _strangers(history: History) -> Iterator[Finding]:
 
 def _late_observations(history: History) -> Iterator[Finding]:
     """What was seen before our own last effect must not change what we know."""
-    for key, events in history.by_shape.items():
+    for key, events in history.by_resource.items():
         effect = 0
         for each in events:
             data = each.event.data
@@ -431,7 +431,7 @@ def _losses(history: History) -> Iterator[Finding]:
             yield from _differences(key, spec, found)
 
 
-def _differences(key: ShapeKey, spec: SpecDeclared, found: Shape) -> Iterator[Finding]:
+def _differences(key: ResourceKey, spec: SpecDeclared, found: Shape) -> Iterator[Finding]:
     shown = msgspec.to_builtins(found)
     ignored = spec.policy.ignore_fields
     for name, wanted in spec.fields.items():
@@ -445,7 +445,7 @@ def _differences(key: ShapeKey, spec: SpecDeclared, found: Shape) -> Iterator[Fi
 def _leaks(history: History) -> Iterator[Finding]:
     """What we made and nobody declares any more is gone.
 
-    Unless it was let go in the log, or the shape's outcome says what keeps it there.
+    Unless it was let go in the log, or the resource's outcome says what keeps it there.
     """
     let_go = {
         each.event.data.uid
@@ -481,9 +481,9 @@ def _made_by_us(history: History) -> Iterator[_Live]:
             yield _Live(shape.name, shape.uid, key)
 
 
-def _declared(history: History) -> Iterator[tuple[ShapeKey, SpecDeclared]]:
-    """Every shape of an API that is declared now; configurations live in the log alone."""
-    for key, events in history.by_shape.items():
+def _declared(history: History) -> Iterator[tuple[ResourceKey, SpecDeclared]]:
+    """Every resource of an API that is declared now; configurations live in the log alone."""
+    for key, events in history.by_resource.items():
         specs = [
             each.event.data
             for each in events
@@ -493,10 +493,10 @@ def _declared(history: History) -> Iterator[tuple[ShapeKey, SpecDeclared]]:
             yield key, specs[-1]
 
 
-def _last_outcome(history: History, key: ShapeKey) -> str:
+def _last_outcome(history: History, key: ResourceKey) -> str:
     told = [
         each.event.data.outcome
-        for each in history.by_shape[key]
+        for each in history.by_resource[key]
         if isinstance(each.event.data, OutcomeRecorded)
     ]
     return told[-1] if told else ""
@@ -509,7 +509,7 @@ _METHODS: Mapping[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete"
 
 def _action(event: LogEvent) -> Action | None:
     data = event.data
-    return data.action if isinstance(data, (ActionDecided, ActionRetried, ActionSought)) else None
+    return data.action if isinstance(data, (ActionDecided, ActionRetried, LookupDecided)) else None
 
 
 def _is_rejection(event: LogEvent) -> bool:

@@ -17,7 +17,7 @@ from events.dead_letter import DeadLetterRecord
 from events.envelope import InvalidMessageError, decode_intake, decode_log
 from events.log import OutcomeRecorded
 from events.subjects import parse_stored_intake
-from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, SHAPES
+from infra.bus.streams import DEADLETTERS, INTAKE, LOG, OUTCOMES
 from infra.example_api.shapes import Shape
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -61,12 +61,12 @@ async def read_history(nc: Client, api_url: str, *, after_effect: int = 0) -> Hi
     while True:
         history = await _read_once(nc, api_url, after_effect)
         read = history.log[-1].position if history.log else 0
-        if (await stream_state(nc, SHAPES)).last_seq == read:
+        if (await stream_state(nc, LOG)).last_seq == read:
             return history  # else what was read later may tell of what was not read
 
 
 async def _read_once(nc: Client, api_url: str, after_effect: int) -> History:
-    log = [_recorded(message) for message in await _all(nc, SHAPES)]
+    log = [_recorded(message) for message in await _all(nc, LOG)]
     wanted = sum(isinstance(each.event.data, OutcomeRecorded) for each in log)
     async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
         return History(

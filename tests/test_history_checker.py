@@ -23,26 +23,26 @@ from events.log import (
     Operation,
     OutcomeRecorded,
     OwnershipReleased,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
     event_id,
     event_type,
 )
 from events.manifest import Manifest, Metadata, Policy
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.example_api.shapes import Shape
 from tests.faulty_api.journal import JournalEntry
 from tests.history_checker import Acknowledged, History, Recorded, Told, findings
 
-FOO = ShapeKey("default", "Shape", "foo")
-GONE = ShapeKey("default", "Shape", "gone")
+FOO = ResourceKey("default", "Shape", "foo")
+GONE = ResourceKey("default", "Shape", "gone")
 RED = {"type": "Square", "color": "Red"}
 TRANSIENT = ActionError("Unknown", "no answer")
 
 
-def action(key: ShapeKey, version: int, operation: Operation) -> Action:
+def action(key: ResourceKey, version: int, operation: Operation) -> Action:
     name = key.name
     return Action(
         event_id(key, version), f"key-{name}-{version}", operation, 1, "default", name, ()
@@ -58,12 +58,12 @@ class Story:
         self.intake: list[Told] = []
         self.clock = 0
 
-    def told(self, key: ShapeKey, data: Any) -> int:
+    def told(self, key: ResourceKey, data: Any) -> int:
         position = len(self.intake) + 1
         self.intake.append(Told(position, key, f"m{position}", "team-a", data))
         return position
 
-    def recorded(self, key: ShapeKey, data: ShapeEvent, cause: int) -> None:
+    def recorded(self, key: ResourceKey, data: ResourceEvent, cause: int) -> None:
         version = 1 + sum(each.event.key == key for each in self.log)
         event = LogEvent(
             id=event_id(key, version),
@@ -71,7 +71,7 @@ class Story:
             type=event_type(data),
             subject=str(key),
             time=datetime.now(UTC),
-            shapeversion=version,
+            resourceversion=version,
             data=data,
             causeid=f"m{cause}",
             causeposition=cause,
@@ -86,11 +86,11 @@ class Story:
         self.journal.append(JournalEntry(number, stamp, method, name, uid or f"uid-{name}", key))
 
 
-def declared(key: ShapeKey) -> Declared:
+def declared(key: ResourceKey) -> Declared:
     return Declared(Manifest("shapes/v1", key.kind, Metadata(key.name, key.namespace), RED))
 
 
-def made(story: Story, key: ShapeKey) -> None:
+def made(story: Story, key: ResourceKey) -> None:
     cause = story.told(key, declared(key))
     create = action(key, 2, "Create")
     story.recorded(key, SpecDeclared(1, "shapes/v1", "default", key.name, RED), cause)
@@ -136,7 +136,7 @@ def without_event(history: History, position: int) -> History:
     return replace(history, log=[each for each in history.log if each.position != position])
 
 
-def with_data(history: History, position: int, data: ShapeEvent) -> History:
+def with_data(history: History, position: int, data: ResourceEvent) -> History:
     log = [
         each._replace(event=changed(each.event, data=data)) if each.position == position else each
         for each in history.log
@@ -158,7 +158,7 @@ def with_outcomes(history: History, outcomes: list[LogEvent]) -> History:
     return replace(history, outcomes=outcomes)
 
 
-def more(history: History, key: ShapeKey, data: ShapeEvent, cause: int = 99) -> History:
+def more(history: History, key: ResourceKey, data: ResourceEvent, cause: int = 99) -> History:
     story = Story()
     story.log = list(history.log)
     story.clock = 100
@@ -166,7 +166,7 @@ def more(history: History, key: ShapeKey, data: ShapeEvent, cause: int = 99) -> 
     return replace(history, log=story.log)
 
 
-BAR = ShapeKey("default", "Shape", "bar")
+BAR = ResourceKey("default", "Shape", "bar")
 BREACHES: dict[str, tuple[str, Callable[[History], History]]] = {
     "a declaration that led to nothing": (
         "undecided",
@@ -180,12 +180,12 @@ BREACHES: dict[str, tuple[str, Callable[[History], History]]] = {
         "undecided",
         lambda history: with_told(history, Told(50, None, "m50", "", None)),
     ),
-    "a hole in a shape's versions": ("versions", lambda history: without_event(history, 7)),
+    "a hole in a resource's versions": ("versions", lambda history: without_event(history, 7)),
     "two events of one version": (
         "versions",
         lambda history: replace(history, log=[*history.log, history.log[0]]),
     ),
-    "events of one shape out of order": (
+    "events of one resource out of order": (
         "versions",
         lambda history: replace(history, log=[*history.log[:8], *reversed(history.log[8:])]),
     ),
@@ -231,7 +231,7 @@ BREACHES: dict[str, tuple[str, Callable[[History], History]]] = {
         "duplicate",
         with_effect,
     ),
-    "two objects of one shape": (
+    "two objects of one resource": (
         "duplicate",
         lambda history: replace(
             with_effect(
@@ -292,24 +292,24 @@ BREACHES: dict[str, tuple[str, Callable[[History], History]]] = {
             history, GONE, ExternalObserved("default", "gone", None, "CompleteListing", 1)
         ),
     ),
-    "a declared shape that is not there": (
+    "a declared resource that is not there": (
         "loss",
         lambda history: replace(history, listing=[]),
     ),
-    "a declared shape that is otherwise": (
+    "a declared resource that is otherwise": (
         "loss",
         lambda history: replace(
             history, listing=[Shape("foo", "Square", "Green", {}, "uid-foo", 1, "")]
         ),
     ),
-    "a withdrawn shape that is still there": (
+    "a withdrawn resource that is still there": (
         "leak",
         lambda history: replace(
             history,
             listing=[*history.listing, Shape("gone", "Square", "Red", {}, "uid-gone", 1, "")],
         ),
     ),
-    "a shape that is declared absent and is there": (
+    "a resource that is declared absent and is there": (
         "leak",
         lambda history: with_data(
             history,

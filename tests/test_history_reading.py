@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from tests.history_checker import Acknowledged
 from tests.history_reading import check, last_effect, read_history
 from tests.scenarios.conftest import api_url, bare_world, world
@@ -28,7 +28,7 @@ async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
     assert [each.name for each in history.listing] == ["foo"]
     methods = [each.method for each in history.journal if each.idempotency_key in history.decided]
     assert methods == ["POST", "PUT", "POST", "DELETE"]
-    assert len(history.by_shape[shape("foo")]) == 8
+    assert len(history.by_resource[shape("foo")]) == 8
     assert await check(world.nc, world.human.url, after_effect=before) == []
 
 
@@ -39,7 +39,7 @@ async def test_what_goes_wrong_behind_the_log_is_found(world: World) -> None:
     await world.stop_reconciler()
     await world.human.deletes("foo")
     await world.human.makes("bar")
-    nowhere = Acknowledged(ShapeKey("default", "Shape", "baz"), "m1")
+    nowhere = Acknowledged(ResourceKey("default", "Shape", "baz"), "m1")
 
     found = await check(
         world.nc, world.human.url, acknowledged=[nowhere], by_hand=["foo"], after_effect=before

@@ -1,4 +1,4 @@
-"""How fast declared shapes come to exist, and what an unchanged fleet costs.
+"""How fast declared resources come to exist, and what an unchanged fleet costs.
 
 Everything runs as real processes: nats-server, the shapes API, `reconciler up`. The benchmark is
 one client of the bus, as another team's service would be, and looks at the API's own journal.

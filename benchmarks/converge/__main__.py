@@ -26,7 +26,7 @@ from benchmarks.converge.targets import targets
 from infra.embedded.binary import WHEEL
 
 _IDLE_SAMPLES = 100
-_QUICK_SHAPES = 200
+_QUICK_RESOURCES = 200
 _QUICK_IDLE_SAMPLES = 20
 
 app = App(name="benchmarks.converge", help_format="plaintext", result_action="return_value")
@@ -44,14 +44,14 @@ def converge(
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     record: bool = False,
 ) -> int:
-    """Measure how declared shapes come to exist, and what an unchanged fleet costs.
+    """Measure how declared resources come to exist, and what an unchanged fleet costs.
 
     The exit status is 1 if something that must hold on any machine does not; times never matter.
 
     Parameters
     ----------
-    shapes
-        Numbers of shapes, separated by commas.
+    resources
+        Numbers of resources, separated by commas.
     latency_ms
         How long every request to the API takes at least, in milliseconds, separated by commas.
     quick
@@ -65,7 +65,7 @@ def converge(
     record
         Write the medians to benchmarks/history.json.
     """
-    sizes = [_QUICK_SHAPES] if quick else [int(each) for each in shapes.split(",")] * rounds
+    sizes = [_QUICK_RESOURCES] if quick else [int(each) for each in shapes.split(",")] * rounds
     latencies = [0.0] if quick else [float(each) for each in latency_ms.split(",")]
     samples = _QUICK_IDLE_SAMPLES if quick else _IDLE_SAMPLES
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 160)
@@ -93,7 +93,7 @@ async def _run(
     cases: list[Case] = []
     for size in sizes:
         for latency in latencies:
-            with console.status(f"{size:,} shapes, API latency {latency:g} ms"):
+            with console.status(f"{size:,} resources, API latency {latency:g} ms"):
                 cases.append(
                     await run_case(
                         size, latency, idle_samples=idle_samples, layout=layout, python=python

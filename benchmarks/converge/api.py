@@ -51,7 +51,7 @@ class Api:
             self._read_up_to = page[-1].sequence
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete shapes as a human would, without asking anybody."""
+        """Delete resources as a human would, without asking anybody."""
         free = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(name: str) -> None:
@@ -67,7 +67,7 @@ def writes(statistics: Statistics) -> int:
 
 
 def reads(statistics: Statistics) -> int:
-    """Count the requests that only read: pages of listings, and single shapes."""
+    """Count the requests that only read: pages of listings, and single resources."""
     return sum(statistics.requests.get("GET", {}).values())
 
 

@@ -45,7 +45,7 @@ async def _measure(
     stack: Stack, bus: Bus, api: Api, shapes: int, latency_ms: float, idle_samples: int
 ) -> Case:
     load = os.getloadavg()[0]
-    names = [f"shape-{number}" for number in range(shapes)]
+    names = [f"resource-{number}" for number in range(shapes)]
     converged = await phases.converge(stack, bus, api, names)
     before_restart = Meter(stack.pids).read()
     restarted = await phases.restart(stack, bus, api, shapes)

@@ -19,8 +19,8 @@ from events.manifest import (
     Metadata,
     ProviderConfigSpec,
 )
-from events.names import SYSTEM_NAMESPACE, ShapeKey
-from infra.bus.streams import INTAKE, SHAPES, worker_consumers
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from infra.bus.streams import INTAKE, LOG, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import Client, OutcomeStream
@@ -38,20 +38,20 @@ class Bus:
     def __init__(self, client: Client, nc: Connection) -> None:
         self.nc = nc
         self._client = client
-        self._awaited: set[ShapeKey] = set()
+        self._awaited: set[ResourceKey] = set()
         self._outcome: OutcomeName = "Converged"
         self._all_came = asyncio.Event()
 
     # --- declaring
 
     async def declare(self, names: Sequence[str], config: str = "default") -> None:
-        """Declare shapes, and return when all declarations are stored."""
+        """Declare resources, and return when all declarations are stored."""
         await self._client.publish(
             [_manifest(name, config) for name in names], timeout_seconds=PATIENCE_SECONDS
         )
 
     async def withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw shapes, and return when that is accepted."""
+        """Withdraw resources, and return when that is accepted."""
         shapes = [_key(name) for name in names]
         await self._client.withdraw_many(shapes, timeout_seconds=PATIENCE_SECONDS)
 
@@ -67,10 +67,10 @@ class Bus:
     # --- outcomes
 
     def expect(self, names: Iterable[str], outcome: OutcomeName) -> None:
-        """Await an outcome of each of these shapes from now on."""
+        """Await an outcome of each of these resources from now on."""
         self._expect((_key(name) for name in names), outcome)
 
-    def _expect(self, keys: Iterable[ShapeKey], outcome: OutcomeName) -> None:
+    def _expect(self, keys: Iterable[ResourceKey], outcome: OutcomeName) -> None:
         self._awaited = set(keys)
         self._outcome = outcome
         self._all_came.clear()
@@ -83,7 +83,7 @@ class Bus:
         except TimeoutError:
             some = [str(key) for key in sorted(self._awaited)[:5]]
             raise TimeoutError(
-                f"{len(self._awaited)} shapes are not {self._outcome} after "
+                f"{len(self._awaited)} resources are not {self._outcome} after "
                 f"{PATIENCE_SECONDS:.0f} s: {some}"
             ) from None
 
@@ -98,7 +98,7 @@ class Bus:
 
     async def log_position(self) -> int:
         """Give the number of events in the log."""
-        return (await stream_state(self.nc, SHAPES)).last_seq
+        return (await stream_state(self.nc, LOG)).last_seq
 
     async def until_nothing_waits(self) -> None:
         """Wait until all messages are decided and all actions executed."""
@@ -131,5 +131,5 @@ def _manifest(name: str, config: str) -> Manifest:
     return Manifest("shapes/v1", "Shape", Metadata(name), fields)
 
 
-def _key(name: str) -> ShapeKey:
-    return ShapeKey("default", "Shape", name)
+def _key(name: str) -> ResourceKey:
+    return ResourceKey("default", "Shape", name)

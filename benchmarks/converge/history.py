@@ -1,8 +1,9 @@
 """What earlier runs have cost, in a unit that every machine brings along.
 
 A figure is a cost, less is better: seconds times the append ceiling of the same run, so the events
-that this machine could have appended meanwhile, for each shape; of replay, the ordered consumer's
-speed over ours. So runs on other days and machines can be compared, as far as noise allows.
+that this machine could have appended meanwhile, for each resource; of replay, the ordered
+consumer's speed over ours. So runs on other days and machines can be compared, as far as noise
+allows.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def entry(rounds: Sequence[Case], layout: str) -> Entry:
 
 def case_name(case: Case, layout: str) -> str:
     """Name what can be compared."""
-    return f"{case.shapes} shapes, {case.latency_ms:g} ms, {layout}"
+    return f"{case.shapes} resources, {case.latency_ms:g} ms, {layout}"
 
 
 def recorded(file: Path = FILE) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Which listing saw that a shape was gone: as the observer told the intake."""
+"""Which listing saw that a resource was gone: as the observer told the intake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.jetstream.follow import follow
 
 
 async def listings_that_saw(nc: Client, after: int) -> dict[str, float]:
-    """Give when the first listing began that missed a shape, by the shape's name in the API."""
+    """Return when the first listing began that missed each resource, by its name in the API."""
     seen: dict[str, float] = {}
     filters = ["in.*.observed.>"]
     async with follow(nc, INTAKE, filters=filters, start_seq=after + 1) as messages:

@@ -56,7 +56,7 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
     """Stop and start the reconciler while nothing changes.
 
     The API counts requests by method, not by path. With one listing in the phase (the next one is
-    an hour away) every GET beyond its pages is a read of a single shape.
+    an hour away) every GET beyond its pages is a read of a single resource.
     """
     await bus.until_nothing_waits()
     events_before = await bus.log_position()
@@ -78,7 +78,7 @@ async def restart(stack: Stack, bus: Bus, api: Api, shapes: int) -> Restart:
         settled_seconds=round(settled, 3),
         external_writes=writes(statistics),
         listing_requests=settings.pages(shapes),
-        shape_reads=reads(statistics) - settings.pages(shapes),
+        resource_reads=reads(statistics) - settings.pages(shapes),
         new_events=await bus.log_position() - events_before,
         usage=usage,
     )
@@ -95,7 +95,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
     meter, began = Meter(stack.pids), time.perf_counter()
     await api.delete(victims)
     deleting = time.perf_counter() - began
-    await _until(api, lambda found: found.shapes == len(names), "all shapes again")
+    await _until(api, lambda found: found.shapes == len(names), "all resources again")
     await bus.until_nothing_waits()
     usage = meter.read()
     effects = await api.new_effects()
@@ -143,10 +143,10 @@ async def withdraw(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Wi
 
 
 async def idle(bus: Bus, api: Api, samples: int) -> Latency:
-    """Declare single shapes, one after another, with nothing else to do.
+    """Declare single resources, one after another, with nothing else to do.
 
-    A shape exists from the moment in the API's journal, which is in the transaction that makes it;
-    one machine, so one clock. Nobody polls.
+    A resource exists from the moment in the API's journal, which is in the transaction that makes
+    it; one machine, so one clock. Nobody polls.
     """
     await bus.until_nothing_waits()
     await api.new_effects()

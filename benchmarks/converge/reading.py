@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
 
 from benchmarks.converge.results import Replay
-from infra.bus.shape_log import open_log
-from infra.bus.streams import SHAPES
+from infra.bus.event_log import open_log
+from infra.bus.streams import LOG
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import stream_state
 from projections.read_models import ReadModels
@@ -31,7 +31,7 @@ async def replay(nc: Client, url: str) -> Replay:
 
 
 async def _compare(nc: Client, plain: Client) -> Replay:
-    state = await stream_state(nc, SHAPES)
+    state = await stream_state(nc, LOG)
     ways: dict[str, Callable[[], Awaitable[int]]] = {
         "rebuild": lambda: _rebuild(nc),
         "follower": lambda: _follow(nc),
@@ -70,7 +70,7 @@ async def _rebuild(nc: Client) -> int:
 
 async def _follow(nc: Client) -> int:
     count = 0
-    async with follow(nc, SHAPES) as messages:
+    async with follow(nc, LOG) as messages:
         async for batch in messages.replay():
             count += len(batch)
     return count
@@ -87,7 +87,7 @@ async def _ordered_consumer(plain: Client, total: int) -> int:
             all_came.set()
 
     reading = await JetStreamContext(plain).subscribe(
-        "log.>", stream=SHAPES, ordered_consumer=True, cb=take
+        "log.>", stream=LOG, ordered_consumer=True, cb=take
     )
     await all_came.wait()
     await reading.unsubscribe()

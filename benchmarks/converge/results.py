@@ -18,7 +18,7 @@ class ProcessUsage(_Result, frozen=True):
 
 
 class Converge(_Result, frozen=True):
-    """All shapes declared at once.
+    """All resources declared at once.
 
     ``seconds``: from before the first publish until the last outcome Converged was received.
     ``exist_seconds``: until the last one was in the API, by its journal. ``declare_seconds``: until
@@ -47,17 +47,17 @@ class Restart(_Result, frozen=True):
     settled_seconds: float
     external_writes: int
     listing_requests: int
-    shape_reads: int
+    resource_reads: int
     new_events: int
     usage: tuple[ProcessUsage, ...]
 
 
 class Drift(_Result, frozen=True):
-    """A tenth of the shapes deleted directly in the API.
+    """A tenth of the resources deleted directly in the API.
 
-    Both times end when the last shape was there again, by the API's journal. ``seconds`` begins
+    Both times end when the last resource was there again, by the API's journal. ``seconds`` begins
     with the last deletion, ``since_listing_seconds`` with the listing that saw the deletion (the
-    longest time of all shapes). ``other_effects``: writes besides the restorations.
+    longest time of all resources). ``other_effects``: writes besides the restorations.
     """
 
     resync_seconds: float
@@ -82,7 +82,7 @@ class Withdrawal(_Result, frozen=True):
 
 
 class Latency(_Result, frozen=True):
-    """Milliseconds from before one declaration's publish, for single shapes one after another."""
+    """Milliseconds from before a declaration's publish, for single resources one after another."""
 
     samples: int
     exists_p50_ms: float
@@ -113,7 +113,7 @@ class Ceiling(_Result, frozen=True):
 
 
 class Case(_Result, frozen=True):
-    """Everything about one number of shapes at one latency of the API."""
+    """Everything about one number of resources at one latency of the API."""
 
     shapes: int
     latency_ms: float

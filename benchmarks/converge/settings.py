@@ -8,7 +8,7 @@ RARE_RESYNC_SECONDS = 3_600.0
 """So long that no listing comes in between: what is counted belongs to the phase."""
 
 SHORT_RESYNC_SECONDS = 1.0
-"""Between two listings while shapes are deleted behind the reconciler's back."""
+"""Between two listings while resources are deleted behind the reconciler's back."""
 
 SETTLE_SECONDS = 0.5
 """A phase that must do nothing is watched so long after it came to rest."""

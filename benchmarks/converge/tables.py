@@ -25,7 +25,7 @@ _ROWS: tuple[_Row, ...] = (
     (
         "  writes / reads / pages / events",
         lambda case: (
-            f"{case.restart.external_writes} / {case.restart.shape_reads} / "
+            f"{case.restart.external_writes} / {case.restart.resource_reads} / "
             f"{case.restart.listing_requests} / {case.restart.new_events}"
         ),
     ),
@@ -75,7 +75,7 @@ def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Cons
     for case, found in compared:
         if not found:
             continue
-        table = Table("cost, in appended events a shape", title=f"{case}: beside the record")
+        table = Table("cost, in appended events a resource", title=f"{case}: beside the record")
         for heading in ("recorded", "now", "of that", ""):
             table.add_column(heading, justify="right")
         for each in found:
@@ -88,7 +88,7 @@ def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Cons
 def _results(cases: Sequence[Case]) -> Table:
     table = Table("", title="Results")
     for case in cases:
-        table.add_column(f"{case.shapes:,} shapes\n{case.latency_ms:g} ms", justify="right")
+        table.add_column(f"{case.shapes:,} resources\n{case.latency_ms:g} ms", justify="right")
     for name, cell in _ROWS:
         table.add_row(name, *(cell(case) for case in cases))
     return table
@@ -98,7 +98,7 @@ def _usage(cases: Sequence[Case]) -> Table:
     """CPU of each phase, and the peak of the whole case."""
     table = Table("CPU, s: converge / restart / drift / withdrawal", title="What it took")
     for case in cases:
-        table.add_column(f"{case.shapes:,} shapes\n{case.latency_ms:g} ms", justify="right")
+        table.add_column(f"{case.shapes:,} resources\n{case.latency_ms:g} ms", justify="right")
     for peak in cases[0].peaks:
         table.add_row(peak.process, *(_cpu(case, peak.process) for case in cases))
     table.add_row("peak of the stack, MB", *(f"{case.stack_peak_mb:.0f}" for case in cases))

@@ -17,14 +17,14 @@ def targets(cases: Sequence[Case]) -> tuple[Target, ...]:
     """Judge the cases; a target that no case measures is left out."""
     found: list[Target] = []
     for case in cases:
-        where = f"{case.shapes:,} shapes, {case.latency_ms:g} ms"
+        where = f"{case.shapes:,} resources, {case.latency_ms:g} ms"
         found += [
             _fact(
                 f"{where}: all exist, then none",
                 case.converge.shapes_in_api == case.shapes and case.withdrawal.shapes_in_api == 0,
             ),
             _nothing(f"{where}: restart, external writes", case.restart.external_writes),
-            _nothing(f"{where}: restart, reads of single shapes", case.restart.shape_reads),
+            _nothing(f"{where}: restart, reads of single resources", case.restart.resource_reads),
             _nothing(f"{where}: restart, new events", case.restart.new_events),
             _fact(
                 f"{where}: exactly what was deleted is restored",

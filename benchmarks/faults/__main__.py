@@ -33,7 +33,7 @@ async def _run(folder: Path, options: argparse.Namespace, progress: Progress) ->
         progress.advance(task)
     fleet = None
     if options.fleet:
-        task = progress.add_task(f"a start with {options.fleet} shapes", total=1)
+        task = progress.add_task(f"a start with {options.fleet} resources", total=1)
         fleet = await run_fleet(folder / "fleet", shapes=options.fleet)
         progress.advance(task)
     return Report(os.getloadavg()[0], tuple(rows), fleet)
@@ -52,10 +52,10 @@ def _show(report: Report) -> None:
     if report.fleet is not None:
         fleet = report.fleet
         console.print(
-            f"killed and started with {fleet.shapes:,} converged shapes: settled in "
-            f"{fleet.settle_seconds} s, {fleet.shape_reads} reads of single shapes, "
+            f"killed and started with {fleet.shapes:,} converged resources: settled in "
+            f"{fleet.settle_seconds} s, {fleet.resource_reads} reads of single resources, "
             f"{fleet.listing_requests} pages of one listing, {fleet.external_writes} writes, "
-            f"{fleet.new_events} new events; reading each shape alone takes "
+            f"{fleet.new_events} new events; reading each resource alone takes "
             f"{fleet.one_read_each_seconds} s"
         )
     console.print(f"load average {report.load_average:.1f}")
@@ -66,7 +66,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.faults", description="What crashes cost.")
     parser.add_argument("--shapes", type=int, default=500, help="objects of the churn; 0: none")
     parser.add_argument("--kills", type=int, default=20, help="SIGKILLs meanwhile (%(default)s)")
-    parser.add_argument("--fleet", type=int, default=5_000, help="shapes of the restart; 0: none")
+    parser.add_argument(
+        "--fleet", type=int, default=5_000, help="resources of the restart; 0: none"
+    )
     parser.add_argument("--no-matrix", action="store_true", help="without the matrix of faults")
     parser.add_argument("--json", type=Path, help="write the report to this file, too")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.faults.results import Fleet, Row, row
-from infra.bus.streams import SHAPES, ensure_topology
+from infra.bus.streams import LOG, ensure_topology
 from infra.jetstream.reads import stream_state
 from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.role_process import RoleProcess
@@ -89,10 +89,10 @@ async def _until_count(lane: Lane, wanted: int) -> None:
 
 
 async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
-    """Kill the product with many converged shapes, start it, and count what it asks of the API.
+    """Kill the product with many converged resources, start it, and count what it asks of the API.
 
     The next listing after the start's is an hour away, so that each GET beyond the pages of that
-    one listing is a read of a single shape.
+    one listing is a read of a single resource.
     """
     names = [f"{PREFIX}{number}" for number in range(shapes)]
     async with Lane(folder).here() as lane:
@@ -104,7 +104,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         await _until_count(lane, shapes)
         await lane.until_at_rest()
         await first.kill()
-        events = (await stream_state(lane.nc, SHAPES)).last_seq
+        events = (await stream_state(lane.nc, LOG)).last_seq
         (await lane.http.delete("/_stats")).raise_for_status()
         began = time.perf_counter()
         second = lane.fork()
@@ -120,15 +120,15 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
             shapes=shapes,
             settle_seconds=round(seconds, 2),
             one_read_each_seconds=round(await _read_each(lane.http, names), 2),
-            shape_reads=gets - pages,
+            resource_reads=gets - pages,
             listing_requests=pages,
             external_writes=writes,
-            new_events=(await stream_state(lane.nc, SHAPES)).last_seq - events,
+            new_events=(await stream_state(lane.nc, LOG)).last_seq - events,
         )
 
 
 async def _read_each(http: httpx.AsyncClient, names: list[str]) -> float:
-    """Read every shape alone, some at once, and give the seconds."""
+    """Read every resource alone, some at once, and give the seconds."""
     began = time.perf_counter()
     waiting = iter(names)
 

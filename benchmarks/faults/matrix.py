@@ -77,7 +77,7 @@ def _trouble(fault: Trouble | None) -> Trouble:
 
 
 async def _seconds(story: Story, fault: Trouble | None) -> float:
-    """Cause the fault, and give the time from then until the shape is as it was asked for."""
+    """Cause the fault, and give the time from then until the resource is as it was asked for."""
     lane, point = story.lane, story.case.point
     began = time.perf_counter()
     match fault:

@@ -14,8 +14,8 @@ from tests.history_checker import Finding
 class Row(msgspec.Struct, frozen=True, rename="camel"):
     """One fault: how often it was caused, what came of it, and how long until all was well.
 
-    Seconds are from the kill to the outcome of the last shape; without a fault, from the start of
-    the process.
+    Seconds are from the kill to the outcome of the last resource; without a fault, from the start
+    of the process.
     """
 
     fault: str
@@ -31,16 +31,16 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Fleet(msgspec.Struct, frozen=True, rename="camel"):
-    """A start with many converged shapes: until ready and at rest, and what it asked of the API.
+    """A start with many converged resources: until ready and at rest, and what it asked of the API.
 
     Beside it, on the same API: the seconds in which a program that does nothing else reads each
-    shape alone, as a controller does that keeps no history.
+    resource alone, as a controller does that keeps no history.
     """
 
     shapes: int
     settle_seconds: float
     one_read_each_seconds: float
-    shape_reads: int
+    resource_reads: int
     listing_requests: int
     external_writes: int
     new_events: int
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
         )
         fleet = self.fleet
         if fleet is not None:
-            wrong += fleet.shape_reads + fleet.external_writes + fleet.new_events
+            wrong += fleet.resource_reads + fleet.external_writes + fleet.new_events
         return wrong == 0
 
 

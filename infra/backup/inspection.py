@@ -17,7 +17,7 @@ Progress = Callable[[int], object]
 
 
 class Knowledge:
-    """What a log knows after some of its events: chains, and the newest cause of each shape.
+    """What a log knows after some of its events: chains, and the newest cause of each resource.
 
     A cause is a position of the intake: a declaration behind it is one that the log does not have.
     """

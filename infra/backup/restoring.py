@@ -28,7 +28,7 @@ from infra.backup.saving import recorded, save_log
 from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
-    SHAPES,
+    LOG,
     LogIdentity,
     Restored,
     begin_restoration,
@@ -97,7 +97,7 @@ async def plan_restoration(
     found = await existing_log(nc)
     if found is None:
         return Plan("new")
-    state = await stream_state(nc, SHAPES)
+    state = await stream_state(nc, LOG)
     if state.last_seq == 0:
         return Plan("new", found=found)
     if found.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
@@ -137,7 +137,7 @@ async def restore_log(
     identity = LogIdentity(backup.header.identity.log_id, new_name())
     replaced, floor = await _put_aside(nc, backup.path, plan)
     if plan.found is not None and plan.way in ("new", "replace"):
-        await delete_stream(nc, SHAPES)
+        await delete_stream(nc, LOG)
     await begin_restoration(nc, identity, replicas=replicas)
     writer = _Writer(nc, plan.present, progress)
     for message in islice(_each(backup.events()), plan.present, None):
@@ -181,7 +181,7 @@ async def _check_nobody_works(nc: Client) -> None:
 async def _common(nc: Client, backup: Backup, last: int) -> int:
     """Count the events that log and backup begin with, up to a position of the log."""
     events = _each(backup.events())
-    async with follow(nc, SHAPES) as follower:
+    async with follow(nc, LOG) as follower:
         while follower.position < last:
             for message in await anext(follower):
                 other = next(events, None)
@@ -247,9 +247,10 @@ class _Writer:
 async def _continue(
     writer: _Writer, replaced: Backup | None, knowledge: Knowledge, identity: LogIdentity
 ) -> tuple[int, int]:
-    """Keep what the replaced log has behind the backup, shape by shape as far as the chain goes on.
+    """Keep what the replaced log has behind the backup, as far as each resource's chain goes on.
 
-    Digests tell: an event is kept if it follows the very history that the backup has of its shape.
+    Digests tell: an event is kept if it follows the very history that the backup has of its
+    resource.
     """
     if replaced is None or replaced.header.identity.log_id != identity.log_id:
         return 0, 0
@@ -276,9 +277,9 @@ def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"
         return "lost"
     chain = knowledge.chains.chains.get(event.subject)
     version, digest = (0, "") if chain is None else (chain.version or 0, chain.digest)
-    if event.shapeversion <= version:
+    if event.resourceversion <= version:
         return "known"
-    if event.shapeversion != version + 1 or found.digest != next_digest(digest, found.payload):
+    if event.resourceversion != version + 1 or found.digest != next_digest(digest, found.payload):
         return "lost"
     return "next"
 
@@ -286,7 +287,7 @@ def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"
 async def _read_back(nc: Client, knowledge: Knowledge) -> None:
     """Read the whole log, and see that it is what was written."""
     written = Knowledge()
-    async with follow(nc, SHAPES) as follower:
+    async with follow(nc, LOG) as follower:
         async for messages in follower.replay():
             for message in messages:
                 written.take(_saved(message))
@@ -321,8 +322,8 @@ async def _declare_again(
 
 
 def _is_unknown(saved: Saved, causes: dict[str, int]) -> bool:
-    shape = "/".join(saved.subject.split(".")[3:6])
-    return saved.position > causes.get(shape, 0)
+    resource = "/".join(saved.subject.split(".")[3:6])
+    return saved.position > causes.get(resource, 0)
 
 
 def _declaration(saved: Saved) -> OutgoingMessage:

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 
 from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
 from infra.backup.file import BackupWriter, Header, Saved, new_backup
-from infra.bus.streams import INTAKE, PARTITIONS, SHAPES, LogIdentity, decider_consumers
+from infra.bus.streams import INTAKE, LOG, PARTITIONS, LogIdentity, decider_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.follow import follow
@@ -60,10 +60,10 @@ async def save_log(
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
         floors = {} if all_declarations else await _acknowledged(nc)
-        config = (await stream_state(nc, SHAPES)).config
+        config = (await stream_state(nc, LOG)).config
         writer.begin(Header(identity, datetime.now(UTC), config))
         await _save_declarations(nc, writer, floors)
-        last = (await stream_state(nc, SHAPES)).last_seq
+        last = (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
             for one in messages:
                 chains.take(recorded(one))
@@ -85,7 +85,7 @@ def recorded(message: StoredMessage | Saved) -> Recorded:
 
 
 async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessage]]:
-    async with follow(nc, SHAPES) as follower:
+    async with follow(nc, LOG) as follower:
         while follower.position < last:
             messages = [one for one in await anext(follower) if one.seq <= last]
             if messages:

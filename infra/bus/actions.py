@@ -16,7 +16,7 @@ from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
-from infra.bus.streams import SHAPES, WORKERS, make_worker_consumer
+from infra.bus.streams import LOG, WORKERS, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError
 from infra.jetstream.pull import PullGroup
@@ -33,7 +33,7 @@ class JetStreamActionReader:
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._reader = PullGroup(
-            nc, SHAPES, [WORKERS], max_batch=_OF_OLDER_RELEASES_AT_ONCE, until_done=True
+            nc, LOG, [WORKERS], max_batch=_OF_OLDER_RELEASES_AT_ONCE, until_done=True
         )
         self._leased: dict[str, Delivered] = {}
 
@@ -112,7 +112,7 @@ class JetStreamActionReader:
 
 
 def _action(delivered: Delivered) -> LogEvent:
-    """Decode an action; raises ``ValueError`` for what is none, or of another shape."""
+    """Decode an action; raises ``ValueError`` for what is none, or of another resource."""
     event = decode_log(delivered.payload)
     if log_class(event.data) != "action":
         raise InvalidMessageError(f"{event.type} is no action")

@@ -14,10 +14,10 @@ import structlog
 from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
-from events.envelope import encode_intake, encode_snapshot_part
-from events.intake import Answer, SnapshotPart
+from events.envelope import encode_intake, encode_listing_part
+from events.intake import Answer, ListingPart
 from events.log import LogEvent
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import REPLY_HEADER, log, outcome
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
@@ -34,7 +34,7 @@ from infra.bus.outcome_feeds import (
 from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.patience import patiently
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import INTAKE, OUTCOMES, SHAPES
+from infra.bus.streams import INTAKE, LOG, OUTCOMES
 from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailableError
 from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
@@ -173,13 +173,13 @@ class JetStreamClientBus:
         state = await patiently(self._nc, lambda: stream_state(self._nc, INTAKE))
         return state.last_seq
 
-    async def store_snapshot_parts(self, subject: str, parts: Sequence[SnapshotPart]) -> None:
+    async def store_listing_parts(self, subject: str, parts: Sequence[ListingPart]) -> None:
         """Store parts, pipelined in this order; raises the first failure."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         for part in parts:
             identity = uuid.uuid4().hex
-            payload = encode_snapshot_part(identity, self._source, part, time=now)
+            payload = encode_listing_part(identity, self._source, part, time=now)
             messages.append(OutgoingMessage(subject, payload, {MESSAGE_ID: identity}))
         for result in await publish_many(self._nc, messages):
             if isinstance(result, Exception):
@@ -220,9 +220,9 @@ class JetStreamClientBus:
         """Follow outcomes with a consumer that remembers."""
         return open_durable(self._nc, tokens, after, durable)
 
-    async def last_outcomes(self, keys: Sequence[ShapeKey]) -> Sequence[StoredEvent]:
-        """Read each shape's newest outcome from the log, with its place in the outcome stream."""
-        found = await self._last(SHAPES, [log(key, "outcome") for key in keys])
+    async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
+        """Read each resource's newest outcome from the log, with its place among the outcomes."""
+        found = await self._last(LOG, [log(key, "outcome") for key in keys])
         try:
             copies = await self._last(OUTCOMES, [outcome(each.event.key) for each in found])
         except BusDeniedError:  # a service whose permissions are of an older release
@@ -235,12 +235,12 @@ class JetStreamClientBus:
         return readable(await patiently(self._nc, lambda: read(self._nc, stream, subjects)), stream)
 
     async def _placed(self, event: LogEvent, copy: StoredEvent | None) -> StoredEvent:
-        """Find an event in the outcome stream; ``copy`` is the newest there of its shape."""
+        """Find an event in the outcome stream; ``copy`` is the newest there of its resource."""
         if copy is None:
             return StoredEvent(0, event)
-        if copy.event.id == event.id or copy.event.shapeversion > event.shapeversion:
+        if copy.event.id == event.id or copy.event.resourceversion > event.resourceversion:
             return copy
-        if copy.event.shapeversion:
+        if copy.event.resourceversion:
             return StoredEvent(0, event)  # an older one: the copy is on its way
         with contextlib.suppress(BusRefusedError):  # all consumers of a service are in use
             async with self._followed([event.key.tokens], 0) as feed:
@@ -259,10 +259,10 @@ class JetStreamClientBus:
         """Read the log from behind a position, to its end or for ever."""
         filters = [f"log.{tokens}.>"]
         async with AsyncExitStack() as stack:
-            log_from = follow_stream(self._nc, SHAPES, filters=filters, start_seq=after + 1)
+            log_from = follow_stream(self._nc, LOG, filters=filters, start_seq=after + 1)
             follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
             async for messages in follower if follow else follower.replay():
-                if events := readable(messages, SHAPES):
+                if events := readable(messages, LOG):
                     yield events
 
     # --- read models

@@ -10,22 +10,22 @@ from nats.aio.client import Client
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
-    OBSERVATIONS,
+    LISTINGS,
+    LOG,
     OUTCOMES,
     ROWS,
-    SHAPES,
-    SNAPSHOTS,
+    STATES,
     TIMERS,
 )
 from infra.jetstream.connection import api_request
 
 STREAMS: Final = (
-    SHAPES,
+    LOG,
     INTAKE,
     TIMERS,
     OUTCOMES,
-    SNAPSHOTS,
-    OBSERVATIONS,
+    STATES,
+    LISTINGS,
     DEADLETTERS,
     ROWS,
 )

@@ -60,10 +60,10 @@ class JetStreamDecisionSink:
             await send(self._nc, subject, _encoder.encode(answer))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejected outcomes, which are not in the log: nothing happened to the shape."""
+        """Publish rejected outcomes, which are not in the log: nothing happened to the resource."""
         _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Store dead letters, but those that were told already; give those that wait for room."""
         waiting = await store_letters(self._nc, letters)
         positions = {each.delivery.position for each in waiting}
@@ -101,7 +101,7 @@ def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
         type=event_type(data),
         subject=str(rejection.key),
         time=rejection.at,
-        shapeversion=0,
+        resourceversion=0,
         data=data,
         causeposition=rejection.answer.position,
         actor=rejection.actor,

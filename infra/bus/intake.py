@@ -10,7 +10,7 @@ from typing import Final, cast
 from nats.aio.client import Client
 
 from events.envelope import encode_intake
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import (
     REPLY_HEADER,
     every_stored_intake,
@@ -44,7 +44,7 @@ _REPLY_PREFIX: Final = "_INBOX"
 _BATCH_FROM: Final = 16
 _MAX_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
-_MAX_COUNTED_ALONE: Final = 8  # of more shapes, one answer with all subjects is cheaper
+_MAX_COUNTED_ALONE: Final = 8  # of more resources, one answer with all subjects is cheaper
 
 
 class JetStreamIntakeWriter:
@@ -102,7 +102,7 @@ class JetStreamIntakeReader:
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read what was declared of the same shapes after these, to look at and not to ack.
+        """Read what was declared of the same resources after these, to look at and not to ack.
 
         One request tells of which there is something newer at all.
         """
@@ -111,14 +111,15 @@ class JetStreamIntakeReader:
         return [await self._newer(each, newest.get(each.subject)) for each in deliveries]
 
     async def declarations_of(
-        self, known: Mapping[ShapeKey, Collection[int]]
-    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
-        """Read all declarations of these shapes that the intake still has, to look at.
+        self, known: Mapping[ResourceKey, Collection[int]]
+    ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
+        """Read all declarations of these resources that the intake still has, to look at.
 
-        It counts before it reads: most shapes have none but those at the positions that are known.
+        It counts before it reads: most resources have none but those at the positions that are
+        known.
         """
         keys = await self._with_unknown_declarations(known)
-        found: dict[ShapeKey, Sequence[IntakeDelivery]] = {}
+        found: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
         for start in range(0, len(keys), _READS_AT_ONCE):
             some = keys[start : start + _READS_AT_ONCE]
             subjects = [stored_intake_filter("desired", key) for key in some]
@@ -130,8 +131,8 @@ class JetStreamIntakeReader:
         return found
 
     async def _with_unknown_declarations(
-        self, known: Mapping[ShapeKey, Collection[int]]
-    ) -> Sequence[ShapeKey]:
+        self, known: Mapping[ResourceKey, Collection[int]]
+    ) -> Sequence[ResourceKey]:
         if len(known) > _MAX_COUNTED_ALONE:
             newest = max(max(positions, default=0) for positions in known.values())
             answers = [await self._all_declarations(up_to=newest)]
@@ -155,7 +156,7 @@ class JetStreamIntakeReader:
         ]
 
     async def _all_declarations(self, *, up_to: int) -> SubjectCounts:
-        """Count the declarations of every shape, at least those up to a position.
+        """Count the declarations of every resource, at least those up to a position.
 
         A flood is counted once: what it takes to count grows with it, as the number of turns does.
         """

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent
 from infra.bus.removed import LOG_GONE
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import BusUnavailableError, NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StreamState, message_from_leader, stream_state
@@ -110,24 +110,24 @@ class JetStreamLogWatch:
         """Say how the log differs from the one that was read; nothing if it is the same."""
         position, event_id = self._position, self._event_id  # more may be read meanwhile
         try:
-            state = await stream_state(self._nc, SHAPES)
+            state = await stream_state(self._nc, LOG)
         except NotFoundOnBusError:
-            return f"stream {SHAPES} was deleted while it was followed; {LOG_GONE}"
+            return f"stream {LOG} was deleted while it was followed; {LOG_GONE}"
         if state.created != self._created:
             return (
-                f"stream {SHAPES} was deleted and made anew while it was followed (created "
+                f"stream {LOG} was deleted and made anew while it was followed (created "
                 f"{state.created}, before {self._created}): positions of the old one mean nothing "
                 f"in it; {LOG_GONE}"
             )
         if state.last_seq < position:
             return (
-                f"stream {SHAPES} ends at {state.last_seq}, and this process has read it up to "
+                f"stream {LOG} ends at {state.last_seq}, and this process has read it up to "
                 f"{position}; {_LOG_OLDER}"
             )
         found = await _event_id_at(self._nc, position)
         if found and event_id and found != event_id:
             return (
-                f"stream {SHAPES} has another event at {position} than this process has "
+                f"stream {LOG} has another event at {position} than this process has "
                 f"read there; {_LOG_OLDER}"
             )
         return ""
@@ -136,14 +136,14 @@ class JetStreamLogWatch:
 async def watch_log(nc: Client) -> JetStreamLogWatch:
     """Take note of which log this is, and how far it goes; raises ``NotFoundOnBusError``."""
     reconnects = nc.stats["reconnects"]
-    state = await stream_state(nc, SHAPES)
+    state = await stream_state(nc, LOG)
     newest = await _event_id_at(nc, state.last_seq)
     return JetStreamLogWatch(nc, state, newest, reconnects)
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
     """Return an event's id; empty if there is none that can be read, which others tell."""
-    message = await message_from_leader(nc, SHAPES, position) if position else None
+    message = await message_from_leader(nc, LOG, position) if position else None
     if message is None:
         return ""
     with contextlib.suppress(InvalidMessageError):

@@ -126,7 +126,7 @@ async def followed_bound(
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(follower_names(namespace))} consumers of namespace {namespace} are in "
-                f"use ({error}): share one stream of outcomes, or wait for many shapes at once"
+                f"use ({error}): share one stream of outcomes, or wait for many resources at once"
             ) from error
         yield FollowedOutcomes(follower)
 

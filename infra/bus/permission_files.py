@@ -14,8 +14,8 @@ from infra.bus.permissions import (
     PURPOSES,
     Exchange,
     Permissions,
-    Role,
-    role_permissions,
+    Principal,
+    principal_permissions,
     service_exchanges,
     service_permissions,
 )
@@ -35,7 +35,7 @@ class User(msgspec.Struct, frozen=True):
     """
 
     name: str
-    role: Role
+    principal: Principal
     key: str = ""
     namespace: str = ""
     finalizers: bool = False
@@ -48,13 +48,13 @@ class User(msgspec.Struct, frozen=True):
                 f"user {self.name}: {self.key[:8]}... is not the public nkey of a user: 56 "
                 "characters, the first of them U"
             )
-        if (self.role == "service") != bool(self.namespace):
+        if (self.principal == "service") != bool(self.namespace):
             raise ValueError(f"user {self.name}: a service, and only a service, has a namespace")
 
     @property
     def account(self) -> str:
         """The account: one for the reconciler, one for each namespace's services."""
-        return f"SERVICE_{self.namespace}" if self.role == "service" else ACCOUNT
+        return f"SERVICE_{self.namespace}" if self.principal == "service" else ACCOUNT
 
     @property
     def inboxes(self) -> tuple[str, ...]:
@@ -64,15 +64,15 @@ class User(msgspec.Struct, frozen=True):
     @property
     def permissions(self) -> Permissions:
         """What the user may do."""
-        if self.role == "service":
+        if self.principal == "service":
             return service_permissions(self.namespace, self.inboxes, finalizers=self.finalizers)
-        return role_permissions(self.role, self.inboxes)
+        return principal_permissions(self.principal, self.inboxes)
 
 
 def server_configuration(users: Sequence[User]) -> str:
     """Return an ``accounts`` block for nats-server, with users who sign with an nkey."""
     lines = ["accounts {", f"  {ACCOUNT} {{", "    jetstream: enabled"]
-    lines += _users([user for user in users if user.role != "service"])
+    lines += _users([user for user in users if user.principal != "service"])
     exports = [_export(account, each) for account, each in _exchanges(users)]
     lines += ["    exports: [", *(f"      {each}" for each in exports), "    ]", "  }"]
     for account in _accounts(users):
@@ -134,7 +134,7 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
 
 
 def _accounts(users: Iterable[User]) -> list[str]:
-    return list(dict.fromkeys(user.account for user in users if user.role == "service"))
+    return list(dict.fromkeys(user.account for user in users if user.principal == "service"))
 
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
@@ -142,7 +142,7 @@ def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
     found = [
         (user.account, each)
         for user in users
-        if user.role == "service"
+        if user.principal == "service"
         for each in service_exchanges(user.namespace, user.inboxes, finalizers=user.finalizers)
     ]
     return list(dict.fromkeys(found))
@@ -153,7 +153,7 @@ def _users(users: Iterable[User]) -> list[str]:
     for user in users:
         permissions = user.permissions
         lines += [
-            f"      # {user.name}, {user.role}: {PURPOSES[user.role]}",
+            f"      # {user.name}, {user.principal}: {PURPOSES[user.principal]}",
             f"      {{ nkey: {json.dumps(user.key or f'{PLACEHOLDER}-{user.name}')}, "
             "permissions: {",
             *_allowed("publish", permissions.publish),

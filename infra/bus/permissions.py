@@ -1,8 +1,8 @@
-"""The least that each role needs of the bus, built of the names that the streams are built of.
+"""The least that each principal needs of the bus, built of the names that the streams are built of.
 
-A role's user may publish and subscribe to what stands here, and to nothing else. Services have an
-account each, not only a user: the server answers a request at whatever reply subject it names, and
-so would write its acknowledgement for one service onto the subjects of another one, or into the
+A principal's user may publish and subscribe to what stands here, and to nothing else. Services have
+an account each, not only a user: the server answers a request at whatever reply subject it names,
+and so would write its acknowledgement for one service onto the subjects of another one, or into the
 log. Across accounts an answer goes back to where the question came from, and nowhere else.
 """
 
@@ -15,22 +15,22 @@ import msgspec
 
 from events import subjects
 from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
+from events.names import SYSTEM_NAMESPACE, ResourceKey, check_token
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
-    OBSERVATIONS,
+    LISTINGS,
+    LOG,
     OUTCOMES,
     RATES,
     ROWS,
     ROWS_PREFIX,
-    SHAPES,
-    SNAPSHOTS,
+    STATES,
     TIMERS,
     follower_names,
 )
 
-Role = Literal[
+Principal = Literal[
     "decider",
     "worker",
     "observer",
@@ -42,30 +42,30 @@ Role = Literal[
     "restore",
     "service",
 ]
-ROLES: Final[tuple[Role, ...]] = get_args(Role)
+PRINCIPALS: Final[tuple[Principal, ...]] = get_args(Principal)
 
 INBOX: Final = "_INBOX"
 ALL_STREAMS: Final = (
     INTAKE,
     TIMERS,
-    SHAPES,
+    LOG,
     OUTCOMES,
-    SNAPSHOTS,
-    OBSERVATIONS,
+    STATES,
+    LISTINGS,
     DEADLETTERS,
     RATES,
     ROWS,
 )
-_EVERY: Final = ShapeKey("*", "*", "*")
-_CONFIGURATION: Final = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*")
+_EVERY: Final = ResourceKey("*", "*", "*")
+_CONFIGURATION: Final = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*")
 _API: Final = "$JS.API"
 _BY_MACHINES: Final = ("reference", "observed", "result", "timer")
 """Intake that only the reconciler's own roles write; people and services declare the rest."""
 
-PURPOSES: Final[dict[Role, str]] = {
+PURPOSES: Final[dict[Principal, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, answers and dead letters",
     "worker": "calls the APIs: reads decided actions, writes results",
-    "observer": "lists the APIs: writes what it sees and wake-ups, takes in others' snapshots",
+    "observer": "lists the APIs: writes what it sees and wake-ups, takes in others' listings",
     "projector": "keeps the read models: reads the log, writes rows",
     "operator": "people and their command line: reads everything, declares anywhere, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
@@ -95,14 +95,14 @@ class Exchange(msgspec.Struct, frozen=True):
     many_answers: bool = False
 
 
-def role_permissions(role: Role, inboxes: Sequence[str]) -> Permissions:
-    """Return what a role's user may do; ``inboxes`` are the tokens behind ``_INBOX`` that are his.
+def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permissions:
+    """Return what a principal's user may do; ``inboxes`` are his tokens behind ``_INBOX``.
 
     Raises ``ValueError`` for a service, which needs a namespace: ``service_permissions``.
     """
-    if role == "service":
+    if principal == "service":
         raise ValueError("a service has permissions for a namespace: service_permissions")
-    return Permissions(tuple(_GRANTS[role]()), _own_inboxes(inboxes))
+    return Permissions(tuple(_GRANTS[principal]()), _own_inboxes(inboxes))
 
 
 def service_permissions(
@@ -127,12 +127,12 @@ def service_exchanges(
             f"a service cannot have namespace {SYSTEM_NAMESPACE!r}: what is declared there decides "
             "about the credentials of everybody; use an operator"
         )
-    mine = ShapeKey(namespace, "*", "*")
+    mine = ResourceKey(namespace, "*", "*")
     asked = [
         *_declared(mine, finalizers=finalizers),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
-        f"{_API}.DIRECT.GET.{SHAPES}.{subjects.log(mine, 'outcome')}",
+        f"{_API}.DIRECT.GET.{LOG}.{subjects.log(mine, 'outcome')}",
         f"{_API}.DIRECT.GET.{OUTCOMES}.{subjects.outcome(mine)}",  # where it stands there
     ]
     for name in (namespace, *follower_names(namespace)):
@@ -150,7 +150,7 @@ def service_exchanges(
     )
 
 
-def _declared(mine: ShapeKey, *, finalizers: bool) -> list[str]:
+def _declared(mine: ResourceKey, *, finalizers: bool) -> list[str]:
     granted = {"desired", "finalizer"} if finalizers else {"desired"}
     return [subjects.intake(what, mine) for what in subjects.INTAKE_KINDS if what in granted]
 
@@ -159,7 +159,7 @@ def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{INBOX}.{name}.>" for name in names)
 
 
-# --- what a role is made of
+# --- what a principal is made of
 
 
 def _follows(*streams: str) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _takes(stream: str, consumer: str) -> Iterator[str]:
     yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
-def _buries(*stages: str) -> Iterator[str]:
+def _dead_letters(*stages: str) -> Iterator[str]:
     """Write dead letters of some stages, each once where the same would come for ever.
 
     There is a share of the room for each namespace; what is beyond it is counted.
@@ -198,11 +198,11 @@ def _buries(*stages: str) -> Iterator[str]:
     yield subjects.DISCARDED
 
 
-def _of_every_role() -> Iterator[str]:
+def _of_everybody() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
-    yield from _follows(SHAPES, ROWS)
-    yield from _gets(SHAPES, ROWS)
+    yield from _follows(LOG, ROWS)
+    yield from _gets(LOG, ROWS)
 
 
 def _calls_apis() -> Iterator[str]:
@@ -214,7 +214,7 @@ def _calls_apis() -> Iterator[str]:
 
 
 def _of_running_roles() -> Iterator[str]:
-    yield from _of_every_role()
+    yield from _of_everybody()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
 
 
@@ -225,34 +225,34 @@ def _decider() -> Iterator[str]:
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
-    yield from _gets(SNAPSHOTS)
+    yield from _gets(STATES)
     yield subjects.log_filter(_EVERY)
-    yield subjects.state_snapshot(_EVERY)
+    yield subjects.cached_state(_EVERY)
     yield subjects.outcome(_EVERY)
     yield subjects.schedule(_EVERY, "*")
-    yield from _buries("intake", "declaration", "decision")
+    yield from _dead_letters("intake", "declaration", "decision")
     yield f"{INBOX}.>"  # answers: to whoever asked
 
 
 def _worker() -> Iterator[str]:
     yield from _of_running_roles()
-    yield from _takes(SHAPES, "*")  # all its consumers are workers'
+    yield from _takes(LOG, "*")  # all its consumers are workers'
     actions = subjects.log(_EVERY, "action")
-    yield f"{_API}.CONSUMER.CREATE.{SHAPES}.*.{actions}.*"  # a configuration's, when it is declared
+    yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # a configuration's, when it is declared
     yield from _calls_apis()
     yield subjects.intake("result", _EVERY)
-    yield from _buries("action")
+    yield from _dead_letters("action")
 
 
 def _observer() -> Iterator[str]:
     yield from _of_running_roles()
-    yield from _follows(OBSERVATIONS)
+    yield from _follows(LISTINGS)
     yield from _calls_apis()
     yield subjects.intake("observed", _EVERY)
     yield subjects.intake("reference", _EVERY)
     yield subjects.intake("timer", _EVERY)
-    yield subjects.snapshot("*", "*", "*")
-    yield from _buries("snapshot", "observation")
+    yield subjects.listing("*", "*", "*")
+    yield from _dead_letters("listing", "observation")
 
 
 def _projector() -> Iterator[str]:
@@ -262,7 +262,7 @@ def _projector() -> Iterator[str]:
 
 
 def _auditor() -> Iterator[str]:
-    yield from _of_every_role()
+    yield from _of_everybody()
     yield from _follows(OUTCOMES)
     yield from _gets(OUTCOMES)
 
@@ -286,17 +286,17 @@ def _installer() -> Iterator[str]:
     yield f"{_API}.INFO"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
-    for stream in (INTAKE, SHAPES):
+    for stream in (INTAKE, LOG):
         yield f"{_API}.CONSUMER.INFO.{stream}.*"
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"
-    yield f"{_API}.CONSUMER.NAMES.{SHAPES}"  # workers have made one for each configuration
+    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # workers have made one for each configuration
 
 
 def _backup() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
-    yield from _follows(SHAPES)
-    yield from _gets(SHAPES, INTAKE)
+    yield from _follows(LOG)
+    yield from _gets(LOG, INTAKE)
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # how far the deciders are
 
@@ -304,13 +304,13 @@ def _backup() -> Iterator[str]:
 def _restore() -> Iterator[str]:
     """Make streams and write the log: not delete, so that it cannot replace a log that is there."""
     yield from _installer()
-    yield from _follows(SHAPES)
-    yield from _gets(SHAPES)
+    yield from _follows(LOG)
+    yield from _gets(LOG)
     yield subjects.log_filter(_EVERY)
     yield subjects.intake("desired", _EVERY)  # what was declared and not decided
 
 
-_GRANTS: Final[dict[Role, Callable[[], Iterator[str]]]] = {
+_GRANTS: Final[dict[Principal, Callable[[], Iterator[str]]]] = {
     "decider": _decider,
     "worker": _worker,
     "observer": _observer,

@@ -9,7 +9,7 @@ from typing import Final
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from infra.bus.streams import INTAKE, SHAPES
+from infra.bus.streams import INTAKE, LOG
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
@@ -32,7 +32,7 @@ def telling_what_to_do() -> Generator[None]:
     except NotFoundOnBusError as error:
         raise NotFoundOnBusError(
             f"{error}: run `reconciler init`, which makes what is missing, and start this again "
-            f"(if stream {SHAPES} itself is missing, restore it from a backup first)"
+            f"(if stream {LOG} itself is missing, restore it from a backup first)"
         ) from error
 
 
@@ -42,11 +42,11 @@ async def check_intake_positions(nc: Client) -> None:
     Raises ``StreamReplacedError`` if somebody has made the intake anew, and it counts from 1: all
     that comes in would look older than what was decided long ago, and be ignored.
     """
-    newest = (await stream_state(nc, SHAPES)).last_seq
+    newest = (await stream_state(nc, LOG)).last_seq
     if not newest:
         return
     first = max(1, newest + 1 - _LOOKED_AT)
-    messages = await read_subject(nc, SHAPES, "log.>", start_seq=first)
+    messages = await read_subject(nc, LOG, "log.>", start_seq=first)
     known = max(map(_cause_position, messages), default=0)
     last = (await stream_state(nc, INTAKE)).last_seq
     if last < known:

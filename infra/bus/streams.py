@@ -5,10 +5,10 @@ stream          subjects                            keeps
 ==============  ==================================  ===========================================
 INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (then trimmed)
 TIMERS          ``sched.>``, ``fired.>``            message schedules; what fires goes to INTAKE
-SHAPES          ``log.>``                           the event log, for ever
-OUTCOMES        ``outcome.>``                       outcomes copied from SHAPES, and rejections
-SNAPSHOTS       ``snap.>``                          the newest state of each shape (a cache)
-OBSERVATIONS    ``snapshot.>``                      snapshots from other observers, an hour long
+LOG_1          ``log.>``                           the event log, for ever
+OUTCOMES        ``outcome.>``                       outcomes copied from LOG_1, and rejections
+STATES          ``state.>``                         the newest state of each resource (a cache)
+LISTINGS        ``listing.>``                       listings from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
 RATES           ``rate.>``, ``discarded``           how far each rate limit's calls are reserved;
                                                     how many messages got no dead letter
@@ -27,7 +27,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events import subjects
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import DISCARDED
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
@@ -45,10 +45,10 @@ from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
-SHAPES: Final = "SHAPES"
+LOG: Final = "LOG_1"
 OUTCOMES: Final = "OUTCOMES"
-SNAPSHOTS: Final = "SNAPSHOTS"
-OBSERVATIONS: Final = "OBSERVATIONS"
+STATES: Final = "STATES"
+LISTINGS: Final = "LISTINGS"
 DEADLETTERS: Final = "DEADLETTERS"
 RATES: Final = "RATES"
 ROWS: Final = "KV_reconciler"
@@ -133,11 +133,11 @@ def worker_consumer(provider_config: str) -> str:
 async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
     """Return what the server says of each consumer of actions: there is none without a log."""
     try:
-        names = await consumer_names(nc, SHAPES)
+        names = await consumer_names(nc, LOG)
     except NotFoundOnBusError:
         return []
     mine = sorted(name for name in names if name.partition("=")[0] == WORKERS)
-    return [await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{name}", None) for name in mine]
+    return [await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None) for name in mine]
 
 
 async def make_worker_consumer(nc: Client, provider_config: str) -> str:
@@ -146,8 +146,8 @@ async def make_worker_consumer(nc: Client, provider_config: str) -> str:
     One that is there stays as it is: ``ensure_topology`` upgrades it.
     """
     name = worker_consumer(provider_config)
-    if not await _found(nc, f"CONSUMER.INFO.{SHAPES}.{name}"):
-        await ensure_consumer(nc, SHAPES, _worker_consumer(name))
+    if not await _found(nc, f"CONSUMER.INFO.{LOG}.{name}"):
+        await ensure_consumer(nc, LOG, _worker_consumer(name))
     return name
 
 
@@ -181,13 +181,13 @@ async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int 
     from the log, is removed; dead letters and others' observations stay. Only what is there is
     deleted: on an empty server nobody needs the permission to.
     """
-    for stream in (INTAKE, TIMERS, OUTCOMES, SNAPSHOTS, ROWS):
+    for stream in (INTAKE, TIMERS, OUTCOMES, STATES, ROWS):
         if await _exists(nc, stream):
             await delete_stream(nc, stream)
     metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
-    await ensure_stream(nc, {**_shapes(), "metadata": metadata, "num_replicas": replicas})
+    await ensure_stream(nc, {**_resources(), "metadata": metadata, "num_replicas": replicas})
     for consumer in await worker_consumers(nc):
-        await delete_consumer(nc, SHAPES, consumer["name"])
+        await delete_consumer(nc, LOG, consumer["name"])
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
@@ -217,11 +217,11 @@ async def _found(nc: Client, question: str) -> Config:
 
 async def find_log(nc: Client) -> LogIdentity:
     """Tell which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
-    metadata = _usable((await stream_state(nc, SHAPES)).config.get("metadata", {}))
+    metadata = _usable((await stream_state(nc, LOG)).config.get("metadata", {}))
     found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
-            f"stream {SHAPES} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
+            f"stream {LOG} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
         )
     return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
 
@@ -229,7 +229,7 @@ async def find_log(nc: Client) -> LogIdentity:
 async def has_log(nc: Client) -> bool:
     """Return whether there is an event log, as far as everybody may ask."""
     answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
-    return SHAPES in (answer.get("streams") or ())
+    return LOG in (answer.get("streams") or ())
 
 
 async def find_log_id(nc: Client) -> str:
@@ -249,7 +249,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     from 1 again, or what it brings would look older than what the log knows.
     """
     try:
-        state = await stream_state(nc, SHAPES)
+        state = await stream_state(nc, LOG)
     except NotFoundOnBusError:
         return LogIdentity(new_name()), 0
     metadata = _usable(state.config.get("metadata", {}))
@@ -277,7 +277,7 @@ def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
         )
     if is_being_restored(metadata):
         raise IncompatibleStreamError(
-            f"stream {SHAPES} is being restored, or its restoration was interrupted: "
+            f"stream {LOG} is being restored, or its restoration was interrupted: "
             "run `reconciler restore` with the same file again"
         )
     return metadata
@@ -291,7 +291,7 @@ def is_being_restored(metadata: Mapping[str, str]) -> bool:
 async def existing_log(nc: Client) -> LogIdentity | None:
     """Tell which log there is, also one that is only half restored; None if there is none."""
     try:
-        metadata = (await stream_state(nc, SHAPES)).config.get("metadata", {})
+        metadata = (await stream_state(nc, LOG)).config.get("metadata", {})
     except NotFoundOnBusError:
         return None
     return LogIdentity(
@@ -301,11 +301,11 @@ async def existing_log(nc: Client) -> LogIdentity | None:
 
 async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> list[Config]:
     return [
-        {**_shapes(), "metadata": _metadata(identity)},
+        {**_resources(), "metadata": _metadata(identity)},
         _timers(),
         await _intake(nc, first_position),
         _outcomes(),
-        _snapshots(),
+        _states(),
         _observations(),
         _dead_letters(),
         _rates(),
@@ -313,9 +313,9 @@ async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> li
     ]
 
 
-def _shapes() -> Config:
+def _resources() -> Config:
     return _file_stream(
-        SHAPES,
+        LOG,
         ["log.>"],
         discard="new",
         deny_delete=True,
@@ -374,7 +374,7 @@ def _outcomes() -> Config:
         duplicate_window=_DUPLICATE_WINDOW,  # a stream with sources has none unless it says so
         sources=[
             {
-                "name": SHAPES,
+                "name": LOG,
                 "subject_transforms": [
                     {
                         "src": "log.*.*.*.outcome",
@@ -386,18 +386,18 @@ def _outcomes() -> Config:
     )
 
 
-def _snapshots() -> Config:
+def _states() -> Config:
     return _file_stream(
-        SNAPSHOTS,
-        ["snap.>"],
+        STATES,
+        ["state.>"],
         max_msgs_per_subject=1,
     )
 
 
 def _observations() -> Config:
     return _file_stream(
-        OBSERVATIONS,
-        ["snapshot.>"],
+        LISTINGS,
+        ["listing.>"],
         max_age=_HOUR,
         max_bytes=1024**3,
     )
@@ -449,11 +449,11 @@ async def _consumers(nc: Client) -> list[tuple[str, Config]]:
         for name, subject_filter in zip(decider_consumers(), filters, strict=True)
     ]
     names = {WORKERS, *(each["name"] for each in await worker_consumers(nc))}
-    return [*deciders, *((SHAPES, _worker_consumer(name)) for name in sorted(names))]
+    return [*deciders, *((LOG, _worker_consumer(name)) for name in sorted(names))]
 
 
 def _worker_consumer(name: str) -> Config:
-    place = subjects.log(ShapeKey("*", "*", "*"), "action")
+    place = subjects.log(ResourceKey("*", "*", "*"), "action")
     _, _, provider_config = name.partition("=")
     return {
         "durable_name": name,

@@ -15,13 +15,13 @@ from eventsourcing.persistence import (
 
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
-from events.integrity import LogDamage, LogDamagedError, Recorded, ShapeChain
+from events.integrity import HistoryChain, LogDamage, LogDamagedError, Recorded
 from events.log import LogEvent, log_place
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 from infra.jetstream.reads import StoredMessage
 from infra.jetstream.sequences import Entry, Head, digest_of
 
-SHAPES: Final = "SHAPES"
+LOG: Final = "LOG_1"
 
 
 class HistoryDamagedError(InternalError):
@@ -37,7 +37,7 @@ class _Envelope(msgspec.Struct):
 
     type: str
     subject: str
-    shapeversion: int
+    resourceversion: int
 
 
 _decoder = msgspec.json.Decoder(_Envelope)
@@ -46,9 +46,9 @@ _decoder = msgspec.json.Decoder(_Envelope)
 class ResourceLayout:
     """The resources' log: ids are `namespace/kind/name`, topics the CloudEvents types.
 
-    An event's version is its `shapeversion`, and its state the whole CloudEvent, so that what the
-    library reads and writes is what the decider reads and writes. The stream is the product's: it
-    is never created from here.
+    An event's version is its `resourceversion`, and its state the whole CloudEvent, so that what
+    the library reads and writes is what the decider reads and writes. The stream is the product's:
+    it is never created from here.
     """
 
     def __init__(self, base: str = "", purpose: str = "events") -> None:
@@ -57,7 +57,7 @@ class ResourceLayout:
     @property
     def stream(self) -> str:
         """The name of the stream."""
-        return SHAPES
+        return LOG
 
     @property
     def events_filter(self) -> str:
@@ -77,7 +77,7 @@ class ResourceLayout:
     def stream_config(self, replicas: int) -> dict[str, Any]:  # noqa: ARG002
         """Refuse: raises `ProgrammingError`."""
         raise ProgrammingError(
-            f"stream {SHAPES} belongs to the reconciler, which creates it: set CREATE_TABLE=no"
+            f"stream {LOG} belongs to the reconciler, which creates it: set CREATE_TABLE=no"
         )
 
     def sequence_of(self, originator_id: UUID | str) -> str:
@@ -100,7 +100,7 @@ class ResourceLayout:
         envelope = _envelope(message)
         return Notification(
             originator_id=envelope.subject,
-            originator_version=envelope.shapeversion,
+            originator_version=envelope.resourceversion,
             topic=envelope.type,
             state=message.payload,
             id=message.seq,
@@ -108,7 +108,7 @@ class ResourceLayout:
 
     def version_of(self, message: StoredMessage) -> int:
         """Read an event's version; raises `DataError`."""
-        return _envelope(message).shapeversion
+        return _envelope(message).resourceversion
 
     def history(
         self, messages: Sequence[StoredMessage], after: Head, lte: int | None
@@ -116,7 +116,7 @@ class ResourceLayout:
         """Read a resource's events up to a version; raises `HistoryDamagedError`."""
         if not messages:
             return []
-        chain = ShapeChain(after.version or 0, after.digest, after.position)
+        chain = HistoryChain(after.version or 0, after.digest, after.position)
         resource = "/".join(messages[0].subject.split(".")[1:4])
         found: list[Notification] = []
         for message in messages:
@@ -130,7 +130,7 @@ class ResourceLayout:
             found.append(
                 Notification(
                     originator_id=event.subject,
-                    originator_version=event.shapeversion,
+                    originator_version=event.resourceversion,
                     topic=event.type,
                     state=message.payload,
                     id=message.seq,
@@ -139,13 +139,13 @@ class ResourceLayout:
         return found
 
 
-def _key(originator_id: UUID | str) -> ShapeKey:
+def _key(originator_id: UUID | str) -> ResourceKey:
     if isinstance(originator_id, UUID):
         raise DataError(
             f"{originator_id} is a UUID: a resource's id is the text namespace/kind/name"
         )
     try:
-        return ShapeKey.parse(originator_id)
+        return ResourceKey.parse(originator_id)
     except InvalidNameError as error:
         raise DataError(str(error)) from error
 
@@ -156,7 +156,7 @@ def _log_event(event: StoredEvent) -> LogEvent:
         content = decode_log(event.state)
     except InvalidMessageError as error:
         raise DataError(f"{event.originator_id}@{event.originator_version}: {error}") from error
-    inside = (content.subject, content.shapeversion, content.type)
+    inside = (content.subject, content.resourceversion, content.type)
     outside = (event.originator_id, event.originator_version, event.topic)
     if inside != outside:
         raise DataError(f"the CloudEvent is {inside}, and is to be stored as {outside}")

@@ -1,11 +1,11 @@
-"""`reconciler approve`: decide about shapes that are held."""
+"""`reconciler approve`: decide about resources that are held."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from events.intake import ApprovalDecision
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
@@ -31,10 +31,10 @@ def approve(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Decide about shapes that are held: let what holds them go on.
+    """Decide about resources that are held: let what holds them go on.
 
     The approval is an event of the log, with your name and reason, and holds
-    for this once. What holds a shape is the reason of its outcome Held.
+    for this once. What holds a resource is the reason of its outcome Held.
 
     For example:
 
@@ -50,9 +50,9 @@ def approve(
     names
         Names, or namespace/kind/name.
     hold
-        The reason that is approved; shapes that are held by another are refused.
+        The reason that is approved; resources that are held by another are refused.
     all
-        All shapes that are held for this reason, in place of names.
+        All resources that are held for this reason, in place of names.
     config
         With --all: only those of this ProviderConfig.
     abandon
@@ -60,7 +60,7 @@ def approve(
     reason
         Why; it is kept in the log.
     namespace
-        Namespace of the names, or with --all of the shapes.
+        Namespace of the names, or with --all of the resources.
     timeout
         How long to wait for the answers.
     output
@@ -93,7 +93,7 @@ def approve(
 
 async def _held(
     connection: Connection, hold: Hold, namespace: str | None, config: str | None
-) -> list[ShapeKey]:
+) -> list[ResourceKey]:
     check_names(namespace=namespace)
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status.values()
@@ -109,6 +109,6 @@ async def _held(
     where = f" in namespace {namespace}" if namespace else ""
     whose = f" of ProviderConfig {config}" if config else ""
     raise CommandError(
-        f"no shape{where}{whose} is held by {hold}: `reconciler get -A --outcome Held` shows "
+        f"no resource{where}{whose} is held by {hold}: `reconciler get -A --outcome Held` shows "
         "what is held, and by what"
     )

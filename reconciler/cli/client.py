@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from events.intake import Answer
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection, find_url
 from reconciler.cli.logs import configure_logs
 from reconciler.cli.results import Result, result_of
@@ -41,19 +41,19 @@ async def client_of(connection: Connection) -> AsyncGenerator[Client]:
 
 async def ask_many(
     connection: Connection,
-    keys: Sequence[ShapeKey],
+    keys: Sequence[ResourceKey],
     ask: Callable[[Client], Awaitable[Sequence[Told]]],
 ) -> list[Result]:
-    """Ask about many shapes at once; raises ``BusError`` and ``ConfigurationError``."""
+    """Ask about many resources at once; raises ``BusError`` and ``ConfigurationError``."""
     async with client_of(connection) as client:
         answers = await ask(client)
     return [result_of(key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
 async def ask_one(
-    connection: Connection, key: ShapeKey, ask: Callable[[Client], Awaitable[Answer]]
+    connection: Connection, key: ResourceKey, ask: Callable[[Client], Awaitable[Answer]]
 ) -> Result:
-    """Ask about one shape; a refusal is its result. Raises as ``ask_many``."""
+    """Ask about one resource; a refusal is its result. Raises as ``ask_many``."""
     async with client_of(connection) as client:
         try:
             told: Told = await ask(client)

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from events.dead_letter import Discarded
 from events.envelope import MAX_MESSAGE_BYTES
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
@@ -36,7 +36,7 @@ from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
 ByStage = Annotated[Stage | None, Parameter(help="Only letters of this stage.")]
-ByShape = Annotated[str | None, Parameter(help="Only letters about this namespace/kind/name.")]
+ByResource = Annotated[str | None, Parameter(help="Only letters about this namespace/kind/name.")]
 
 deadletters = group_of_commands(
     "deadletters",
@@ -60,7 +60,7 @@ For example:
 def list_letters(
     *,
     stage: ByStage = None,
-    shape: ByShape = None,
+    resource: ByResource = None,
     since: Duration | None = None,
     handled: bool = False,
     limit: int | None = None,
@@ -75,7 +75,7 @@ def list_letters(
 
         reconciler deadletters list
         reconciler deadletters list --stage decision --since 1h
-        reconciler deadletters list --shape default/Shape/foo --handled
+        reconciler deadletters list --resource default/Shape/foo --handled
         reconciler deadletters list -o json | jq '.[].reason'
 
     Parameters
@@ -91,7 +91,7 @@ def list_letters(
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least one letter")
-    key = None if shape is None else ShapeKey.parse(shape)
+    key = None if resource is None else ResourceKey.parse(resource)
     begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
     letters, discarded = run_async(_find(connection, stage, key, begin, only_open=not handled))
     shown = letters if limit is None else letters[max(0, len(letters) - limit) :]
@@ -131,7 +131,7 @@ def show(number: int, /, *, output: Output = "table", connection: Connection = H
 def retry(
     *numbers: int,
     stage: ByStage = None,
-    shape: ByShape = None,
+    resource: ByResource = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
     count: int | None = None,
     file: Path | None = None,
@@ -161,7 +161,8 @@ def retry(
     all_letters
         All open letters.
     count
-        With --all, --stage or --shape: how many letters you mean. Nothing is done if it is not so.
+        With --all, --stage or --resource: how many letters you mean. Nothing is done if it is not
+        so.
     file
         A corrected payload, for one letter.
     force
@@ -174,7 +175,7 @@ def retry(
     if file is not None and len(numbers) != 1:
         raise UsageError("--file holds the payload of one letter: give exactly one number")
     payload = None if file is None else _payload(file)
-    chosen = Chosen(numbers, stage, shape, all_letters, count)
+    chosen = Chosen(numbers, stage, resource, all_letters, count)
 
     async def one(client: Client, letter: DeadLetter) -> Outcome:
         try:
@@ -192,7 +193,7 @@ def retry(
 def dismiss(
     *numbers: int,
     stage: ByStage = None,
-    shape: ByShape = None,
+    resource: ByResource = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
     count: int | None = None,
     note: str = "",
@@ -204,7 +205,7 @@ def dismiss(
     For example:
 
         reconciler deadletters dismiss 12 --note "a typing error, sent right since"
-        reconciler deadletters dismiss --stage snapshot --count 3
+        reconciler deadletters dismiss --stage listing --count 3
 
     Parameters
     ----------
@@ -213,13 +214,14 @@ def dismiss(
     all_letters
         All open letters.
     count
-        With --all, --stage or --shape: how many letters you mean. Nothing is done if it is not so.
+        With --all, --stage or --resource: how many letters you mean. Nothing is done if it is not
+        so.
     note
         Why, for those who look later.
     output
         How to print what came of it.
     """
-    chosen = Chosen(numbers, stage, shape, all_letters, count)
+    chosen = Chosen(numbers, stage, resource, all_letters, count)
 
     async def one(client: Client, letter: DeadLetter) -> Outcome:
         await client.dismiss_dead_letter(letter, note=note)
@@ -231,14 +233,14 @@ def dismiss(
 async def _find(
     connection: Connection,
     stage: Stage | None,
-    shape: ShapeKey | None,
+    resource: ResourceKey | None,
     since: datetime | None,
     *,
     only_open: bool,
 ) -> tuple[list[DeadLetter], Sequence[Discarded]]:
     async with client_of(connection) as client:
         letters = await client.dead_letters(
-            stage=stage, shape=shape, since=since, only_open=only_open
+            stage=stage, resource=resource, since=since, only_open=only_open
         )
         return letters, await client.discarded()
 

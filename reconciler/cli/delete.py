@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from events.intake import Answer
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
@@ -40,7 +40,7 @@ def delete(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Withdraw declarations; each shape's policy says what happens to what it made.
+    """Withdraw declarations; each resource's policy says what happens to what it made.
 
     With policy deletion: Delete (the usual one) the external object is
     deleted, with Orphan it is kept and not ours any more. The history stays.
@@ -84,7 +84,7 @@ def delete(
 
 
 async def _withdraw(
-    connection: Connection, keys: Sequence[ShapeKey], wait: bool, timeout_seconds: float
+    connection: Connection, keys: Sequence[ResourceKey], wait: bool, timeout_seconds: float
 ) -> list[Result]:
     if not keys:
         return []
@@ -96,7 +96,7 @@ async def _withdraw(
     return results
 
 
-def _result(key: ShapeKey, told: Answer | DeclarationRefusedError) -> Result:
+def _result(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Result:
     result = result_of(key, told)
     if result.accepted and result.generation == 0:
         return Result(str(key), False, "NotFound", message="was never declared")

@@ -1,4 +1,4 @@
-"""`reconciler describe`: everything about one shape."""
+"""`reconciler describe`: everything about one resource."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from events.log import (
     Condition,
     ExternalObserved,
     OutcomeRecorded,
-    ShapeEvent,
+    ResourceEvent,
     SpecDeclared,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.ownership import OwnershipRow
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -35,7 +35,7 @@ from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, print_structured
-from reconciler.cli.reading import find_shape, models_of
+from reconciler.cli.reading import find_resource, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.resource.evolve import evolve
@@ -57,9 +57,9 @@ class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Description(msgspec.Struct, rename="camel"):
-    """Everything that the log says of one shape."""
+    """Everything that the log says of one resource."""
 
-    shape: str
+    resource: str
     spec: SpecDeclared | None
     status: StatusRow | None
     ownership: OwnershipRow | None
@@ -70,7 +70,7 @@ class Description(msgspec.Struct, rename="camel"):
 
 
 def describe(
-    shape: str,
+    resource: str,
     name: str | None = None,
     /,
     *,
@@ -79,7 +79,7 @@ def describe(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Tell everything about one shape.
+    """Tell everything about one resource.
 
     Spec, status, ownership, what was observed, the action in flight, and the
     last events with their causes and actors.
@@ -92,7 +92,7 @@ def describe(
 
     Parameters
     ----------
-    shape
+    resource
         NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
     name
         The name, after a kind.
@@ -101,7 +101,7 @@ def describe(
     output
         For people, or for programs.
     """
-    text = shape if name is None else f"{shape}/{name}"
+    text = resource if name is None else f"{resource}/{name}"
     description = run_async(_describe(connection, meant(text, namespace), events))
     if output == "table":
         _print(description)
@@ -110,24 +110,24 @@ def describe(
     return Exit.OK
 
 
-async def _describe(connection: Connection, shape: Meant, events: int) -> Description:
+async def _describe(connection: Connection, resource: Meant, events: int) -> Description:
     async with bus(connection) as nc:
-        key = await find_shape(nc, shape)
+        key = await find_resource(nc, resource)
         past = await History(nc).get(key)
         damage = past.damage or (await current_models(nc)).damage.get(str(key))
     return description_of(key, past.events, events, damage)
 
 
 def description_of(
-    key: ShapeKey, stored: Sequence[StoredEvent], events: int, damage: LogDamage | None = None
+    key: ResourceKey, stored: Sequence[StoredEvent], events: int, damage: LogDamage | None = None
 ) -> Description:
-    """Fold a shape's whole history into what is to be told; of a damaged one, what is sound."""
+    """Fold a resource's whole history into what is to be told; of a damaged one, what is sound."""
     models = models_of(stored)
     if damage is not None:
         models.mark_damage(damage)
     status = models.status.get(str(key))
     return Description(
-        shape=str(key),
+        resource=str(key),
         spec=_last(stored, SpecDeclared),
         status=status,
         ownership=models.ownership.get(str(key)),
@@ -155,7 +155,7 @@ def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
     return known
 
 
-def _source(data: ShapeEvent) -> str:
+def _source(data: ResourceEvent) -> str:
     """Say how an event knows of the object; nothing if it does not."""
     match data:
         case ExternalObserved(evidence="CompleteListing"):
@@ -206,7 +206,7 @@ def _action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
 
 def _print(description: Description) -> None:
     out = console()
-    out.print(description.shape, style="bold")
+    out.print(description.resource, style="bold")
     status = description.status
     if status is None:
         out.print("  nothing is left of it but its history")

@@ -18,13 +18,13 @@ from events.manifest import (
     Metadata,
     ProviderConfigSpec,
 )
-from events.names import SYSTEM_NAMESPACE, ShapeKey
-from infra.bus.shape_log import JetStreamShapeLog, open_log
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from infra.bus.event_log import JetStreamLog, open_log
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
 from reconciler.wiring import Running
 
-KEY = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, DEFAULT_PROVIDER_CONFIG)
+KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, DEFAULT_PROVIDER_CONFIG)
 _LOCAL = "http://127.0.0.1:"
 _PATIENCE_SECONDS = 30.0
 
@@ -69,8 +69,8 @@ async def declare_config(parts: Running, change: Change, *, wait: bool) -> None:
         await _known(parts, change.spec)
 
 
-async def _current(log: JetStreamShapeLog) -> SpecDeclared | None:
-    loaded = (await log.load([KEY], use_snapshots=False))[KEY]
+async def _current(log: JetStreamLog) -> SpecDeclared | None:
+    loaded = (await log.load([KEY], use_cache=False))[KEY]
     for event in reversed(loaded.events):
         if isinstance(event.data, SpecDeclared):
             return event.data

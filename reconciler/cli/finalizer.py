@@ -1,4 +1,4 @@
-"""`reconciler finalizer`: hold a shape, or let it go."""
+"""`reconciler finalizer`: hold a resource, or let it go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import Literal
 
 from events.intake import Answer
-from events.names import ShapeKey, check_finalizer
+from events.names import ResourceKey, check_finalizer
 from reconciler.cli.client import ask_one
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
@@ -30,9 +30,9 @@ def finalizer(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Hold a shape until a service has finished with it, or let it go.
+    """Hold a resource until a service has finished with it, or let it go.
 
-    A withdrawn shape with a finalizer is neither deleted nor released. Each
+    A withdrawn resource with a finalizer is neither deleted nor released. Each
     finalizer belongs to who added it; `reconciler describe` shows them.
 
     For example:
@@ -46,9 +46,9 @@ def finalizer(
     verb
         Add it or remove it.
     kind
-        Kind of the shape; or namespace/kind/name, and then the finalizer.
+        Kind of the resource; or namespace/kind/name, and then the finalizer.
     name
-        Name of the shape.
+        Name of the resource.
     finalizer
         The finalizer's name, such as billing/last-invoice.
     force
@@ -56,7 +56,7 @@ def finalizer(
     reason
         Why; it is kept in the log.
     namespace
-        Namespace of the shape.
+        Namespace of the resource.
     timeout
         How long to wait for the answer.
     output
@@ -81,11 +81,11 @@ def finalizer(
 
 def _meant(
     kind: str, name: str, finalizer: str | None, namespace: str | None
-) -> tuple[ShapeKey, str]:
+) -> tuple[ResourceKey, str]:
     """Read KIND NAME FINALIZER, or namespace/kind/name FINALIZER."""
     if ("/" in kind) == (finalizer is not None):
         raise UsageError(
-            "which finalizer of which shape? Give KIND NAME FINALIZER, "
+            "which finalizer of which resource? Give KIND NAME FINALIZER, "
             "or namespace/kind/name FINALIZER"
         )
     (key,) = named(kind, [] if finalizer is None else [name], namespace, what="finalizer")
@@ -96,6 +96,6 @@ def _told(result: Result, verb: str) -> Result:
     """Say it where nothing was taken off: a wrong name must not look like success."""
     if verb == "remove" and result.reason == "Unchanged":
         if not result.generation:
-            return Result(result.shape, False, "NotFound", message="was never declared")
+            return Result(result.resource, False, "NotFound", message="was never declared")
         result.message = "it has no such finalizer: `reconciler describe` shows those it has"
     return result

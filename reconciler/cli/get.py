@@ -1,4 +1,4 @@
-"""`reconciler get`: shapes and how they stand."""
+"""`reconciler get`: resources and how they stand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def get(
     output: Annotated[Listing, Parameter(name=("--output", "-o"))] = "table",
     connection: Connection = HERE,
 ) -> int:
-    """List shapes and how they stand; no role needs to run for it.
+    """List resources and how they stand; no role needs to run for it.
 
     For example:
 
@@ -71,7 +71,7 @@ _PENDING = "Pending"
 
 def _known_outcome(text: str) -> str:
     """Return the outcome that is meant; raises ``UsageError``, which names them all."""
-    # No shape is Rejected: that is the outcome of a declaration.
+    # No resource is Rejected: that is the outcome of a declaration.
     known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), _PENDING]
     for each in known:
         if each.lower() == text.lower():
@@ -130,7 +130,7 @@ def _print(rows: list[StatusRow], namespace: str | None, output: Listing, *, one
         print_rows(rows, with_namespace=namespace is None, wide=output == "wide")
     else:
         place = "" if namespace is None else f" in namespace {namespace} (-A shows all)"
-        sys.stderr.write(f"no shapes{place}\n")
+        sys.stderr.write(f"no resources{place}\n")
 
 
 def print_rows(rows: list[StatusRow], *, with_namespace: bool, wide: bool = False) -> None:

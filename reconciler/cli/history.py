@@ -1,4 +1,4 @@
-"""`reconciler history`: what happened to one shape, and why."""
+"""`reconciler history`: what happened to one resource, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.reading import find_shape
+from reconciler.cli.reading import find_resource
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.sdk.history import History
 
@@ -18,7 +18,7 @@ _SHOWN_ID = 14
 
 
 def history(
-    shape: str,
+    resource: str,
     /,
     *,
     namespace: Namespace = None,
@@ -27,9 +27,9 @@ def history(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Tell what happened to one shape, oldest first: when, what, why and by whom.
+    """Tell what happened to one resource, oldest first: when, what, why and by whom.
 
-    Shapes that were deleted have their history too.
+    Resources that were deleted have their history too.
 
     For example:
 
@@ -40,7 +40,7 @@ def history(
 
     Parameters
     ----------
-    shape
+    resource
         NAME, kind/name or namespace/kind/name.
     limit
         Only so many of the newest events.
@@ -50,7 +50,7 @@ def history(
     return run_async(
         _history(
             connection,
-            meant(shape, namespace),
+            meant(resource, namespace),
             limit,
             "json" if raw and output == "table" else output,
             raw,
@@ -60,13 +60,13 @@ def history(
 
 async def _history(
     connection: Connection,
-    shape: Meant,
+    resource: Meant,
     limit: int | None,
     output: Format,
     raw: bool,
 ) -> Exit:
     async with bus(connection) as nc:
-        key = await find_shape(nc, shape)
+        key = await find_resource(nc, resource)
         past = await History(nc).get(key)
     stored = past.events
     first = 0 if limit is None else max(0, len(stored) - limit)
@@ -100,6 +100,6 @@ def print_lines(lines: list[Line]) -> None:
 
 
 def _cause(line: Line) -> str:
-    """Shorten a cause: of an action's own id only what is behind the shape's name."""
+    """Shorten a cause: of an action's own id only what is behind the resource's name."""
     text = line.cause.rpartition("/")[2]
     return text if len(text) <= _SHOWN_ID else text[: _SHOWN_ID - 3] + "..."

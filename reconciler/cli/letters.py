@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from events.dead_letter import OTHERS, Discarded
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
 from reconciler.cli.checks.finding import some
 from reconciler.cli.console import coloured, console, print_table
@@ -22,7 +22,7 @@ from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
 Stage = Literal[
-    "intake", "declaration", "decision", "action", "observation", "snapshot", "unreadable"
+    "intake", "declaration", "decision", "action", "observation", "listing", "unreadable"
 ]
 
 _SHOWN_REASONS = 10
@@ -38,7 +38,7 @@ class Listed(msgspec.Struct, frozen=True, rename="camel"):
     number: int
     at: datetime
     stage: str
-    shape: str
+    resource: str
     subject: str
     sender: str
     position: int
@@ -62,29 +62,29 @@ class Chosen(msgspec.Struct, frozen=True):
 
     numbers: Sequence[int]
     stage: Stage | None
-    shape: str | None
+    resource: str | None
     all_letters: bool
     count: int | None
 
     def check(self) -> None:
         """Raise ``UsageError`` for a choice that could mean more than was thought.
 
-        And ``InvalidNameError`` for a shape that cannot be one.
+        And ``InvalidNameError`` for a resource that cannot be one.
         """
-        by_filter = self.all_letters or self.stage is not None or self.shape is not None
+        by_filter = self.all_letters or self.stage is not None or self.resource is not None
         if not self.numbers and not by_filter:
-            raise UsageError("which letters? Give numbers, --stage, --shape or --all")
+            raise UsageError("which letters? Give numbers, --stage, --resource or --all")
         if self.numbers and by_filter:
-            raise UsageError("give numbers, or --stage, --shape and --all: not both")
-        if self.shape is not None:
-            ShapeKey.parse(self.shape)  # no server needs to be asked about a wrong one
+            raise UsageError("give numbers, or --stage, --resource and --all: not both")
+        if self.resource is not None:
+            ResourceKey.parse(self.resource)  # no server needs to be asked about a wrong one
 
     def of(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Choose among all letters; raises ``CommandError`` where that is not what was meant."""
         if self.numbers:
             return [_numbered(letters, number) for number in dict.fromkeys(self.numbers)]
-        key = None if self.shape is None else ShapeKey.parse(self.shape)
-        found = matching(letters, stage=self.stage, shape=key)
+        key = None if self.resource is None else ResourceKey.parse(self.resource)
+        found = matching(letters, stage=self.stage, resource=key)
         if self.count != len(found):
             meant = "say" if self.count is None else f"you said --count {self.count}: say"
             raise CommandError(
@@ -137,7 +137,7 @@ def listed(letter: DeadLetter) -> Listed:
         letter.number,
         record.at,
         record.stage,
-        str(letter.shape or ""),
+        str(letter.resource or ""),
         record.subject,
         letter.sender,
         record.position,
@@ -153,13 +153,13 @@ def print_letters(letters: Sequence[Listed]) -> None:
         sys.stdout.write("no dead letters\n")
         return
     print_table(
-        ("NUMBER", "TIME", "STAGE", "SHAPE", "STATE", "REASON"),
+        ("NUMBER", "TIME", "STAGE", "RESOURCE", "STATE", "REASON"),
         [
             (
                 str(each.number),
                 _time(each.at),
                 each.stage,
-                each.shape or _one_line(each.subject),
+                each.resource or _one_line(each.subject),
                 coloured(each.state),
                 _one_line(each.reason),
             )
@@ -185,7 +185,10 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
 
 
 def print_discarded(
-    counts: Sequence[Discarded], stage: Stage | None, key: ShapeKey | None, since: datetime | None
+    counts: Sequence[Discarded],
+    stage: Stage | None,
+    key: ResourceKey | None,
+    since: datetime | None,
 ) -> None:
     """Print how many messages a list of letters does not show; nothing if there are none."""
     chosen = [
@@ -213,7 +216,7 @@ def print_letter(letter: DeadLetter, later: int) -> None:
         ("Time", _time(record.at)),
         ("Stage", record.stage),
         ("Reason", " ".join(record.reason.split())),
-        ("Shape", str(letter.shape or "")),
+        ("Resource", str(letter.resource or "")),
         ("Subject", repr(record.subject).strip("'")),
         ("Position", str(record.position)),
         ("Sender", letter.sender),

@@ -9,8 +9,8 @@ import msgspec
 from nats.aio.client import Client
 
 from events.integrity import LogDamage
+from infra.bus.event_log import CheckedFeed, JetStreamLog, open_log
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import CheckedFeed, JetStreamShapeLog, open_log
 from infra.jetstream.errors import NotFoundOnBusError
 from projections.read_models import OutdatedRowsError, ReadModels, restore
 from reconciler.cli.errors import CommandError
@@ -33,7 +33,7 @@ class Integrity(msgspec.Struct, frozen=True, rename="camel"):
     ``undigested`` counts the events of releases that kept no digests: their versions are checked.
     """
 
-    shapes: int
+    resources: int
     undigested: int
     damage: list[LogDamage]
 
@@ -41,7 +41,7 @@ class Integrity(msgspec.Struct, frozen=True, rename="camel"):
 class LogReplay:
     """Folds the log step by step; `since` is the position before the first event that it reads."""
 
-    def __init__(self, log: JetStreamShapeLog, models: ReadModels | None = None) -> None:
+    def __init__(self, log: JetStreamLog, models: ReadModels | None = None) -> None:
         self.models = models or ReadModels()
         self.since = self.position = self.models.position
         self.events = 0
@@ -112,7 +112,7 @@ class LogReplay:
         self.models.mark_damage(damage)
 
 
-async def log_of(nc: Client) -> JetStreamShapeLog:
+async def log_of(nc: Client) -> JetStreamLog:
     """Open the log; raises `CommandError` where there is none."""
     try:
         return await open_log(nc)
@@ -155,7 +155,7 @@ async def current_models(nc: Client) -> ReadModels:
         return replay.models
 
 
-async def _stored_models(nc: Client, log: JetStreamShapeLog) -> ReadModels:
+async def _stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
     try:
         models = restore(await JetStreamRows(nc).load())
     except OutdatedRowsError:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
-"""The interpreter looks for reference cycles so rarely: it looks at every shape that is kept, and
-hardly anything here is ever in a cycle. With the default of 700 it took a sixth of a busy
+"""The interpreter looks for reference cycles so rarely: it looks at every resource that is kept,
+and hardly anything here is ever in a cycle. With the default of 700 it took a sixth of a busy
 reconciler's processor time, and a fifth of a start's."""
 
 STARTED = time.monotonic()

@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest
-from events.names import SYSTEM_NAMESPACE, InvalidNameError, ShapeKey
+from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
 from reconciler.cli.errors import CommandError
 from reconciler.sdk.messages import checked_manifest
 
@@ -48,7 +48,7 @@ class Read:
 
     source: Source
     manifest: Manifest
-    key: ShapeKey
+    key: ResourceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Documents:
 def read_all(paths: Sequence[str], namespace: str) -> Documents:
     """Read every document of files, folders and ``-``; raises ``CommandError``, ``OSError``."""
     documents = Documents()
-    first: dict[ShapeKey, Source] = {}
+    first: dict[ResourceKey, Source] = {}
     for file, text in _texts(paths):
         for source, document in _documents(file, text):
             read = document if isinstance(document, Problem) else _read(source, document, namespace)

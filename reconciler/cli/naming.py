@@ -1,4 +1,4 @@
-"""Which shapes a command line means."""
+"""Which resources a command line means."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import SYSTEM_NAMESPACE, ShapeKey, check_token
+from events.names import SYSTEM_NAMESPACE, ResourceKey, check_token
 from reconciler.cli.errors import UsageError
 from reconciler.kinds import installed_kinds
 
 
 class Meant(NamedTuple):
-    """The shape that somebody means, as far as they say it."""
+    """The resource that somebody means, as far as they say it."""
 
     text: str
     namespace: str | None
@@ -27,7 +27,9 @@ def meant(text: str, namespace: str | None) -> Meant:
     """
     parts = text.split("/")
     if len(parts) > 3:  # noqa: PLR2004 - namespace, kind, name
-        raise UsageError(f"{text!r} is not a shape: write name, kind/name or namespace/kind/name")
+        raise UsageError(
+            f"{text!r} is not a resource: write name, kind/name or namespace/kind/name"
+        )
     *places, name = parts
     kind = places.pop() if places else None
     given = places.pop() if places else namespace
@@ -38,21 +40,21 @@ def meant(text: str, namespace: str | None) -> Meant:
 def check_names(
     *, namespace: str | None = None, kind: str | None = None, name: str | None = None
 ) -> None:
-    """Check what is given of a shape's key; raises ``InvalidNameError``."""
+    """Check what is given of a resource's key; raises ``InvalidNameError``."""
     for what, token in (("namespace", namespace), ("kind", kind), ("name", name)):
         if token is not None:
             check_token(token, what=what)
 
 
 def same_kind(text: str, kind: str) -> bool:
-    """Tell whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
+    """Return whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
     return text.lower() in (kind.lower(), f"{kind.lower()}s")
 
 
 def named(
     kind: str | None, names: Sequence[str], namespace: str | None, *, what: str
-) -> list[ShapeKey]:
-    """Give the shapes that a command line names: KIND NAME..., or namespace/kind/name...
+) -> list[ResourceKey]:
+    """Give the resources that a command line names: KIND NAME..., or namespace/kind/name...
 
     Each once, in the order of the command line.
     ``what`` is the command, for the error. Raises ``UsageError`` and ``InvalidNameError``.
@@ -60,14 +62,14 @@ def named(
     if kind is None:
         return []
     if "/" in kind:
-        return list(dict.fromkeys(ShapeKey.parse(text) for text in (kind, *names)))
+        return list(dict.fromkeys(ResourceKey.parse(text) for text in (kind, *names)))
     if not names:
         raise UsageError(f"{what} what of kind {kind}? Give at least one name")
     registered = _registered(kind)
     place = namespace or (SYSTEM_NAMESPACE if registered == PROVIDER_CONFIG_KIND else "default")
     return list(
         dict.fromkeys(
-            ShapeKey.parse(name) if "/" in name else ShapeKey.checked(place, registered, name)
+            ResourceKey.parse(name) if "/" in name else ResourceKey.checked(place, registered, name)
             for name in names
         )
     )

@@ -1,4 +1,4 @@
-"""`reconciler permissions`: what each role may do on the bus, ready for the server."""
+"""`reconciler permissions`: what each principal may do on the bus, ready for the server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from infra.bus.permission_files import User, claims, server_configuration
-from infra.bus.permissions import ROLES, Role
+from infra.bus.permissions import PRINCIPALS, Principal
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import print_structured
 
 
 def permissions(
-    role: Role | None = None,
+    principal: Principal | None = None,
     /,
     *,
     namespace: tuple[str, ...] = (),
@@ -24,9 +24,9 @@ def permissions(
     finalizers: bool = False,
     output: Annotated[Literal["conf", "json"], Parameter(name=("--output", "-o"))] = "conf",
 ) -> int:
-    """Print the least that each role needs on the bus, ready for a NATS server.
+    """Print the least that each principal needs on the bus, ready for a NATS server.
 
-    All roles but restore, and a service for each --namespace; or only one ROLE. Users
+    All but restore, and a service for each --namespace; or only one PRINCIPAL. Users
     sign with nkeys (`nk -gen user`); a key that is not given is marked, and
     no server starts before it is filled in. It needs no server.
 
@@ -40,13 +40,13 @@ def permissions(
 
     Parameters
     ----------
-    role
-        Only this role: decider, worker, observer, projector, operator, auditor, installer, backup,
+    principal
+        Only this one: decider, worker, observer, projector, operator, auditor, installer, backup,
         restore, service.
     namespace
         Namespace of a service; once for each.
     user
-        Name of a user of ROLE, once for each; by default the role's, or the service's namespace.
+        Name of a user of PRINCIPAL, once for each; by default the principal's, or the service's namespace.
     key
         A user's public nkey, as NAME=KEY; once for each.
     finalizers
@@ -54,7 +54,7 @@ def permissions(
     output
         A block for the server's configuration, or claims for JWTs (as `nsc` wants them).
     """  # noqa: E501 - a key cannot be folded
-    users = _users(role, namespace, user, finalizers=finalizers)
+    users = _users(principal, namespace, user, finalizers=finalizers)
     users = _with_keys(users, key)
     if output == "conf":
         sys.stdout.write(server_configuration(users))
@@ -64,21 +64,25 @@ def permissions(
 
 
 def _users(
-    role: Role | None, namespaces: tuple[str, ...], names: tuple[str, ...], *, finalizers: bool
+    principal: Principal | None,
+    namespaces: tuple[str, ...],
+    names: tuple[str, ...],
+    *,
+    finalizers: bool,
 ) -> list[User]:
-    if names and (role is None or len(namespaces) > 1):
-        raise UsageError("--user names users of one ROLE, and of one --namespace for a service")
-    if role == "service" and not namespaces:
+    if names and (principal is None or len(namespaces) > 1):
+        raise UsageError("--user names users of one PRINCIPAL, and of one --namespace for a service")
+    if principal == "service" and not namespaces:
         raise UsageError("a service needs its --namespace")
-    if role not in (None, "service") and namespaces:
-        raise UsageError(f"--namespace is for services: a {role} is not bound to one")
+    if principal not in (None, "service") and namespaces:
+        raise UsageError(f"--namespace is for services: a {principal} is not bound to one")
     if finalizers and not namespaces:
         raise UsageError("--finalizers is for services: give their --namespace")
     namespaces, names = tuple(dict.fromkeys(namespaces)), tuple(dict.fromkeys(names))
     users = [
         User(name, each)
-        for each in ROLES
-        if each != "service" and (role == each or (role is None and each != "restore"))
+        for each in PRINCIPALS
+        if each != "service" and (principal == each or (principal is None and each != "restore"))
         for name in (names or (each,))
     ]
     for namespace in namespaces:
@@ -100,16 +104,16 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
             f"--key: there is no user {', '.join(sorted(unknown))}; they are "
             f"{', '.join(user.name for user in users)}"
         )
-    taken = {user.name for user in users if user.role != "service"}
+    taken = {user.name for user in users if user.principal != "service"}
     found: list[User] = []
     for user in users:
-        if user.role == "service" and user.name in taken:
+        if user.principal == "service" and user.name in taken:
             raise UsageError(
-                f"a service cannot be called {user.name}, as a role is: its inbox would be the "
-                "role's; name its users with --user"
+                f"a service cannot be called {user.name}, as a principal is: both would have one "
+                "inbox; name its users with --user"
             )
         keyed = User(
-            user.name, user.role, public.get(user.name, ""), user.namespace, user.finalizers
+            user.name, user.principal, public.get(user.name, ""), user.namespace, user.finalizers
         )
         _check(keyed)
         found.append(keyed)

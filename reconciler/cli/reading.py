@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
-from events.names import ShapeKey
-from infra.bus.streams import SHAPES
+from events.names import ResourceKey
+from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
 from reconciler.cli.errors import CommandError
@@ -18,35 +18,37 @@ from reconciler.ports import StoredEvent
 
 
 def models_of(history: Sequence[StoredEvent]) -> ReadModels:
-    """Fold the history of one shape, or of a few."""
+    """Fold the history of one resource, or of a few."""
     models = ReadModels()
     for position, event in history:
         models.apply(position, event)
     return models
 
 
-async def find_shape(nc: Client, wanted: Meant) -> ShapeKey:
-    """Find the one shape that somebody means.
+async def find_resource(nc: Client, wanted: Meant) -> ResourceKey:
+    """Find the one resource that somebody means.
 
-    Every shape that the log ever spoke of is found. Raises ``CommandError`` when there is none, or
-    more than one.
+    Every resource that the log ever spoke of is found. Raises ``CommandError`` when there is none,
+    or more than one.
     """
     found, text = await _matching(nc, wanted), wanted.text
     if len(found) == 1:
         return found[0]
     if not found:
-        raise CommandError(f"the log knows no shape {text!r}: `reconciler get -A` lists them")
+        raise CommandError(f"the log knows no resource {text!r}: `reconciler get -A` lists them")
     names = ", ".join(str(key) for key in found[:5]) + (", ..." if len(found) > 5 else "")  # noqa: PLR2004
-    raise CommandError(f"{text!r} names {len(found)} shapes ({names}): write namespace/kind/name")
+    raise CommandError(
+        f"{text!r} names {len(found)} resources ({names}): write namespace/kind/name"
+    )
 
 
-async def _matching(nc: Client, wanted: Meant) -> list[ShapeKey]:
+async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
     _, namespace, kind, name = wanted
     await log_of(nc)
     question = {"subjects_filter": f"log.{namespace or '*'}.*.{name}.>"}
-    info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
+    info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
-    keys = {ShapeKey(*subject.split(".")[1:4]) for subject in subjects}
+    keys = {ResourceKey(*subject.split(".")[1:4]) for subject in subjects}
     if not keys:  # the log may have lost all that it had of it
         known = [row.key for row in (await current_models(nc)).status.values()]
         keys = {key for key in known if key.name == name and namespace in (None, key.namespace)}
@@ -54,9 +56,9 @@ async def _matching(nc: Client, wanted: Meant) -> list[ShapeKey]:
 
 
 async def log_speaks_of(nc: Client, tokens: str) -> bool:
-    """Tell whether the log has any event of shapes that match ``namespace.kind.name``."""
+    """Tell whether the log has any event of resources that match ``namespace.kind.name``."""
     question = {"subjects_filter": f"log.{tokens}.>"}
-    info = await api_request(nc, f"STREAM.INFO.{SHAPES}", question)
+    info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
     return bool(info["state"].get("subjects"))
 
 

@@ -1,4 +1,4 @@
-"""`reconciler release`: take off by force what keeps withdrawn shapes."""
+"""`reconciler release`: take off by force what keeps withdrawn resources."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def release(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Take off by force what keeps withdrawn shapes: finalizers and references.
+    """Take off by force what keeps withdrawn resources: finalizers and references.
 
     It is an event of the log, with your name and reason. Other services may
-    not have finished with the shape: `reconciler describe` says which.
+    not have finished with the resource: `reconciler describe` says which.
 
     For example:
 
@@ -69,7 +69,7 @@ def release(
 def _told(result: Result) -> Result:
     """Say it where nothing was released: a wrong name must not look like success."""
     if result.reason == "Unchanged" and not result.generation:
-        return Result(result.shape, False, "NotFound", message="was never declared")
+        return Result(result.resource, False, "NotFound", message="was never declared")
     if result.reason == "Unchanged":
         result.message = "nothing keeps it, and it is not ours: nothing to release"
     return result

@@ -121,7 +121,9 @@ def print_integrity(found: Integrity) -> None:
     out = console()
     old = f"; {found.undigested} events of older releases have none" if found.undigested else ""
     if not found.damage:
-        out.print(f"versions and digests of {found.shapes} shapes are right{old}", style="green")
+        out.print(
+            f"versions and digests of {found.resources} resources are right{old}", style="green"
+        )
         return
     out.print(f"the log is damaged in {len(found.damage)} places{old}", style="bold red")
     for one in found.damage[:_SHOWN]:
@@ -132,7 +134,7 @@ def print_integrity(found: Integrity) -> None:
 
 
 def print_fleet(fleet: FleetSummary) -> None:
-    """Print how many shapes stand how."""
+    """Print how many resources stand how."""
     rows = [
         (each.namespace, each.kind, coloured(each.outcome), str(each.count))
         for each in fleet.counts

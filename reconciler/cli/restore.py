@@ -33,7 +33,7 @@ def restore(
     The whole file is checked before anything is written. The server must have
     no log, or the beginning of the one in the backup. A damaged log is
     replaced if you name it: it is saved to a file beside the backup, and what
-    it has behind the backup is kept, shape by shape, where its digests show
+    it has behind the backup is kept, resource by resource, where its digests show
     that it goes on from there.
 
     No external API is called. Start the roles afterwards: the first listing

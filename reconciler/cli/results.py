@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from events.intake import Answer
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
@@ -24,9 +24,9 @@ MAX_REASON_CHARACTERS = 1_000
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What came of one shape."""
+    """What came of one resource."""
 
-    shape: str
+    resource: str
     accepted: bool
     reason: str
     generation: int = 0
@@ -35,7 +35,7 @@ class Result(msgspec.Struct, rename="camel", omit_defaults=True):
     timed_out: bool = False
 
 
-def result_of(key: ShapeKey, told: Answer | DeclarationRefusedError) -> Result:
+def result_of(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Result:
     """Take in the decider's answer."""
     if isinstance(told, DeclarationRefusedError):
         return Result(str(key), False, told.reason, message=told.message)
@@ -55,7 +55,7 @@ async def wait_for_results(
     client: Client, results: Sequence[Result], timeout_seconds: float
 ) -> None:
     """Wait until what was accepted is settled, and write down how; show progress on a terminal."""
-    accepted = {result.shape: result for result in results if result.accepted}
+    accepted = {result.resource: result for result in results if result.accepted}
     wanted: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
     settled: dict[str, Outcome] = {}
     with progress_bar("settling", len(wanted)) as show:
@@ -116,9 +116,9 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
     shown = results
     if len(results) > FEW and sys.stdout.isatty():
         shown = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
-        sys.stdout.write(f"{len(results) - len(shown)} shapes: done\n")
+        sys.stdout.write(f"{len(results) - len(shown)} resources: done\n")
     if shown:
-        print_table(("SHAPE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
+        print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
 
 
 def _row(result: Result) -> list[str | Text]:
@@ -129,4 +129,4 @@ def _row(result: Result) -> list[str | Text]:
     else:
         word = coloured(result.outcome or "Accepted")
     generation = str(result.generation) if result.generation else ""
-    return [result.shape, word, generation, result.reason, " ".join(result.message.split())]
+    return [result.resource, word, generation, result.reason, " ".join(result.message.split())]

@@ -19,7 +19,6 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     ApiThrottled,
     BreakerClosed,
@@ -32,14 +31,15 @@ from events.log import (
     FinalizerRemoved,
     GenerationSuperseded,
     HoldApproved,
+    LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
     TargetObserved,
@@ -68,7 +68,7 @@ def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
     event = stored.event
     return Line(
         position=stored.position,
-        version=event.shapeversion,
+        version=event.resourceversion,
         time=event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         event=type(event.data).__name__,
         what=summary(event.data, before),
@@ -78,7 +78,7 @@ def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
 
 
 def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
-    """Tell a whole history of one shape, oldest first."""
+    """Tell a whole history of one resource, oldest first."""
     lines: list[Line] = []
     before: SpecDeclared | None = None
     for stored in history:
@@ -91,7 +91,7 @@ def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
 
 
 def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
-    data: ShapeEvent, before: SpecDeclared | None = None
+    data: ResourceEvent, before: SpecDeclared | None = None
 ) -> str:
     """Describe what an event changed; ``before`` as in ``tell``."""
     match data:
@@ -135,7 +135,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return _decided(action, before)
         case ActionRetried(action, attempt):
             return f"{action.operation} {action.external_name}, attempt {attempt}, same key"
-        case ActionSought(action):
+        case LookupDecided(action):
             return f"what came of {action.operation} {action.external_name}? A look, no call"
         case ActionHeld(reason=reason):
             return reason

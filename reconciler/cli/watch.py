@@ -14,7 +14,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import DriftDetected, LogEvent, OutcomeRecorded
-from infra.bus.streams import OUTCOMES, SHAPES
+from infra.bus.streams import LOG, OUTCOMES
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -58,9 +58,9 @@ def watch(
     Parameters
     ----------
     kind
-        Only shapes of this kind.
+        Only resources of this kind.
     name
-        Only shapes of this name.
+        Only resources of this name.
     since_start
         First what is kept (30 days), then what is new.
     output
@@ -100,10 +100,10 @@ async def _watch(nc: Client, tokens: str, output: Lines, *, since_start: bool) -
     first_outcome = 1 if since_start else (await stream_state(nc, OUTCOMES)).last_seq + 1
     first_fact = await _oldest_kept(nc, tokens) if since_start else None
     if first_fact is None:
-        first_fact = (await stream_state(nc, SHAPES)).last_seq + 1
+        first_fact = (await stream_state(nc, LOG)).last_seq + 1
     async with (
         follow(nc, OUTCOMES, filters=[f"outcome.{tokens}"], start_seq=first_outcome) as outcomes,
-        follow(nc, SHAPES, filters=[f"log.{tokens}.fact"], start_seq=first_fact) as facts,
+        follow(nc, LOG, filters=[f"log.{tokens}.fact"], start_seq=first_fact) as facts,
     ):
         if since_start:
             await _show_kept(outcomes, facts, output)
@@ -167,7 +167,7 @@ def _show_drift(event: LogEvent, data: DriftDetected, output: Lines) -> None:
         print_json_line(
             {
                 "time": event.time,
-                "shape": event.subject,
+                "resource": event.subject,
                 "drift": summary(data),
                 "generation": data.generation,
                 "actor": event.actor,
@@ -181,7 +181,7 @@ def as_json_object(event: LogEvent, data: OutcomeRecorded) -> dict[str, object]:
     """Give an outcome as programs want it: flat."""
     return {
         "time": event.time,
-        "shape": event.subject,
+        "resource": event.subject,
         "outcome": data.outcome,
         "generation": data.generation,
         "reason": data.reason,

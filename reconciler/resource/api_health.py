@@ -19,7 +19,7 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
-    ShapeEvent,
+    ResourceEvent,
 )
 from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec, Retry
 from reconciler.resource.backoff import delay
@@ -41,7 +41,7 @@ def report(said: ApiReported, state: ResourceState, context: Context) -> Facts:
     return NOTHING_NEW if event is None else Facts((event,))
 
 
-def _news(said: ApiReported, state: ResourceState, context: Context) -> ShapeEvent | None:
+def _news(said: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
     if context.key.kind != PROVIDER_CONFIG_KIND or not state.desired.is_declared:
         return None
     if said.state != "Throttled" and said.as_of != state.api.version:

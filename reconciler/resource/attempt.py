@@ -18,8 +18,8 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionRetried,
-    ActionSought,
     FoundBy,
+    LookupDecided,
     Operation,
     RetryScheduled,
     event_id,
@@ -128,7 +128,7 @@ def pursue(
             retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
         )
     if is_over(flight.retry_at, flight.retry_seconds, context.now):
-        again = ActionRetried if rung == "Repeat" else ActionSought
+        again = ActionRetried if rung == "Repeat" else LookupDecided
         return again(action, flight.attempt + 1)
     return _under_way(flight, state)
 

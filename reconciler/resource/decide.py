@@ -24,7 +24,7 @@ from events.intake import (
     Unreferenced,
     Withdrawn,
 )
-from events.log import SOURCE, LogEvent, ShapeEvent, event_id, event_type
+from events.log import SOURCE, LogEvent, ResourceEvent, event_id, event_type
 from reconciler.resource import api_health, declaration, holds, observation, result
 from reconciler.resource.evolve import evolve
 from reconciler.resource.next_step import next_step
@@ -137,7 +137,7 @@ class _History:
         self.subject = str(context.key)
         self.events: list[LogEvent] = []
 
-    def record(self, facts: Iterable[ShapeEvent], cause: Command) -> None:
+    def record(self, facts: Iterable[ResourceEvent], cause: Command) -> None:
         for data in facts:
             version = self.state.version + 1
             event = LogEvent(
@@ -146,7 +146,7 @@ class _History:
                 type=event_type(data),
                 subject=self.subject,
                 time=self.context.now,
-                shapeversion=version,
+                resourceversion=version,
                 data=data,
                 causeid=cause.message_id,
                 causeposition=cause.position,

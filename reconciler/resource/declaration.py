@@ -6,7 +6,7 @@ from events.intake import Answer, Declared, Withdrawn
 from events.log import (
     DeclarationSuperseded,
     GenerationSuperseded,
-    ShapeEvent,
+    ResourceEvent,
     SpecDeclared,
     SpecWithdrawn,
 )
@@ -74,7 +74,7 @@ def _next_generation(
     could_be_old: bool,
 ) -> Facts:
     last = state.desired.generation
-    events: list[ShapeEvent] = [event]
+    events: list[ResourceEvent] = [event]
     if 0 < last != state.desired.settled_generation:
         events.append(GenerationSuperseded(last, by=event.generation))
     answer = Answer(True, "Accepted", event.generation, command.position)
@@ -94,7 +94,7 @@ def _late_or_stale(expected: int | None, command: Command, state: ResourceState)
         return accepted(state, command, reason="Duplicate")
     if expected is not None and expected != desired.generation:
         stale = (
-            f"expected generation {expected}, but the shape is at {desired.generation}: "
+            f"expected generation {expected}, but the resource is at {desired.generation}: "
             "read it again and repeat"
         )
         return refused(state, command, "StaleGeneration", stale)
@@ -176,6 +176,6 @@ def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
     if (spec.provider_config, spec.external_name) == (event.provider_config, event.external_name):
         return None
     return (
-        f"the shape lives as {spec.external_name!r} in {spec.provider_config!r}: "
+        f"the resource lives as {spec.external_name!r} in {spec.provider_config!r}: "
         "withdraw it there before it moves"
     )

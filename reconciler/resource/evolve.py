@@ -19,7 +19,6 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     ApiThrottled,
     BreakerClosed,
@@ -33,6 +32,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookupDecided,
     OutcomeName,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -86,11 +86,11 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
 
     Raises `HistoryGapError` when it is not the next one: a hole must be found, never folded over.
     """
-    if event.shapeversion != state.version + 1:
+    if event.resourceversion != state.version + 1:
         raise HistoryGapError(
-            f"{event.subject}: event {event.shapeversion} follows event {state.version}"
+            f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
-    return replace(_after(state, event), version=event.shapeversion)
+    return replace(_after(state, event), version=event.resourceversion)
 
 
 def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceState:
@@ -161,7 +161,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
         case ActionRetried(action, attempt):
             return _begun_again(state, action, attempt, is_lookup=False)
-        case ActionSought(action, attempt):
+        case LookupDecided(action, attempt):
             return _begun_again(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
             # An approval was of the hold before: this one needs its own.
@@ -222,7 +222,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, api=replace(state.api, throttled_until=data.until))
         case BreakerOpened() as data:
             api = ApiHealth(
-                version=event.shapeversion,
+                version=event.resourceversion,
                 throttled_until=state.api.throttled_until,
                 open_until=data.until,
                 openings=state.api.openings + 1,
@@ -231,11 +231,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
-            api = replace(state.api, version=event.shapeversion, probe_until=data.until)
+            api = replace(state.api, version=event.resourceversion, probe_until=data.until)
             return replace(state, api=api)
         case BreakerClosed():
             known = state.api.throttled_until
-            return replace(state, api=ApiHealth(event.shapeversion, throttled_until=known))
+            return replace(state, api=ApiHealth(event.resourceversion, throttled_until=known))
         case _:
             assert_never(event.data)
 
@@ -282,7 +282,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         holds=replace(state.holds, release_forced=False, orphan_forced=False),
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.
-        api=ApiHealth(event.shapeversion if state.api.version else 0),
+        api=ApiHealth(event.resourceversion if state.api.version else 0),
     )
 
 

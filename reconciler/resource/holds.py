@@ -37,7 +37,7 @@ def request_finalizer(said: FinalizerRequested, command: Command, state: Resourc
     except InvalidNameError as error:
         return refused(state, command, "Invalid", str(error))
     if not state.desired.is_declared:
-        undeclared = "a finalizer can be put on a declared shape only"
+        undeclared = "a finalizer can be put on a declared resource only"
         return refused(state, command, "NotDeclared", undeclared)
     holder = _holder(said.finalizer, state)
     if holder == command.actor:
@@ -45,7 +45,7 @@ def request_finalizer(said: FinalizerRequested, command: Command, state: Resourc
     if holder is not None:
         return refused(state, command, "HeldByAnother", f"{said.finalizer!r} is of {holder}")
     if len(state.holds.finalizers) >= MAX_FINALIZERS:
-        too_many = f"a shape has at most {MAX_FINALIZERS} finalizers"
+        too_many = f"a resource has at most {MAX_FINALIZERS} finalizers"
         return refused(state, command, "TooMany", too_many)
     return accepted(state, command, FinalizerAdded(said.finalizer, command.actor))
 
@@ -71,7 +71,7 @@ def force_release(said: ForcedRelease, command: Command, state: ResourceState) -
     if not said.reason.strip():
         return refused(state, command, "Invalid", "a forced release needs a reason: it is kept")
     if state.desired.is_declared:
-        declared = "only a withdrawn shape is released: withdraw it first"
+        declared = "only a withdrawn resource is released: withdraw it first"
         return refused(state, command, "StillDeclared", declared)
     holds = state.holds
     if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):

@@ -15,10 +15,10 @@ from events.log import (
     FieldDifference,
     Operation,
     OwnershipReleased,
-    ShapeEvent,
+    ResourceEvent,
 )
 from reconciler.resource.difference import differences_from, is_applied, open_differences
-from reconciler.resource.owner_label import OWNER_LABEL, shape_of
+from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.state import Owned, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts
 
@@ -109,7 +109,7 @@ def _taken_by(said: Observed, state: ResourceState, context: Context) -> str:
 def _labelled(seen: ExternalObject | None, context: Context) -> str:
     """Name the other resource of this log whose owner label an object carries."""
     label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
-    return "" if label == context.owner else shape_of(label, context.log_id)
+    return "" if label == context.owner else resource_of(label, context.log_id)
 
 
 def _is_news(said: Observed, state: ResourceState) -> bool:
@@ -143,7 +143,7 @@ def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceD
     return AbsenceDoubted(said.provider_config, said.external_name, losses.missing, losses.owned)
 
 
-def loss_and_drift(state: ResourceState, context: Context) -> tuple[ShapeEvent, ...]:
+def loss_and_drift(state: ResourceState, context: Context) -> tuple[ResourceEvent, ...]:
     """Return, after a new look at the object, whether it is still ours and as we left it."""
     owned, seen, desired = state.owned, state.observed.object, state.desired
     if owned is None:

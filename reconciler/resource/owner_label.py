@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 
 OWNER_LABEL = "reconciler/owner"
 
 
-def owner(log_id: str, key: ShapeKey) -> str:
+def owner(log_id: str, key: ResourceKey) -> str:
     """Return the label's value: ``<log id>.<namespace>.<kind>.<name>``; two logs never agree."""
     return f"{log_id}.{key.tokens}"
 
@@ -17,10 +17,10 @@ def is_of_log(value: str, log_id: str) -> bool:
     return value.startswith(f"{log_id}.")
 
 
-def shape_of(value: str, log_id: str) -> str:
+def resource_of(value: str, log_id: str) -> str:
     """Name the resource that a label's value names; empty if it is none of this log."""
     tokens = value.removeprefix(f"{log_id}.").split(".") if is_of_log(value, log_id) else []
     try:
-        return str(ShapeKey.parse("/".join(tokens)))
+        return str(ResourceKey.parse("/".join(tokens)))
     except InvalidNameError:  # people write labels, too
         return ""

@@ -18,7 +18,7 @@ from events.log import (
     ActionSucceeded,
     FoundBy,
     OwnershipClaimed,
-    ShapeEvent,
+    ResourceEvent,
 )
 from reconciler.resource.attempt import find, find_in_the_way
 from reconciler.resource.next_step import next_step
@@ -34,7 +34,7 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
         late = _late_successes(said, command, state, context)
         return Facts((*late, *_doubts(said, state.actions.ended)))
     action = flight.action
-    if said.error is None and not said.sought:
+    if said.error is None and not said.is_lookup:
         done = _success(said, action, redelivered=_may_be_made_twice(said, action, context))
         shown = None if said.object is None else said.object.uid
         # A write may have met an object that took the place of ours after we had read it.
@@ -49,7 +49,7 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
     return Facts((_dated(ended, action, command, context),), shows_object=_shows_object(ended))
 
 
-def _shows_object(ended: ShapeEvent) -> bool:
+def _shows_object(ended: ResourceEvent) -> bool:
     """A conflict is an observation too, if it shows what stands in the way."""
     if not isinstance(ended, ActionFailed):
         return False
@@ -73,7 +73,9 @@ def _success(
     )
 
 
-def _dated(event: ShapeEvent, action: Action, command: Command, context: Context) -> ShapeEvent:
+def _dated(
+    event: ResourceEvent, action: Action, command: Command, context: Context
+) -> ResourceEvent:
     """Add when the report came, where a grace is counted from then."""
     is_end = isinstance(event, (ActionSucceeded, ActionFailed))
     if not is_end or not context.grace_seconds(action.provider_config):
@@ -86,12 +88,12 @@ def _dated(event: ShapeEvent, action: Action, command: Command, context: Context
 
 def _late_successes(
     said: Reported, command: Command, state: ResourceState, context: Context
-) -> Iterable[ShapeEvent]:
+) -> Iterable[ResourceEvent]:
     """Record that an action which was taken for failed, or given up, was done all the same.
 
     Every effect that the API saw is explained, if it changes nothing else any more (invariant 13).
     """
-    if said.error is not None or said.sought:
+    if said.error is not None or said.is_lookup:
         return
     for ended in state.actions.ended:
         is_news = not ended.reported_late and ended.known_by != command.message_id
@@ -101,9 +103,9 @@ def _late_successes(
             yield _dated(done, ended.action, command, context)
 
 
-def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ShapeEvent]:
+def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ResourceEvent]:
     """Record that a call which nobody waits for may have been done, unless that is known."""
-    if said.error is None or said.error.error_class != "Unknown" or said.sought:
+    if said.error is None or said.error.error_class != "Unknown" or said.is_lookup:
         return
     for each in known:
         if each.action.action_id == said.action_id and not each.in_doubt:
@@ -144,7 +146,7 @@ def _may_be_made_twice(said: Reported, action: Action, context: Context) -> bool
 
 def _after_lookup(
     said: Reported, flight: InFlight, state: ResourceState, context: Context
-) -> ShapeEvent:
+) -> ResourceEvent:
     """Settle an action by what a lookup found of it."""
     action = flight.action
     failed = ActionFailed(
@@ -176,10 +178,10 @@ def _after_lookup(
 
 def _after_failure(
     said: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
-) -> ShapeEvent:
+) -> ResourceEvent:
     """Settle a failed attempt: what stands in the way of a creation may be its own work."""
     action = flight.action
-    redelivered = not said.sought and _is_unheard_of(said, error, action, context)
+    redelivered = not said.is_lookup and _is_unheard_of(said, error, action, context)
     failed = ActionFailed(
         said.action_id,
         action.operation,
@@ -220,7 +222,7 @@ def _found(said: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded
 
 def _held_unless_claimed(
     failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
-) -> ShapeEvent:
+) -> ResourceEvent:
     """Ask a person whose an object is, unless it becomes ours whoever made it."""
     found, place = failed.object, flight.action.provider_config
     if found is not None:
@@ -238,13 +240,13 @@ def _question(found: ExternalObject | None, context: Context) -> str:
         return (
             "whether it was done cannot be told: the API keeps no keys, and its objects carry "
             "nothing of ours. Look, then approve with Proceed (it was not done); or withdraw the "
-            "shape and approve with Abandon (it was): what stays declared is made again"
+            "resource and approve with Abandon (it was): what stays declared is made again"
         )
     if not context.capabilities.labels:
         return (
             f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody "
             "else: the API keeps no keys, and its objects carry nothing of ours. Look; if it is "
-            "ours, declare the shape with policy.adoption Adopt; then approve with Proceed"
+            "ours, declare the resource with policy.adoption Adopt; then approve with Proceed"
         )
     return (
         f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody else: "

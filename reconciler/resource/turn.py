@@ -9,9 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from events.intake import Answer, IntakeData
-from events.log import LogEvent, OutcomeName, RetryScheduled, ShapeEvent
+from events.log import LogEvent, OutcomeName, ResourceEvent, RetryScheduled
 from events.manifest import ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.kinds import Kind
 from reconciler.provider import Capabilities
 from reconciler.resource.owner_label import owner
@@ -36,7 +36,7 @@ class Command(msgspec.Struct, frozen=True):
 class Context(msgspec.Struct, frozen=True):
     """The inputs of a decision that are not in the resource's own log."""
 
-    key: ShapeKey
+    key: ResourceKey
     now: datetime
     jitter: float  # in [0, 1)
     log_id: str
@@ -82,14 +82,14 @@ NOTHING_TO_SAY = Settled("Deleted", "")
 
 PAUSED = Settled("Paused", "PausedByPolicy", "the declaration says so; nothing is done")
 
-Step = ShapeEvent | Settled
+Step = ResourceEvent | Settled
 """The next event to record, or how the resource stands if there is none."""
 
 
 class Facts(NamedTuple):
     """What one command adds to the history, before anything is decided."""
 
-    events: tuple[ShapeEvent, ...] = ()
+    events: tuple[ResourceEvent, ...] = ()
     answer: Answer | None = None
     shows_object: bool = False  # it says how the object stands now: it may be lost, or drifted
     may_be_repeat: bool = False  # of an old declaration, sent again
@@ -123,14 +123,14 @@ def is_handled(command: Command, state: ResourceState) -> bool:
 
 
 def accepted(
-    state: ResourceState, command: Command, *events: ShapeEvent, reason: str = "Accepted"
+    state: ResourceState, command: Command, *events: ResourceEvent, reason: str = "Accepted"
 ) -> Facts:
     """Answer that it was done, or that there was nothing to do."""
     return Facts(events, Answer(True, reason, state.desired.generation, command.position))
 
 
 def refused(
-    state: ResourceState, command: Command, reason: str, message: str, *events: ShapeEvent
+    state: ResourceState, command: Command, reason: str, message: str, *events: ResourceEvent
 ) -> Facts:
     """Answer that it is not done, and why."""
     answer = Answer(False, reason, state.desired.generation, command.position, message)

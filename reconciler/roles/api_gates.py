@@ -24,8 +24,8 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.manifest import PROVIDER_CONFIG_KIND, Breaker, ProviderConfigSpec
-from events.names import SYSTEM_NAMESPACE, ShapeKey
-from reconciler.ports import IntakeMessageOut, IntakeWriter, LogCertainty, RateStore, ShapeLog
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter, LogCertainty, RateStore
 from reconciler.roles.api_gate import ApiGate, GateReport
 from reconciler.roles.api_member import Member
 from reconciler.roles.configurations import Configurations
@@ -90,7 +90,7 @@ class ApiGates:
         self._is_loaded = False
         configurations.listen(lambda _name: self._match())
 
-    async def load(self, log: ShapeLog) -> None:
+    async def load(self, log: EventLog) -> None:
         """Read how the APIs stand by now; the configurations must be loaded."""
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             self.apply(stored.event)
@@ -102,12 +102,12 @@ class ApiGates:
         return self._by_config.get(config_name, self._undeclared)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any shape; most say nothing about an API."""
+        """Fold an event of any resource; most say nothing about an API."""
         if type(event.data) not in _FOLDED or not event.subject.startswith(_PREFIX):
             return
         name = event.subject.removeprefix(_PREFIX)
         member = self._members.setdefault(name, Member(name, Breaker().failures))
-        if event.shapeversion > member.seen:
+        if event.resourceversion > member.seen:
             self.of(name).apply(member, event, self._now())
             if self._is_loaded:
                 _tell(name, event)
@@ -167,7 +167,7 @@ class ApiGates:
             report.failures,
             report.message,
         )
-        key = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, report.config)
+        key = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, report.config)
         return IntakeMessageOut("result", key, data, self._new_id())
 
     # --- which configuration has which gate

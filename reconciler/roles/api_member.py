@@ -38,23 +38,23 @@ class Member:
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
         """Fold an event in; tell whether its breaker moved."""
-        before, self.seen = self.version, event.shapeversion
+        before, self.seen = self.version, event.resourceversion
         match event.data:
             case SpecDeclared() | SpecWithdrawn():
-                self.version = event.shapeversion if self.version else 0
+                self.version = event.resourceversion if self.version else 0
                 self.throttled_until, self.is_broken, self.probe_by = 0.0, False, ""
             case ApiThrottled(until=until, delay_seconds=most):
                 self.throttled_until = clock + _remaining(until, now, most)
                 self.shown_until = until
             case BreakerOpened(until=until, delay_seconds=most):
-                self.version, self.is_broken, self.shown_until = event.shapeversion, True, until
+                self.version, self.is_broken, self.shown_until = event.resourceversion, True, until
                 self.open_until = clock + _remaining(until, now, most)
                 self.probe_by, self.probe_until = "", 0.0
             case BreakerProbed(until=until, delay_seconds=most, by=by):
-                self.version, self.probe_by, self.probe_since = event.shapeversion, by, clock
+                self.version, self.probe_by, self.probe_since = event.resourceversion, by, clock
                 self.probe_until = clock + _remaining(until, now, most)
             case BreakerClosed():
-                self.version, self.is_broken = event.shapeversion, False
+                self.version, self.is_broken = event.resourceversion, False
             case _:
                 pass
         return self.version != before

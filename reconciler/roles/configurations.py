@@ -10,8 +10,8 @@ import structlog
 from events.integrity import LogDamage
 from events.log import LogEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
-from events.names import SYSTEM_NAMESPACE, ShapeKey
-from reconciler.ports import ShapeLog
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from reconciler.ports import EventLog
 
 _log = structlog.get_logger(__name__)
 
@@ -37,9 +37,9 @@ class Configurations:
         """Every configuration that was ever declared."""
         return self._versions.keys() | self._damaged
 
-    async def load(self, log: ShapeLog) -> None:
+    async def load(self, log: EventLog) -> None:
         """Read what is declared by now."""
-        known: dict[ShapeKey, int] = {}
+        known: dict[ResourceKey, int] = {}
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             known[stored.event.key] = stored.position
             self.apply(stored.event)
@@ -48,17 +48,17 @@ class Configurations:
         if cut:
             await self._look_closer(log, cut)
 
-    async def _look_closer(self, log: ShapeLog, keys: Sequence[ShapeKey]) -> None:
+    async def _look_closer(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
         """Read histories that go on behind what was read: by now, or behind damage."""
-        for shape in (await log.load(keys, use_snapshots=False)).values():
-            if shape.damage is not None:
-                self.mark_damage(shape.damage)
-            for event in shape.events:
+        for resource in (await log.load(keys, use_cache=False)).values():
+            if resource.damage is not None:
+                self.mark_damage(resource.damage)
+            for event in resource.events:
                 self.apply(event)
 
     def mark_damage(self, damage: LogDamage) -> None:
         """Use a configuration no more whose history is not what was written."""
-        namespace, _, rest = damage.shape.partition("/")
+        namespace, _, rest = damage.resource.partition("/")
         kind, _, name = rest.partition("/")
         if kind != PROVIDER_CONFIG_KIND or namespace != SYSTEM_NAMESPACE or name in self._damaged:
             return
@@ -72,15 +72,15 @@ class Configurations:
         self._listeners.append(listener)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any shape; most say nothing about a configuration."""
+        """Fold an event of any resource; most say nothing about a configuration."""
         if type(event.data) not in (SpecDeclared, SpecWithdrawn):
             return
         namespace, kind, name = event.subject.split("/")
         if kind != PROVIDER_CONFIG_KIND or namespace != SYSTEM_NAMESPACE:
             return
-        if name in self._damaged or event.shapeversion <= self._versions.get(name, 0):
+        if name in self._damaged or event.resourceversion <= self._versions.get(name, 0):
             return  # seen already: our own append came first
-        self._versions[name] = event.shapeversion
+        self._versions[name] = event.resourceversion
         if isinstance(event.data, SpecDeclared):
             self._declare(name, event.data)
         else:

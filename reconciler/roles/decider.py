@@ -1,12 +1,12 @@
-"""The decider: takes the intake in micro-batches, decides for many shapes, appends once.
+"""The decider: takes the intake in micro-batches, decides for many resources, appends once.
 
 One batch: read, fold, decide, append everything in one compare-and-set, tell, acknowledge. What
 another decider was faster with is folded anew and decided again, and nothing else is (ADR 0006). A
 message is acknowledged only when its events are in the log; a crash before that costs a redelivery,
-which the shape recognises.
+which the resource recognises.
 
-Folding and deciding take about 40 µs a shape and run on the event loop: in a thread they would wait
-for the same interpreter lock, and pay a hop besides.
+Folding and deciding take about 40 µs a resource and run on the event loop: in a thread they would
+wait for the same interpreter lock, and pay a hop besides.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import structlog
 from events.intake import Answer, Declared, Withdrawn
 from events.integrity import LogDamage
 from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import (
     AppendRefusedError,
     DeadLetter,
     DecisionSink,
+    EventLog,
     IntakeDelivery,
     IntakeReader,
     Rejection,
-    ShapeLog,
     TimerRequest,
 )
 from reconciler.resource.decide import decide
@@ -43,10 +43,10 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.first_positions import placed
 from reconciler.roles.postponed import Postponed
 from reconciler.roles.refusing import tell_refused, undecidable, understand, unreadable
-from reconciler.roles.repository import MAX_EVENTS_AT_ONCE, Commit, KeptShape, ShapeRepository
+from reconciler.roles.repository import MAX_EVENTS_AT_ONCE, Commit, KeptResource, ResourceRepository
 
 _MAX_COMMANDS_A_TURN = 200
-_FEW_SHAPES = 4
+_FEW_RESOURCES = 4
 _MAX_BYTES_AT_ONCE = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 _TRIES = 20
@@ -69,7 +69,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """One shape's share of a batch; the last commands may have no delivery of their own."""
+    """One resource's share of a batch; the last commands may have no delivery of their own."""
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
@@ -100,9 +100,9 @@ class _Work:
 class _Decided:
     """A turn, with what it was decided from."""
 
-    key: ShapeKey
+    key: ResourceKey
     work: _Work
-    base: KeptShape
+    base: KeptResource
     turn: Turn
 
     @property
@@ -124,7 +124,7 @@ class Decider:
         self,
         *,
         reader: IntakeReader,
-        log: ShapeLog,
+        log: EventLog,
         sink: DecisionSink,
         kinds: KindRegistry,
         configurations: Configurations,
@@ -137,13 +137,13 @@ class Decider:
         self._sink = sink
         self._kinds = kinds
         self._configurations = configurations
-        self._repository = ShapeRepository(log)
+        self._repository = ResourceRepository(log)
         for damage in lost:
             self._repository.hold(damage)
         self._now = now
         self._jitter = jitter
-        self._one_by_one: set[ShapeKey] = set()
-        self._undecided: dict[ShapeKey, str] = {}
+        self._one_by_one: set[ResourceKey] = set()
+        self._undecided: dict[ResourceKey, str] = {}
         self._postponed = Postponed(reader.share)
 
     async def run(self) -> None:
@@ -169,7 +169,7 @@ class Decider:
             await self._refuse(letters)
         began = asyncio.get_running_loop().time()
         await self._add_what_overtook(work)
-        # Configurations first: the shapes of the same batch may need them.
+        # Configurations first: the resources of the same batch may need them.
         first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
         if first:
             await self._settle(first, began)
@@ -181,8 +181,8 @@ class Decider:
 
     def _sort(
         self, batch: Sequence[IntakeDelivery]
-    ) -> tuple[dict[ShapeKey, _Work], list[DeadLetter]]:
-        work: dict[ShapeKey, _Work] = {}
+    ) -> tuple[dict[ResourceKey, _Work], list[DeadLetter]]:
+        work: dict[ResourceKey, _Work] = {}
         letters: list[DeadLetter] = []
         for delivery in batch:
             try:
@@ -202,10 +202,10 @@ class Decider:
             mine.commands.append(command)
         return work, letters
 
-    async def _add_what_overtook(self, work: Mapping[ShapeKey, _Work]) -> None:
+    async def _add_what_overtook(self, work: Mapping[ResourceKey, _Work]) -> None:
         """After a declaration that comes late, decide again those that overtook it.
 
-        What a dead or paused decider held comes late, and newer declarations of the shape may be
+        What a dead or paused decider held comes late, and newer declarations of the resource may be
         decided by then. One that led to events is known; one that changed nothing, such as a
         withdrawal of what was not declared yet, left no trace and must have the last word.
         """
@@ -219,10 +219,10 @@ class Decider:
             work[key].commands += newer
 
     async def _newer_declarations(
-        self, declarations: Mapping[ShapeKey, IntakeDelivery]
-    ) -> dict[ShapeKey, list[Command]]:
+        self, declarations: Mapping[ResourceKey, IntakeDelivery]
+    ) -> dict[ResourceKey, list[Command]]:
         """Read what was declared after these."""
-        newer: dict[ShapeKey, list[Command]] = {}
+        newer: dict[ResourceKey, list[Command]] = {}
         if not declarations:
             return newer
         found = await self._reader.newer_declarations(list(declarations.values()))
@@ -234,7 +234,7 @@ class Decider:
 
     # --- deciding and committing
 
-    async def _settle(self, work: Mapping[ShapeKey, _Work], began: float) -> None:
+    async def _settle(self, work: Mapping[ResourceKey, _Work], began: float) -> None:
         remaining = dict(work)
         guessed = self._guess_new(work)
         while remaining:
@@ -265,7 +265,7 @@ class Decider:
             await self._settle(overtook, asyncio.get_running_loop().time())
 
     async def _commit(
-        self, group: Sequence[_Decided], remaining: dict[ShapeKey, _Work]
+        self, group: Sequence[_Decided], remaining: dict[ResourceKey, _Work]
     ) -> list[_Decided]:
         """Append; give what is stored. What the bus will never take must not hold up the others."""
         commits = [each.commit for each in group]
@@ -279,7 +279,7 @@ class Decider:
         return [each for each in group if each.key not in lost]
 
     async def _set_aside(
-        self, refused: _Decided, remaining: dict[ShapeKey, _Work], reason: str
+        self, refused: _Decided, remaining: dict[ResourceKey, _Work], reason: str
     ) -> None:
         """Park the one message whose events cannot be stored; of several, find out which."""
         key = refused.key
@@ -291,14 +291,14 @@ class Decider:
             del remaining[key]
         await self._refuse([undecidable(each, reason) for each in first.deliveries])
 
-    def _guess_new(self, work: Mapping[ShapeKey, _Work]) -> list[_Decided]:
-        """Decide a few unknown shapes that are declared as if they were new, without reading first.
+    def _guess_new(self, work: Mapping[ResourceKey, _Work]) -> list[_Decided]:
+        """Decide a few unknown resources that are declared as if they were new: without a read.
 
         It saves a round trip of those it takes until something new exists. The append expects that
-        there is nothing: a wrong guess writes nothing, and the shape is read and decided again. A
-        refusal depends on what there is, so it is not given on a guess.
+        there is nothing: a wrong guess writes nothing, and the resource is read and decided again.
+        A refusal depends on what there is, so it is not given on a guess.
         """
-        if len(work) > _FEW_SHAPES:
+        if len(work) > _FEW_RESOURCES:
             return []
         unknown = {
             key: mine
@@ -306,7 +306,7 @@ class Decider:
             if not self._repository.knows(key)
             and all(isinstance(command.data, Declared) for command in mine.commands)
         }
-        guessed = self._take_turns(unknown, {key: KeptShape(NEW, 0) for key in unknown})
+        guessed = self._take_turns(unknown, {key: KeptResource(NEW, 0) for key in unknown})
         return [
             each
             for each in guessed
@@ -314,7 +314,7 @@ class Decider:
         ]
 
     async def _decide(
-        self, work: Mapping[ShapeKey, _Work], *, without: Sequence[_Decided]
+        self, work: Mapping[ResourceKey, _Work], *, without: Sequence[_Decided]
     ) -> list[_Decided]:
         decided = {each.key for each in without}
         open_work = {key: mine for key, mine in work.items() if key not in decided}
@@ -344,7 +344,7 @@ class Decider:
         return [each for each in decided if each.key not in doubtful] + again
 
     def _take_turns(
-        self, work: Mapping[ShapeKey, _Work], kept: Mapping[ShapeKey, KeptShape]
+        self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
     ) -> list[_Decided]:
         now = self._now()
         decided: list[_Decided] = []
@@ -358,7 +358,9 @@ class Decider:
                 decided.append(_Decided(key, mine, base, turn))
         return decided
 
-    def _take_turn(self, key: ShapeKey, mine: _Work, base: KeptShape, now: datetime) -> Turn | None:
+    def _take_turn(
+        self, key: ResourceKey, mine: _Work, base: KeptResource, now: datetime
+    ) -> Turn | None:
         """Decide; where that fails, only what comes before the message that it fails for."""
         most = 1 if key in self._one_by_one else _MAX_COMMANDS_A_TURN
         commands = mine.commands[:most]
@@ -368,12 +370,12 @@ class Decider:
                 return decide(base.state, commands, context)
             except Exception as error:  # a defect, of a kind or of ours: the others go on
                 if len(commands) == 1:
-                    _logger.exception("a shape cannot be decided", shape=str(key))
+                    _logger.exception("a resource cannot be decided", resource=str(key))
                 self._undecided[key] = f"deciding it failed: {type(error).__name__}: {error}"
                 commands = commands[: len(commands) // 2]
         return None
 
-    def _context(self, key: ShapeKey, now: datetime) -> Context:
+    def _context(self, key: ResourceKey, now: datetime) -> Context:
         return Context(
             key=key,
             now=now,
@@ -387,7 +389,7 @@ class Decider:
         )
 
     async def _hold_back(
-        self, remaining: dict[ShapeKey, _Work], decided: Sequence[_Decided]
+        self, remaining: dict[ResourceKey, _Work], decided: Sequence[_Decided]
     ) -> None:
         """Keep messages that cannot be decided now; those behind them and all others go on.
 
@@ -407,7 +409,7 @@ class Decider:
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
                     again.append(each)
-                else:  # nothing is wrong with a message whose shape's history is damaged
+                else:  # nothing is wrong with a message whose resource's history is damaged
                     tired.append(undecidable(each, why, usable=broken is not None))
         # It may be usable: where its namespace has no slot left it gets its tries without a wait.
         for each in await self._postpone(again):
@@ -417,7 +419,7 @@ class Decider:
 
     async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
         """Tell of messages that cannot be used, and be done with them; some wait for room."""
-        waiting = await self._bury(letters)
+        waiting = await self._store_dead_letters(letters)
         done = [each for each in letters if each.delivery.position not in waiting]
         try:
             await tell_refused(self._sink, done, self._now())
@@ -427,10 +429,10 @@ class Decider:
             finished = await self._postpone([each.delivery for each in done])
         else:
             finished = [each.delivery for each in done]
-            reach(Failpoint.DECIDER_BURIED)
+            reach(Failpoint.DECIDER_DEAD_LETTERED)
         await self._reader.ack(finished)
 
-    async def _bury(self, letters: Sequence[DeadLetter]) -> set[int]:
+    async def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> set[int]:
         """Store letters, and give the positions of the messages that have to wait for room.
 
         A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
@@ -438,7 +440,7 @@ class Decider:
         """
         why = "there is no room for them"
         try:
-            waiting = await self._sink.bury(letters)
+            waiting = await self._sink.store_dead_letters(letters)
         except Exception as error:  # noqa: BLE001 - such as the bus being away
             waiting, why = letters, str(error)
         if not waiting:
@@ -473,12 +475,12 @@ class Decider:
                 left.append(each)
         return left
 
-    def _why_held(self, key: ShapeKey) -> str:
+    def _why_held(self, key: ResourceKey) -> str:
         damage = self._repository.broken.get(key)
         if damage is None:
             return "deciding it failed: see the logs of the decider"
         return (
-            f"the shape is held, its log is damaged: {damage}; "
+            f"the resource is held, its log is damaged: {damage}; "
             "restore the log, then send the message again"
         )
 
@@ -494,7 +496,7 @@ class Decider:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
         if news.letters:
-            waiting = await self._bury(news.letters)
+            waiting = await self._store_dead_letters(news.letters)
             news.finished = [each for each in news.finished if each.position not in waiting]
         await news.send(self._sink)
         reach(Failpoint.DECIDER_TOLD)
@@ -513,7 +515,7 @@ class _News:
     finished: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
 
     def add(self, each: _Decided, now: datetime) -> None:
-        """Collect what one shape's turn has to tell."""
+        """Collect what one resource's turn has to tell."""
         self.timers += [TimerRequest(each.key, timer.at) for timer in each.turn.timers]
         told = zip(each.work.deliveries, each.work.commands, each.turn.answers, strict=False)
         for delivery, command, answer in told:
@@ -542,7 +544,7 @@ def _is_accepted(answer: Answer | None) -> bool:
 
 
 def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
-    """Split into groups that fit into one atomic batch each; a shape's turn stays whole."""
+    """Split into groups that fit into one atomic batch each; a resource's turn stays whole."""
     groups: list[list[_Decided]] = []
     events, size = 0, 0
     for each in decided:
@@ -566,8 +568,10 @@ def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
     return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS
 
 
-def _left_over(work: Mapping[ShapeKey, _Work], done: Sequence[_Decided]) -> dict[ShapeKey, _Work]:
-    """What is still to do: shapes that lost, and commands beyond the most of one turn."""
+def _left_over(
+    work: Mapping[ResourceKey, _Work], done: Sequence[_Decided]
+) -> dict[ResourceKey, _Work]:
+    """What is still to do: resources that lost, and commands beyond the most of one turn."""
     remaining = dict(work)
     for each in done:
         handled = len(each.turn.answers)

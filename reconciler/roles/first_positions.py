@@ -14,9 +14,9 @@ from reconciler.roles.refusing import understand
 
 
 def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
-    """Return each declaration of a shape the position where its source and id stood first.
+    """Return each declaration of a resource the position where its source and id stood first.
 
-    ``declared`` are the shape's declarations that the intake still has, besides these.
+    ``declared`` are the resource's declarations that the intake still has, besides these.
     """
     known = list(commands)
     for message in declared:

@@ -1,7 +1,7 @@
 """From a complete listing to observations: only what differs from what the log knows.
 
 The same assembler takes in our own listings and those that other teams' observers publish as
-snapshots: a beginning, items, and a completion with the count. Only a snapshot whose count is right
+listings: a beginning, items, and a completion with the count. Only a listing whose count is right
 proves that what it does not show is absent (invariant 6).
 """
 
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from events.external import ExternalObject, digest
-from events.intake import LossCount, Observed, SnapshotBegan, StrayCount
+from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.manifest import ProviderConfigSpec, is_within
-from events.names import ShapeKey, name_for_external
+from events.names import ResourceKey, name_for_external
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log
 from reconciler.roles.slices import in_slices
 
 
-class SnapshotRefusedError(ValueError):
-    """A snapshot proves nothing: it is incomplete, or of a scope that is not this one."""
+class ListingRefusedError(ValueError):
+    """A listing proves nothing: it is incomplete, or of a scope that is not this one."""
 
 
-class SnapshotAssembler:
-    """One snapshot of one scope, being received.
+class ListingAssembler:
+    """One listing of one scope, being received.
 
     ``began_at`` is when it began by a clock of the world, ``began_by`` by the steady one of this
     process, if it began here.
     """
 
     def __init__(
-        self, began: SnapshotBegan, began_at: datetime | None, began_by: float | None = None
+        self, began: ListingBegan, began_at: datetime | None, began_by: float | None = None
     ) -> None:
         self.began = began
         self.began_at = began_at
@@ -40,34 +40,34 @@ class SnapshotAssembler:
         self._objects: dict[str, ExternalObject] = {}
 
     def add(self, objects: Iterable[ExternalObject]) -> None:
-        """Take in a page; raises ``SnapshotRefusedError`` for an object of another scope.
+        """Take in a page; raises ``ListingRefusedError`` for an object of another scope.
 
         In an exclusive scope what is listed and not declared is deleted: it must not reach further.
         """
         began = self.began
         for each in objects:
             if not is_within(began.prefix, began.labels, each.name, each.labels):
-                raise SnapshotRefusedError(f"{each.name!r} is not of its scope")
+                raise ListingRefusedError(f"{each.name!r} is not of its scope")
             self._objects[each.name] = each
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
-        """Return all objects by name; raises ``SnapshotRefusedError`` if any is missing.
+        """Return all objects by name; raises ``ListingRefusedError`` if any is missing.
 
         What came twice counts once: it must not hide that another did not come.
         """
         if count != len(self._objects):
-            raise SnapshotRefusedError(
+            raise ListingRefusedError(
                 f"{len(self._objects)} objects came, but {count} were sent: "
                 "nothing is concluded from it"
             )
         return self._objects
 
 
-def check_scope(began: SnapshotBegan, config: ProviderConfigSpec) -> None:
-    """Raise ``SnapshotRefusedError`` unless the snapshot is of the configuration's whole scope."""
+def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
+    """Raise ``ListingRefusedError`` unless the listing is of the configuration's whole scope."""
     scope = config.scope
     if began.prefix != scope.prefix or began.labels != scope.labels:
-        raise SnapshotRefusedError(
+        raise ListingRefusedError(
             f"it is of scope prefix={began.prefix!r} labels={began.labels!r}, "
             f"but the configuration's is prefix={scope.prefix!r} labels={scope.labels!r}"
         )
@@ -82,37 +82,37 @@ class Findings:
     own. The counts are for the guards.
     """
 
-    observed: list[tuple[ShapeKey, Observed]]
+    observed: list[tuple[ResourceKey, Observed]]
     doubtful: list[StatusRow]
     losses: LossCount
 
 
 async def observations(
-    snapshot: SnapshotAssembler,
+    listing: ListingAssembler,
     objects: Mapping[str, ExternalObject],
     rows: Mapping[str, StatusRow],
     config: ProviderConfigSpec,
     log_id: str,
 ) -> Findings:
-    """Compare a complete listing with what the log knows; ``rows`` are those of all shapes.
+    """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
 
     It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may go on
-    meanwhile: what is observed says how old it is, and the shape decides what that proves.
+    meanwhile: what is observed says how old it is, and the resource decides what that proves.
     """
-    began = snapshot.began
+    began = listing.began
     known = await _by_external_name(rows, began)
     strays = await _stray_count(objects, known, config, log_id)
     losses = await _loss_count(objects, known)
-    found: list[tuple[ShapeKey, Observed]] = []
+    found: list[tuple[ResourceKey, Observed]] = []
     async for some in in_slices(objects.items()):
         for name, each in some:
             mine = known.get(name)
             if not mine:
                 key = _new_key(name, config.scope.namespace, began, rows)
-                found.append((key, _observed(snapshot, name, each, strays)))
+                found.append((key, _observed(listing, name, each, strays)))
                 continue
             found += [
-                (key, _observed(snapshot, name, each, strays, taken_by=taken))
+                (key, _observed(listing, name, each, strays, taken_by=taken))
                 for key, taken in _interested(each, mine, strays)
             ]
     doubtful: list[StatusRow] = []
@@ -127,13 +127,13 @@ async def observations(
                     doubtful.append(row)
                 else:
                     taken = _taken_by(row, mine)
-                    gone = _observed(snapshot, name, None, strays, losses, taken_by=taken)
+                    gone = _observed(listing, name, None, strays, losses, taken_by=taken)
                     found.append((row.key, gone))
     return Findings(found, doubtful, losses)
 
 
 async def _by_external_name(
-    rows: Mapping[str, StatusRow], began: SnapshotBegan
+    rows: Mapping[str, StatusRow], began: ListingBegan
 ) -> dict[str, list[StatusRow]]:
     known: dict[str, list[StatusRow]] = {}
     async for some in in_slices(list(rows.values())):
@@ -144,29 +144,29 @@ async def _by_external_name(
 
 
 def _lives_somewhere(row: StatusRow) -> bool:
-    """Return whether the shape is of one object, so that no other can be seen as it."""
+    """Return whether the resource is of one object, so that no other can be seen as it."""
     return row.declared or row.owned or bool(row.observed_digest or row.action_id)
 
 
 def _new_key(
-    name: str, namespace: str, began: SnapshotBegan, rows: Mapping[str, StatusRow]
-) -> ShapeKey:
-    """Name the shape of an object that nobody knows.
+    name: str, namespace: str, began: ListingBegan, rows: Mapping[str, StatusRow]
+) -> ResourceKey:
+    """Name the resource of an object that nobody knows.
 
-    A shape of that name may live under another external name or in another API: it would not listen
-    to what is seen of this one, or take turns with it.
+    A resource of that name may live under another external name or in another API: it would not
+    listen to what is seen of this one, or take turns with it.
     """
-    key = ShapeKey(namespace, began.kind, name_for_external(name))
+    key = ResourceKey(namespace, began.kind, name_for_external(name))
     of_that_name = rows.get(str(key))
     if of_that_name is None or not _lives_somewhere(of_that_name):
         return key
-    return ShapeKey(namespace, began.kind, name_for_external(name, began.provider_config))
+    return ResourceKey(namespace, began.kind, name_for_external(name, began.provider_config))
 
 
 def _interested(
     seen: ExternalObject, rows: Sequence[StatusRow], strays: StrayCount | None
-) -> Iterable[tuple[ShapeKey, str]]:
-    """Which shapes learn something from the object: those that know it otherwise.
+) -> Iterable[tuple[ResourceKey, str]]:
+    """Which resources learn something from the object: those that know it otherwise.
 
     Beside each, which other one has the object.
     """
@@ -183,7 +183,7 @@ def _interested(
 
 
 def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
-    """Name another shape that has the object of this external name, if one has.
+    """Name another resource that has the object of this external name, if one has.
 
     Who owns it has it; and who declares it, where this one does not.
     """
@@ -249,7 +249,7 @@ async def _loss_count(
 
 
 def _observed(
-    snapshot: SnapshotAssembler,
+    listing: ListingAssembler,
     external_name: str,
     seen: ExternalObject | None,
     strays: StrayCount | None,
@@ -258,12 +258,12 @@ def _observed(
     taken_by: str = "",
 ) -> Observed:
     return Observed(
-        provider_config=snapshot.began.provider_config,
+        provider_config=listing.began.provider_config,
         external_name=external_name,
         object=seen,
         evidence="CompleteListing",
-        as_of=snapshot.began.as_of,
-        began_at=snapshot.began_at,
+        as_of=listing.began.as_of,
+        began_at=listing.began_at,
         exclusive=strays,
         losses=losses,
         taken_by=taken_by,

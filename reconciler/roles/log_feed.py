@@ -9,11 +9,11 @@ import structlog
 
 from events.integrity import LogDamage
 from events.log import LogEvent
-from reconciler.ports import DamageListener, ShapeLog
+from reconciler.ports import DamageListener, EventLog
 
-REMEMBERED_SHAPES = 50_000
-"""Of so many shapes, and of twice as many at most, each new event is checked to follow on the one
-before: some 300 bytes each. The scrubber checks all of them, now and then."""
+REMEMBERED_RESOURCES = 50_000
+"""Of so many resources, and of twice as many at most, each new event is checked to follow on the
+one before: some 300 bytes each. The scrubber checks all of them, now and then."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ Pace = Callable[[], Awaitable[None]]
 class LogFeed:
     """Follows the log and shows every event to each subscriber."""
 
-    def __init__(self, log: ShapeLog, *, after: int = 0) -> None:
+    def __init__(self, log: EventLog, *, after: int = 0) -> None:
         self._log = log
         self._after = after
         self._subscribers: list[Subscriber] = []
@@ -57,7 +57,7 @@ class LogFeed:
     async def run(self) -> None:
         """Follow for ever."""
         async with self._log.follow(
-            self._after, damaged=self._damaged, most_shapes=REMEMBERED_SHAPES
+            self._after, damaged=self._damaged, max_resources=REMEMBERED_RESOURCES
         ) as feed:
             while True:
                 if feed.caught_up:

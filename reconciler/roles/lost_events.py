@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from events.integrity import LogDamage
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.read_models import (
     CHECKPOINT,
     DAMAGE,
@@ -19,10 +19,10 @@ from reconciler.roles.projector import load_models
 
 
 class LogEnds(Protocol):
-    """What the log tells of its end, and of each shape's."""
+    """What the log tells of its end, and of each resource's."""
 
-    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Return the position of each shape's newest event, 0 for none."""
+    async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        """Return the position of each resource's newest event, 0 for none."""
         ...
 
     async def last_position(self) -> int:
@@ -51,7 +51,7 @@ class NamedRows(RowStore, Protocol):
 
 
 async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
-    """Find the shapes whose newest events the log has lost, by what the stored rows remember.
+    """Find the resources whose newest events the log has lost, by what the stored rows remember.
 
     ``models``: what the process has read of the rows, empty if it needs none.
     """
@@ -64,13 +64,13 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
         found = known.damage.values()
     else:
         found = [decode_damage(row) for row in (await rows.matching(f"{DAMAGE}.>")).values()]
-    return [each for each in found if each.problem == "Lost" and each.shape]
+    return [each for each in found if each.problem == "Lost" and each.resource]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:
-    """Hold the shapes of which the read models know events that the log has no more.
+    """Hold the resources of which the read models know events that the log has no more.
 
-    To be used when something is missing: it reads the newest event of every shape.
+    To be used when something is missing: it reads the newest event of every resource.
     """
     newest = await log.newest_positions([row.key for row in models.status.values()])
     for damage in models.lost(newest):

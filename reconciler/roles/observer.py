@@ -17,9 +17,9 @@ import structlog
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import LossCount, Observed, SnapshotBegan
+from events.intake import ListingBegan, LossCount, Observed
 from events.manifest import ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
@@ -33,8 +33,8 @@ from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.change_feed import ChangeFeed, is_followed
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import (
-    SnapshotAssembler,
-    SnapshotRefusedError,
+    ListingAssembler,
+    ListingRefusedError,
     check_scope,
     observations,
 )
@@ -180,7 +180,7 @@ class Observer:
             _logger.info("not listed", config=config_name, kind=kind, why=error.message)
             wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
             return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
-        except (ProviderError, ConfigurationError, SnapshotRefusedError) as error:
+        except (ProviderError, ConfigurationError, ListingRefusedError) as error:
             _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
         except asyncio.CancelledError:
             if is_being_cancelled():
@@ -198,57 +198,57 @@ class Observer:
     async def list_once(self, config_name: str, kind: str) -> int:
         """List a scope completely and publish what changed; gives how many observations.
 
-        Raises ``ProviderError``, ``ConfigurationError`` or ``SnapshotRefusedError``; nothing is
+        Raises ``ProviderError``, ``ConfigurationError`` or ``ListingRefusedError``; nothing is
         published then.
         """
         config = self._configurations.by_name[config_name]
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
-        began = SnapshotBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
-        snapshot = SnapshotAssembler(began, self._now(), self._clock())
+        began = ListingBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
+        listing = ListingAssembler(began, self._now(), self._clock())
         count = 0
         gate = self._gates.of(config_name)
         is_probe = False if gate.is_open else await gate.enter(config_name)
         with gate.calls(config_name, is_probe=is_probe):
             async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-                snapshot.add(page)
+                listing.add(page)
                 count += len(page)
         self.listings += 1
         if self._configurations.by_name.get(config_name) != config:
-            raise SnapshotRefusedError("its ProviderConfig was changed meanwhile")
-        return await self.publish_changes(snapshot, snapshot.complete(count), provider)
+            raise ListingRefusedError("its ProviderConfig was changed meanwhile")
+        return await self.publish_changes(listing, listing.complete(count), provider)
 
     async def publish_changes(
         self,
-        snapshot: SnapshotAssembler,
+        listing: ListingAssembler,
         objects: Mapping[str, ExternalObject],
         provider: Provider,
     ) -> int:
-        """Publish what a complete snapshot shows that the log does not know.
+        """Publish what a complete listing shows that the log does not know.
 
-        Raises ``SnapshotRefusedError`` if what the log knows is not known here, or if the snapshot
+        Raises ``ListingRefusedError`` if what the log knows is not known here, or if the listing
         is not of the scope that is declared by now.
         """
-        began = snapshot.began
+        began = listing.began
         await self._know_the_log()
         config = self._configurations.by_name.get(began.provider_config)
         if config is None:
-            raise SnapshotRefusedError("its ProviderConfig was withdrawn meanwhile")
+            raise ListingRefusedError("its ProviderConfig was withdrawn meanwhile")
         check_scope(began, config)
         rows = self._models.status
-        findings = await observations(snapshot, objects, rows, config, self._log_id)
+        findings = await observations(listing, objects, rows, config, self._log_id)
         seen = findings.observed
         for row in findings.doubtful:
             with self._gates.of(began.provider_config).calls(began.provider_config):
-                seen += await _read_one(provider, row, snapshot, findings.losses)
+                seen += await _read_one(provider, row, listing, findings.losses)
         found = [(key, observed) for key, observed in seen if not is_too_long(observed.object)]
         if len(found) < len(seen):
             letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
             await tell_too_long(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
-            raise SnapshotRefusedError("its ProviderConfig was changed meanwhile")
+            raise ListingRefusedError("its ProviderConfig was changed meanwhile")
         reach(Failpoint.OBSERVER_LISTED)
-        age = self._age(snapshot)
+        age = self._age(listing)
         await self._intake.publish(
             [
                 IntakeMessageOut(
@@ -261,40 +261,40 @@ class Observer:
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
 
-    def _age(self, snapshot: SnapshotAssembler) -> float | None:
-        if snapshot.began_by is None:
+    def _age(self, listing: ListingAssembler) -> float | None:
+        if listing.began_by is None:
             return None
-        return round(self._clock() - snapshot.began_by + _HALF_MILLISECOND, 3)
+        return round(self._clock() - listing.began_by + _HALF_MILLISECOND, 3)
 
     async def _know_the_log(self) -> None:
-        """Know of every declaration and action that an object of the snapshot may come from.
+        """Know of every declaration and action that an object of the listing may come from.
 
-        What is listed was decided before. With rows that lag behind, an object that another shape
-        has just made would be nobody's: a stray, which an exclusive scope deletes.
+        What is listed was decided before. With rows that lag behind, an object that another
+        resource has just made would be nobody's: a stray, which an exclusive scope deletes.
         """
         if self._catch_up is None:
             return
         try:
             await self._catch_up(CATCH_UP_SECONDS)
         except TimeoutError:
-            raise SnapshotRefusedError("the log is not read up to its end here") from None
+            raise ListingRefusedError("the log is not read up to its end here") from None
 
 
 async def _read_one(
-    provider: Provider, row: StatusRow, snapshot: SnapshotAssembler, losses: LossCount
-) -> list[tuple[ShapeKey, Observed]]:
+    provider: Provider, row: StatusRow, listing: ListingAssembler, losses: LossCount
+) -> list[tuple[ResourceKey, Observed]]:
     try:
         seen = await provider.read(row.external_name)
     except ProviderError as error:
-        _logger.warning("read failed", shape=str(row.key), error=str(error))
+        _logger.warning("read failed", resource=str(row.key), error=str(error))
         return []
     observed = Observed(
         row.provider_config,
         row.external_name,
         seen,
         "Read",
-        snapshot.began.as_of,
-        snapshot.began_at,
+        listing.began.as_of,
+        listing.began_at,
         losses=losses,
     )
     return [(row.key, observed)]

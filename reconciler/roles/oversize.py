@@ -13,7 +13,7 @@ import structlog
 from events.envelope import MAX_MESSAGE_BYTES
 from events.external import ExternalObject, digest
 from events.intake import Observed
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery
 
@@ -29,7 +29,7 @@ def is_too_long(seen: ExternalObject | None) -> bool:
     return seen is not None and len(_encoder.encode(seen)) > MAX_OBJECT_BYTES
 
 
-def too_long(key: ShapeKey, observed: Observed) -> DeadLetter:
+def too_long(key: ResourceKey, observed: Observed) -> DeadLetter:
     """Make the letter about an object that is too long, the same one for the same content."""
     assert observed.object is not None
     payload = _encoder.encode(observed.object)
@@ -58,7 +58,7 @@ async def tell_too_long(sink: DecisionSink | None, letters: Sequence[DeadLetter]
     if sink is None:
         return
     try:
-        if waiting := await sink.bury(letters):
+        if waiting := await sink.store_dead_letters(letters):
             _logger.warning("there is no room for dead letters", count=len(waiting))
     except Exception as error:  # noqa: BLE001 - such as the bus being away
         _logger.warning("dead letters were not stored", error=str(error), count=len(letters))

@@ -22,18 +22,18 @@ from reconciler.kinds import KindRegistry
 from reconciler.ports import (
     ActionReader,
     DecisionSink,
+    EventLog,
     IntakeReader,
     IntakeWriter,
+    ListingReader,
     LogWatch,
     RateStore,
     RowStore,
-    ShapeLog,
-    SnapshotReader,
 )
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
-from reconciler.roles.foreign_snapshots import ForeignSnapshots
+from reconciler.roles.foreign_listings import ForeignListings
 from reconciler.roles.log_feed import LogFeed
 from reconciler.roles.observer import Observer
 from reconciler.roles.projector import Projector, load_models
@@ -63,19 +63,19 @@ class Ports:
     """All that one process has of the bus; a reader is made when a role needs one.
 
     ``watch`` notices another log under a running process; a bus whose log is always the same has
-    none. ``lost_events`` finds the shapes whose newest events the log has lost, by what read models
-    know.
+    none. ``lost_events`` finds the resources whose newest events the log has lost, by what read
+    models know.
     """
 
     name: str
-    log: ShapeLog
+    log: EventLog
     rows: RowStore
     rates: RateStore
     intake: IntakeWriter
     sink: DecisionSink
     intake_reader: Callable[[], IntakeReader]
     action_reader: Callable[[], ActionReader]
-    snapshot_reader: Callable[[], SnapshotReader]
+    listing_reader: Callable[[], ListingReader]
     lost_events: Callable[[ReadModels], Awaitable[Sequence[LogDamage]]]
     watch: LogWatch | None = None
     chance: Chance = field(default_factory=Chance)
@@ -268,9 +268,9 @@ def _observer(parts: Running) -> list[Run]:
         new_id=chance.new_id,
     )
     parts.feed.subscribe(sweeper.notice)
-    reader = ports.snapshot_reader()
+    reader = ports.listing_reader()
     parts.closers.push_async_callback(reader.close)
-    foreign = ForeignSnapshots(
+    foreign = ForeignListings(
         reader=reader,
         sink=ports.sink,
         observer=parts.observer,

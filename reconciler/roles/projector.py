@@ -34,7 +34,7 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import RowsConflictError, RowStore
 
 GATHER_SECONDS = 0.1
-"""Changes are gathered this long, so that a busy shape is written once and not five times."""
+"""Changes are gathered this long, so that a busy resource is written once and not five times."""
 
 STANDBY_SECONDS = 0.5
 """How often a projector looks for what another one writes; after two looks at nothing it writes."""
@@ -274,7 +274,7 @@ class Projector:
 
 
 def _portions_of_losses(models: ReadModels, portion_rows: int) -> Iterator[RowChanges]:
-    """Divide what was found before anything was folded: shapes of which the log has lost events.
+    """Divide what was found before anything was folded: resources of which the log has lost events.
 
     Any part of them may be stored under the old checkpoint, since the next start finds the rest.
     """

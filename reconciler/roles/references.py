@@ -1,4 +1,4 @@
-"""References: tells shapes who refers to them, and ``ShapeRef``s whether their target is declared.
+"""References: tells resources who refers to them, and ``ShapeRef``s if their target is declared.
 
 A ``ShapeRef`` and its target are two aggregates, and neither sees the other. This compares the read
 models' rows of both, level-triggered: whatever was lost or came twice, the next look finds the same
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from events.intake import Referenced, TargetSeen, Unreferenced
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 
@@ -74,11 +74,11 @@ def _add(target: str, by: str, reference: StatusRow, version: int) -> IntakeMess
     old id, the bus would take the repetition for a duplicate for as long as its window is.
     """
     data = Referenced(by, reference.on_withdrawal)
-    return _message(ShapeKey.parse(target), data, f"{by}/{reference.version}/{version}")
+    return _message(ResourceKey.parse(target), data, f"{by}/{reference.version}/{version}")
 
 
 def _message(
-    key: ShapeKey, data: Referenced | Unreferenced | TargetSeen, basis: str
+    key: ResourceKey, data: Referenced | Unreferenced | TargetSeen, basis: str
 ) -> IntakeMessageOut:
     """Make a message whose id says what it rests on: several observers tell the same once."""
     return IntakeMessageOut("reference", key, data, f"{type(data).__name__}/{key}/{basis}")

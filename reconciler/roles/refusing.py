@@ -8,7 +8,7 @@ from datetime import datetime
 from events.dead_letter import sender_in
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import Intake, parse_stored_intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
 from reconciler.resource.turn import Command
@@ -17,7 +17,7 @@ _ASKED_FOR: tuple[Intake, ...] = ("desired", "finalizer", "approval")
 _COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")
 
 
-def understand(delivery: IntakeDelivery) -> tuple[ShapeKey, Command]:
+def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     """Decode a message; raises ``ValueError`` that says what is wrong with it."""
     if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(
@@ -46,8 +46,8 @@ def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
 def undecidable(delivery: IntakeDelivery, reason: str, *, usable: bool = False) -> DeadLetter:
     """Make the letter for a message that could not be decided; ``usable``: another time it could.
 
-    Of what comes again by itself, as a listing's observations do, one letter a shape is enough, and
-    it is not lost if there is none.
+    Of what comes again by itself, as a listing's observations do, one letter a resource is enough,
+    and it is not lost if there is none.
     """
     about = _comes_again(delivery)
     content = reason if about else ""
@@ -78,7 +78,7 @@ def _answer(letter: DeadLetter) -> Answer:
 
 
 def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:
-    """Return the rejected outcome of what somebody asked for, if its shape is known."""
+    """Return the rejected outcome of what somebody asked for, if its resource is known."""
     try:
         what, key = parse_stored_intake(letter.delivery.subject)
     except ValueError:

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from reconciler.ports import DamageListener, ShapeLog
+from reconciler.ports import DamageListener, EventLog
 
 FIRST_AFTER_SECONDS: Final = 60.0
 EVERY_SECONDS: Final = 6 * 3_600.0
@@ -27,7 +27,7 @@ class Scrubber:
 
     def __init__(
         self,
-        log: ShapeLog,
+        log: EventLog,
         damaged: DamageListener,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -17,7 +17,7 @@ import structlog
 from events.intake import TimerFired
 from events.log import LogEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import SHAPE_REF_KIND
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.failpoints import Failpoint, reach
@@ -32,14 +32,14 @@ OVERDUE_SECONDS = 3.0
 """A timer comes up to 0.25 s late; what is later than this was lost."""
 
 MAX_SECONDS_BETWEEN = 300.0
-"""At least so often a shape is woken again whose wait is over, and that was woken in vain."""
+"""At least so often a resource is woken again whose wait is over, and that was woken in vain."""
 
 _logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Woken:
-    """A shape that was woken when a wait was over, and when it is again if nothing came of it."""
+    """A resource that was woken when a wait was over, and when it is again if nothing comes."""
 
     wait: datetime
     again_at: datetime
@@ -47,7 +47,7 @@ class _Woken:
 
 
 class Sweeper:
-    """Looks through the read models for shapes that should have been woken."""
+    """Looks through the read models for resources that should have been woken."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Sweeper:
         self._new_id = new_id
         self._soon = asyncio.Event()
         self._targets: set[str] = set()
-        self._woken: dict[ShapeKey, _Woken] = {}
+        self._woken: dict[ResourceKey, _Woken] = {}
 
     async def run(self) -> None:
         """Sweep for ever: at intervals, and when a configuration changes."""
@@ -85,7 +85,7 @@ class Sweeper:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Wake every shape that waits for something that is there; gives how many."""
+        """Wake every resource that waits for something that is there; gives how many."""
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
         held = self._models.damage
         every_row = self._models.status
@@ -104,7 +104,7 @@ class Sweeper:
             reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
 
-    def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ShapeKey]:
+    def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ResourceKey]:
         """Choose whose wait is over, each less and less often while that changes nothing.
 
         What is held by something else goes on to be overdue; woken for ever it would cost for ever.
@@ -118,7 +118,7 @@ class Sweeper:
         }
         now, before = self._now(), self._woken
         self._woken = {}
-        waking: list[ShapeKey] = []
+        waking: list[ResourceKey] = []
         for key, wait in waits.items():
             woken = before.get(key)
             if woken is None or woken.wait != wait or woken.again_at <= now:
@@ -148,5 +148,7 @@ class Sweeper:
             case _:
                 return False
 
-    def _wake(self, key: ShapeKey, purpose: Literal["ConfigChanged", "Sweep"]) -> IntakeMessageOut:
+    def _wake(
+        self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]
+    ) -> IntakeMessageOut:
         return IntakeMessageOut("timer", key, TimerFired(purpose), self._new_id())

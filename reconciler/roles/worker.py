@@ -24,9 +24,9 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
-    ShapeEvent,
+    LookupDecided,
+    ResourceEvent,
 )
 from reconciler.errors import (
     ConfigurationError,
@@ -39,9 +39,9 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     ActionDelivery,
     ActionReader,
+    EventLog,
     IntakeMessageOut,
     IntakeWriter,
-    ShapeLog,
 )
 from reconciler.provider import Effect, Provider
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
@@ -80,7 +80,7 @@ class Worker:
         name: str,
         reader: ActionReader,
         intake: IntakeWriter,
-        log: ShapeLog,
+        log: EventLog,
         configurations: Configurations,
         providers: ProviderPool,
         gates: ApiGates,
@@ -144,10 +144,10 @@ class Worker:
 
     async def _work(self, delivery: ActionDelivery) -> None:
         event = delivery.event.data
-        assert isinstance(event, (ActionDecided, ActionRetried, ActionSought))
+        assert isinstance(event, (ActionDecided, ActionRetried, LookupDecided))
         action = event.action
         attempt = 1 if isinstance(event, ActionDecided) else event.attempt
-        sought = isinstance(event, ActionSought)
+        is_lookup = isinstance(event, LookupDecided)
         reach(Failpoint.WORKER_CLAIMED, action.operation)
         gate = self._gates.of(action.provider_config)
         gate.inside += 1
@@ -162,7 +162,7 @@ class Worker:
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
-                    error, effect = await self._call_through(gate, delivery, action, look=sought)
+                    error, effect = await self._call_through(gate, delivery, action, look=is_lookup)
                     if not isinstance(error, NotCalledError):
                         reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
@@ -176,7 +176,7 @@ class Worker:
             error=None if error is None else _as_action_error(error, self._now()),
             object=_fitting(effect.object if effect is not None else _obstacle(error)),
             replayed=_is_kept_answer(error if effect is None else effect),
-            sought=sought,
+            is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
             absent=effect is not None and effect.absent,
         )
@@ -238,7 +238,7 @@ class Worker:
         key = delivery.event.key
         while True:
             try:
-                loaded = await self._log.load([key], from_leader=True, use_snapshots=False)
+                loaded = await self._log.load([key], from_leader=True, use_cache=False)
                 break
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 _logger.warning("a repeated action could not be looked up", error=str(error))
@@ -246,7 +246,7 @@ class Worker:
         return any(
             _settles(event.data, action, attempt)
             for event in loaded[key].events
-            if event.shapeversion > delivery.event.shapeversion
+            if event.resourceversion > delivery.event.resourceversion
         )
 
     def _slots_of(self, config_name: str) -> CallSlots:
@@ -336,7 +336,7 @@ def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
     return None if gate.is_open else gate.turn_away(action.provider_config)
 
 
-def _settles(event: ShapeEvent, action: Action, attempt: int) -> bool:
+def _settles(event: ResourceEvent, action: Action, attempt: int) -> bool:
     """Return whether an event ends an attempt at an action, or the action itself."""
     match event:
         case (

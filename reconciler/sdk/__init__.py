@@ -20,7 +20,7 @@ from events.intake import Answer, Observed
 from events.integrity import LogDamage, LogDamagedError
 from events.log import OutcomeName
 from events.manifest import InvalidManifestError, Manifest, Metadata
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import has_log
 from infra.jetstream import connection
@@ -38,8 +38,8 @@ from reconciler.errors import (
 from reconciler.ports import StoredEvent
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, Retried
+from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.outcomes import SETTLED, Outcome, OutcomeStream
-from reconciler.sdk.snapshot_writer import SnapshotWriter
 
 __all__ = [
     "SETTLED",
@@ -56,6 +56,7 @@ __all__ = [
     "InvalidManifestError",
     "InvalidNameError",
     "LetterRefusedError",
+    "ListingWriter",
     "LogDamage",
     "LogDamagedError",
     "Manifest",
@@ -66,9 +67,8 @@ __all__ = [
     "OutcomeStream",
     "OwnershipRow",
     "ReconcilerError",
+    "ResourceKey",
     "Retried",
-    "ShapeKey",
-    "SnapshotWriter",
     "StatusRow",
     "StoredEvent",
     "WaitTimeoutError",

@@ -1,7 +1,7 @@
 """The client that other services use: declare, wait, follow, read; see ``reconciler.sdk``.
 
-Shapes are named by ``ShapeKey`` or ``"namespace/kind/name"``; positions are those of the stream
-that a method reads. Every method may raise ``BusError``.
+Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``; positions are those of the
+stream that a method reads. Every method may raise ``BusError``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from events.intake import Answer, ApprovalDecision, Observed
 from events.integrity import LogDamagedError
 from events.log import OutcomeName
 from events.manifest import Manifest
-from events.names import ShapeKey, check_token
+from events.names import ResourceKey, check_token
 from infra.bus.client_bus import JetStreamClientBus
 from projections.ownership import OwnershipRow
 from projections.read_models import (
@@ -47,6 +47,7 @@ from reconciler.sdk.dead_letters import (
     matching,
     prepare_retry,
 )
+from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.messages import (
     approval,
     as_key,
@@ -58,9 +59,8 @@ from reconciler.sdk.messages import (
     withdrawal,
 )
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
-from reconciler.sdk.snapshot_writer import SnapshotWriter
 
-ShapeName = ShapeKey | str
+ResourceName = ResourceKey | str
 AnyManifest = Manifest | Mapping[str, Any]
 
 
@@ -81,10 +81,10 @@ class Client:
         expected_generation: int | None = None,
         timeout_seconds: float = 10.0,
     ) -> Answer:
-        """Declare a shape and wait until the declaration is accepted: not until it is done.
+        """Declare a resource and wait until the declaration is accepted: not until it is done.
 
-        With ``expected_generation`` it is refused unless the shape's generation is that one (0: it
-        does not exist yet).
+        With ``expected_generation`` it is refused unless the resource's generation is that one (0:
+        it does not exist yet).
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
         ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` when it is
@@ -96,7 +96,7 @@ class Client:
     async def declare_many(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> list[Answer | DeclarationRefusedError]:
-        """Declare many shapes at once; gives each one's answer or refusal, in order.
+        """Declare many resources at once; gives each one's answer or refusal, in order.
 
         All are checked before the first is sent. Raises as ``declare``, but gives refusals.
         """
@@ -105,44 +105,44 @@ class Client:
 
     async def withdraw(
         self,
-        shape: ShapeName,
+        resource: ResourceName,
         *,
         expected_generation: int | None = None,
         timeout_seconds: float = 10.0,
     ) -> Answer:
         """Take a declaration back; raises as ``declare``."""
-        return await self._ask_one(withdrawal(shape, expected_generation), timeout_seconds)
+        return await self._ask_one(withdrawal(resource, expected_generation), timeout_seconds)
 
     async def withdraw_many(
-        self, shapes: Iterable[ShapeName], *, timeout_seconds: float = 30.0
+        self, resources: Iterable[ResourceName], *, timeout_seconds: float = 30.0
     ) -> list[Answer | DeclarationRefusedError]:
         """Take many declarations back; gives and raises as ``declare_many``."""
-        return await self._ask([withdrawal(shape) for shape in shapes], timeout_seconds)
+        return await self._ask([withdrawal(resource) for resource in resources], timeout_seconds)
 
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
-        """Declare shapes and return when they are stored, whether accepted or not.
+        """Declare resources and return when they are stored, whether accepted or not.
 
         Refusals are on the outcome stream. Raises as ``declare``, but no refusals.
         """
         await self._store([declaration(manifest) for manifest in manifests], timeout_seconds)
 
-    # --- what holds a shape
+    # --- what holds a resource
 
     async def request_finalizer(
-        self, shape: ShapeName, finalizer: str, *, timeout_seconds: float = 10.0
+        self, resource: ResourceName, finalizer: str, *, timeout_seconds: float = 10.0
     ) -> Answer:
-        """Hold a declared shape: it is neither deleted nor released until you let it go.
+        """Hold a declared resource: it is neither deleted nor released until you let it go.
 
         ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
         ``declare``.
         """
-        return await self._ask_one(finalizer_request(shape, finalizer), timeout_seconds)
+        return await self._ask_one(finalizer_request(resource, finalizer), timeout_seconds)
 
     async def release_finalizer(
         self,
-        shape: ShapeName,
+        resource: ResourceName,
         finalizer: str,
         *,
         force: bool = False,
@@ -150,38 +150,38 @@ class Client:
         timeout_seconds: float = 10.0,
     ) -> Answer:
         """Take a finalizer off; another service's only with ``force``. Raises as ``declare``."""
-        message = finalizer_release(shape, finalizer, force=force, reason=reason)
+        message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._ask_one(message, timeout_seconds)
 
     async def approve_many(
         self,
-        shapes: Iterable[ShapeName],
+        resources: Iterable[ResourceName],
         *,
         hold: str,
         decision: ApprovalDecision = "Proceed",
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Answer | DeclarationRefusedError]:
-        """Decide about shapes that are held by ``hold``, the reason of their outcome.
+        """Decide about resources that are held by ``hold``, the reason of their outcome.
 
         Gives and raises as ``declare_many``.
         """
-        messages = [approval(shape, hold, decision, reason) for shape in shapes]
+        messages = [approval(resource, hold, decision, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def force_release_many(
         self,
-        shapes: Iterable[ShapeName],
+        resources: Iterable[ResourceName],
         *,
         reason: str,
         orphan: bool = False,
         timeout_seconds: float = 30.0,
     ) -> list[Answer | DeclarationRefusedError]:
-        """Take off all that keeps withdrawn shapes; with ``orphan`` their objects stay.
+        """Take off all that keeps withdrawn resources; with ``orphan`` their objects stay.
 
         Gives and raises as ``declare_many``.
         """
-        messages = [forced_release(shape, reason, orphan=orphan) for shape in shapes]
+        messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Answer:
@@ -236,7 +236,7 @@ class Client:
 
     async def wait_for(
         self,
-        shape: ShapeName,
+        resource: ResourceName,
         *,
         generation: int,
         outcomes: Collection[OutcomeName] = SETTLED,
@@ -246,7 +246,7 @@ class Client:
 
         It counts if it is there already. Raises ``WaitTimeoutError``, which says what was seen.
         """
-        key = as_key(shape)
+        key = as_key(resource)
         found = await self.wait_for_many(
             {key: generation}, outcomes=outcomes, timeout_seconds=timeout_seconds
         )
@@ -254,32 +254,32 @@ class Client:
 
     async def wait_for_many(
         self,
-        shapes: Mapping[ShapeKey, int] | Mapping[str, int],
+        resources: Mapping[ResourceKey, int] | Mapping[str, int],
         *,
         outcomes: Collection[OutcomeName] = SETTLED,
         timeout_seconds: float = 60.0,
         on_outcome: OnOutcome | None = None,
-    ) -> dict[ShapeKey, Outcome]:
-        """Wait for many shapes, each with its generation, as ``wait_for`` does for one.
+    ) -> dict[ResourceKey, Outcome]:
+        """Wait for many resources, each with its generation, as ``wait_for`` does for one.
 
         ``on_outcome`` is called with every new outcome of them, also with those that do not end the
         wait: for showing progress.
         """
-        wanted = {as_key(shape): generation for shape, generation in shapes.items()}
+        wanted = {as_key(resource): generation for resource, generation in resources.items()}
         waiting = Waiting(wanted, outcomes, on_outcome)
         await wait(self._bus, waiting, timeout_seconds)
         return waiting.found
 
     # --- the log
 
-    async def history(self, shape: ShapeName) -> list[StoredEvent]:
-        """Read every event of one shape, from its first declaration or observation on.
+    async def history(self, resource: ResourceName) -> list[StoredEvent]:
+        """Read every event of one resource, from its first declaration or observation on.
 
         Raises ``LogDamagedError`` where the log does not have the history that was written.
         """
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
-        past = await History(self._nc).get(as_key(shape))
+        past = await History(self._nc).get(as_key(resource))
         if past.damage is not None:
             raise LogDamagedError(past.damage)
         return list(past.events)
@@ -305,35 +305,35 @@ class Client:
 
     # --- read models: a moment behind the log
 
-    async def status(self, shape: ShapeName) -> StatusRow | None:
-        """Read how a shape stands; None if nothing is left of it but history."""
-        row = await self._bus.row(status_name(as_key(shape)))
+    async def status(self, resource: ResourceName) -> StatusRow | None:
+        """Read how a resource stands; None if nothing is left of it but history."""
+        row = await self._bus.row(status_name(as_key(resource)))
         return None if row is None else decode_status(row)
 
     async def statuses(
         self, namespace: str | None = None, kind: str | None = None
     ) -> list[StatusRow]:
-        """Read how all shapes stand, sorted by key."""
+        """Read how all resources stand, sorted by key."""
         rows = await self._bus.rows(f"{STATUS}.{_pattern(namespace or '*', kind or '*', '*')}")
         return sorted((decode_status(row) for row in rows.values()), key=lambda row: row.key)
 
-    async def ownership(self, shape: ShapeName) -> OwnershipRow | None:
-        """Read which external object a shape owns or may own; None for none."""
-        row = await self._bus.row(ownership_name(as_key(shape)))
+    async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
+        """Read which external object a resource owns or may own; None for none."""
+        row = await self._bus.row(ownership_name(as_key(resource)))
         return None if row is None else decode_ownership(row)
 
     async def ownerships(
         self, namespace: str | None = None, kind: str | None = None
-    ) -> dict[ShapeKey, OwnershipRow]:
+    ) -> dict[ResourceKey, OwnershipRow]:
         """Read all that is owned or may be, sorted by key."""
         rows = await self._bus.rows(f"{OWNERSHIP}.{_pattern(namespace or '*', kind or '*', '*')}")
         found = {
-            ShapeKey(*name.split(".")[1:]): decode_ownership(row) for name, row in rows.items()
+            ResourceKey(*name.split(".")[1:]): decode_ownership(row) for name, row in rows.items()
         }
         return dict(sorted(found.items()))
 
     async def fleet(self) -> FleetSummary:
-        """Read how many shapes stand how."""
+        """Read how many resources stand how."""
         row = await self._bus.row(FLEET)
         return FleetSummary() if row is None else decode_fleet(row)
 
@@ -343,7 +343,7 @@ class Client:
         self,
         *,
         stage: str | None = None,
-        shape: ShapeName | None = None,
+        resource: ResourceName | None = None,
         since: datetime | None = None,
         only_open: bool = True,
         most: int | None = None,
@@ -353,9 +353,9 @@ class Client:
         ``only_open``: without those that were retried or dismissed; ``most``: look through no more
         than about so many of the newest. Raises ``InvalidNameError``.
         """
-        key = None if shape is None else as_key(shape)
+        key = None if resource is None else as_key(resource)
         letters = collect(*await self._bus.dead_letters(most=most))
-        return matching(letters, stage=stage, shape=key, since=since, only_open=only_open)
+        return matching(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
         """Read how many messages got no dead letter, beyond the share of their namespace."""
@@ -372,7 +372,7 @@ class Client:
         """Publish a dead letter's message again on its subject, or a corrected payload for it.
 
         The letter is then marked as retried; if the message cannot be used this time either, there
-        will be another letter. Done twice by chance, it is recognised at its shape. Raises
+        will be another letter. Done twice by chance, it is recognised at its resource. Raises
         ``LetterRefusedError`` for what cannot be retried.
         """
         message = prepare_retry(letter, payload, force=force)
@@ -420,30 +420,30 @@ class Client:
         return await self._bus.last_intake_position()
 
     async def publish_observation(
-        self, shape: ShapeName, observed: Observed, *, timeout_seconds: float = 10.0
+        self, resource: ResourceName, observed: Observed, *, timeout_seconds: float = 10.0
     ) -> None:
-        """Publish what was seen of one shape; returns when it is stored.
+        """Publish what was seen of one resource; returns when it is stored.
 
         Raises ``InvalidNameError`` and ``WaitTimeoutError``.
         """
-        await self._store([observation(shape, observed)], timeout_seconds)
+        await self._store([observation(resource, observed)], timeout_seconds)
 
-    def snapshot(
+    def listing(
         self,
         provider_config: str,
         kind: str,
         *,
         prefix: str | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> SnapshotWriter:
-        """Publish all objects of a scope: ``async with client.snapshot(...) as snapshot``.
+    ) -> ListingWriter:
+        """Publish all objects of a scope: ``async with client.listing(...) as listing``.
 
-        ``prefix`` and ``labels`` must be those of the configuration's scope: a snapshot of another
+        ``prefix`` and ``labels`` must be those of the configuration's scope: a listing of another
         scope proves nothing, and is dropped. Raises ``InvalidNameError``.
         """
         check_token(provider_config, what="provider_config")
         check_token(kind, what="kind")
-        return SnapshotWriter(
+        return ListingWriter(
             self._bus, provider_config, kind, prefix=prefix, labels=dict(labels or {})
         )
 
@@ -453,10 +453,10 @@ class Client:
             await stream.aclose()
 
 
-def observation(shape: ShapeName, observed: Observed) -> IntakeMessageOut:
-    """Make the message that tells what was seen of a shape; raises ``InvalidNameError``."""
+def observation(resource: ResourceName, observed: Observed) -> IntakeMessageOut:
+    """Make the message that tells what was seen of a resource; raises ``InvalidNameError``."""
     check_token(observed.provider_config, what="provider_config")
-    return IntakeMessageOut("observed", as_key(shape), observed, uuid.uuid4().hex)
+    return IntakeMessageOut("observed", as_key(resource), observed, uuid.uuid4().hex)
 
 
 def _pattern(namespace: str, kind: str, name: str) -> str:

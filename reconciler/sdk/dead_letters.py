@@ -13,13 +13,13 @@ from events.dead_letter import (
     LetterHandled,
     payload_of,
     published_subject,
+    resource_of,
     sender_of,
-    shape_of,
 )
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer
 from events.log import SpecDeclared, SpecWithdrawn
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import Intake, parse_intake
 from reconciler.errors import ReconcilerError
 from reconciler.ports import StoredEvent
@@ -29,7 +29,7 @@ State = Literal["Open", "Retried", "Dismissed"]
 _COMES_AGAIN: Mapping[str, str] = {
     "action": "its action is offered to the workers again by itself: run workers that can read it",
     "observation": "the next listing shows the object again: make it smaller, or leave it out",
-    "snapshot": "a snapshot is only good as a whole: its observer publishes the next one",
+    "listing": "a listing is only good as a whole: its observer publishes the next one",
 }
 ANSWERED = ("desired", "finalizer", "approval")
 """What people and services ask for: the decider answers it."""
@@ -54,9 +54,9 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
         return self.handled[-1].what if self.handled else "Open"
 
     @property
-    def shape(self) -> ShapeKey | None:
-        """The shape that the message was about, if its subject names one."""
-        return shape_of(self.record)
+    def resource(self) -> ResourceKey | None:
+        """The resource that the message was about, if its subject names one."""
+        return resource_of(self.record)
 
     @property
     def sender(self) -> str:
@@ -87,7 +87,7 @@ class Retry(msgspec.Struct, frozen=True):
     payload: bytes
     message_id: str
     what: Intake
-    key: ShapeKey
+    key: ResourceKey
 
 
 def collect(
@@ -107,7 +107,7 @@ def matching(
     letters: Iterable[DeadLetter],
     *,
     stage: str | None = None,
-    shape: ShapeKey | None = None,
+    resource: ResourceKey | None = None,
     since: datetime | None = None,
     only_open: bool = True,
 ) -> list[DeadLetter]:
@@ -116,7 +116,7 @@ def matching(
         each
         for each in letters
         if (stage is None or each.record.stage == stage)
-        and (shape is None or each.shape == shape)
+        and (resource is None or each.resource == resource)
         and (since is None or each.record.at >= since)
         and (not only_open or each.state == "Open")
     ]

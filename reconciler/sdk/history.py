@@ -28,7 +28,7 @@ from nats.aio.client import Client
 
 from events.envelope import decode_log
 from events.integrity import LogDamage
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus.patience import patiently
 from infra.eventstore.bus import Bus, RunningLoop
 from infra.eventstore.factory import CREATE_TABLE, EVENT_LAYOUT_TOPIC, JetStreamFactory
@@ -139,7 +139,7 @@ class History:
         self._nc = nc
         self._repository = Repository(LogStore(LogMapper(), recorder))
 
-    async def get(self, key: ShapeKey, *, version: int | None = None) -> Past:
+    async def get(self, key: ResourceKey, *, version: int | None = None) -> Past:
         """Read a resource's past as of a version, or as of now; of a damaged one, what is sound.
 
         Raises ``BusError`` classes, and ``InvalidMessageError`` for an event of a newer release.
@@ -150,10 +150,10 @@ class History:
             sound = await self._past(key, error.damage.version - 1)
             return msgspec.structs.replace(sound, damage=error.damage)
 
-    async def _past(self, key: ShapeKey, version: int | None) -> Past:
+    async def _past(self, key: ResourceKey, version: int | None) -> Past:
         return await patiently(self._nc, lambda: asyncio.to_thread(self._read, key, version))
 
-    def _read(self, key: ShapeKey, version: int | None) -> Past:
+    def _read(self, key: ResourceKey, version: int | None) -> Past:
         try:
             past = self._repository.get(str(key), version=version, projector_func=project)
         except AggregateNotFoundError:

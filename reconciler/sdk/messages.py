@@ -25,7 +25,7 @@ from events.intake import (
     Withdrawn,
 )
 from events.manifest import InvalidManifestError, Manifest, take_apart
-from events.names import ShapeKey, check_finalizer
+from events.names import ResourceKey, check_finalizer
 from events.subjects import Intake
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
@@ -49,11 +49,11 @@ def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def as_key(shape: ShapeKey | str) -> ShapeKey:
+def as_key(resource: ResourceKey | str) -> ResourceKey:
     """Read ``namespace/kind/name``, or check a key; raises ``InvalidNameError``."""
-    if isinstance(shape, str):
-        return ShapeKey.parse(shape)
-    return ShapeKey.checked(shape.namespace, shape.kind, shape.name)
+    if isinstance(resource, str):
+        return ResourceKey.parse(resource)
+    return ResourceKey.checked(resource.namespace, resource.kind, resource.name)
 
 
 def declaration(
@@ -64,34 +64,36 @@ def declaration(
     return _message("desired", checked.key, Declared(checked, expected_generation))
 
 
-def withdrawal(shape: ShapeKey | str, expected_generation: int | None = None) -> IntakeMessageOut:
-    """Make the message that withdraws a shape; raises ``InvalidNameError``."""
-    return _message("desired", shape, Withdrawn(expected_generation))
+def withdrawal(
+    resource: ResourceKey | str, expected_generation: int | None = None
+) -> IntakeMessageOut:
+    """Make the message that withdraws a resource; raises ``InvalidNameError``."""
+    return _message("desired", resource, Withdrawn(expected_generation))
 
 
-def finalizer_request(shape: ShapeKey | str, finalizer: str) -> IntakeMessageOut:
-    """Make the message that holds a shape; raises ``InvalidNameError``."""
-    return _message("finalizer", shape, FinalizerRequested(check_finalizer(finalizer)))
+def finalizer_request(resource: ResourceKey | str, finalizer: str) -> IntakeMessageOut:
+    """Make the message that holds a resource; raises ``InvalidNameError``."""
+    return _message("finalizer", resource, FinalizerRequested(check_finalizer(finalizer)))
 
 
 def finalizer_release(
-    shape: ShapeKey | str, finalizer: str, *, force: bool, reason: str
+    resource: ResourceKey | str, finalizer: str, *, force: bool, reason: str
 ) -> IntakeMessageOut:
     """Make the message that takes a finalizer off; raises ``InvalidNameError``."""
     released = FinalizerReleased(check_finalizer(finalizer), force, reason)
-    return _message("finalizer", shape, released)
+    return _message("finalizer", resource, released)
 
 
 def approval(
-    shape: ShapeKey | str, hold: str, decision: ApprovalDecision, reason: str
+    resource: ResourceKey | str, hold: str, decision: ApprovalDecision, reason: str
 ) -> IntakeMessageOut:
     """Make the message that decides about a hold; raises ``InvalidNameError``."""
-    return _message("approval", shape, Approved(hold, decision, reason))
+    return _message("approval", resource, Approved(hold, decision, reason))
 
 
-def forced_release(shape: ShapeKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:
-    """Make the message that takes off all that keeps a shape; raises ``InvalidNameError``."""
-    return _message("approval", shape, ForcedRelease(reason, orphan))
+def forced_release(resource: ResourceKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:
+    """Make the message that takes off all that keeps a resource; raises ``InvalidNameError``."""
+    return _message("approval", resource, ForcedRelease(reason, orphan))
 
 
 def checked_answers(
@@ -116,8 +118,8 @@ def _told(answer: Answer) -> Answer | DeclarationRefusedError:
     return answer if answer.accepted else DeclarationRefusedError(answer.reason, answer.message)
 
 
-def _message(what: Intake, shape: ShapeKey | str, data: IntakeData) -> IntakeMessageOut:
-    return IntakeMessageOut(what, as_key(shape), data, uuid.uuid4().hex)
+def _message(what: Intake, resource: ResourceKey | str, data: IntakeData) -> IntakeMessageOut:
+    return IntakeMessageOut(what, as_key(resource), data, uuid.uuid4().hex)
 
 
 def _check_size(manifest: Manifest) -> None:

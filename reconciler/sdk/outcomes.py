@@ -13,7 +13,7 @@ from typing import Final, Self
 import msgspec
 
 from events.log import Condition, OutcomeName, OutcomeRecorded
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.outcome_feeds import OutcomeFeed
 from reconciler.errors import WaitTimeoutError
@@ -42,15 +42,15 @@ _SHOWN: Final = 3
 
 
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
-    """How a generation of a shape stands.
+    """How a generation of a resource stands.
 
     ``position`` is its place in the outcome stream, to go on from with ``after`` (0 where that has
-    it no more: it keeps 30 days). ``version`` counts the shape's events, 0 for a rejected
+    it no more: it keeps 30 days). ``version`` counts the resource's events, 0 for a rejected
     declaration, of which the log has none. ``actor`` is the source of the message that led to it.
     """
 
     position: int
-    key: ShapeKey
+    key: ResourceKey
     outcome: OutcomeName
     generation: int
     reason: str
@@ -78,7 +78,7 @@ def as_outcome(stored: StoredEvent) -> Outcome | None:
         conditions=data.conditions,
         at=event.time,
         event_id=event.id,
-        version=event.shapeversion,
+        version=event.resourceversion,
         actor=event.actor,
     )
 
@@ -159,28 +159,28 @@ class OutcomeStream:
 
 
 OnOutcome = Callable[[Outcome], object]
-"""Called with every new outcome of a shape that is waited for, whether it ends the wait or not."""
+"""Called with every new outcome of what is waited for, whether it ends the wait or not."""
 
 
 class Waiting:
-    """Shapes with the generation that each shall reach, and what has been seen of them."""
+    """Resources with the generation that each shall reach, and what has been seen of them."""
 
     def __init__(
         self,
-        wanted: Mapping[ShapeKey, int],
+        wanted: Mapping[ResourceKey, int],
         outcomes: Collection[OutcomeName],
         on_outcome: OnOutcome | None = None,
     ) -> None:
-        self.found: dict[ShapeKey, Outcome] = {}
+        self.found: dict[ResourceKey, Outcome] = {}
         self._wanted = wanted
         self._outcomes = frozenset(outcomes)
         self._on_outcome = on_outcome
-        self._last: dict[ShapeKey, Outcome] = {}
+        self._last: dict[ResourceKey, Outcome] = {}
         self._missing = dict(wanted)
 
     @property
-    def missing(self) -> Sequence[ShapeKey]:
-        """Shapes that are still waited for."""
+    def missing(self) -> Sequence[ResourceKey]:
+        """Resources that are still waited for."""
         return list(self._missing)
 
     @property
@@ -189,7 +189,7 @@ class Waiting:
         return not self._missing
 
     def see(self, outcome: Outcome | None) -> None:
-        """Take in an outcome of any shape, in any order."""
+        """Take in an outcome of any resource, in any order."""
         if outcome is None or outcome.key not in self._missing:
             return
         last = self._last.get(outcome.key)
@@ -205,12 +205,12 @@ class Waiting:
             self._on_outcome(outcome)
 
     def describe_missing(self) -> str:
-        """Say which shapes are missing, and how the first of them stand."""
+        """Say which resources are missing, and how the first of them stand."""
         shown = "; ".join(self._describe(key) for key in self.missing[:_SHOWN])
         more = len(self._missing) - _SHOWN
         return f"{shown}; and {more} more" if more > 0 else shown
 
-    def _describe(self, key: ShapeKey) -> str:
+    def _describe(self, key: ResourceKey) -> str:
         last = self._last.get(key)
         stands = "no outcome was seen"
         if last is not None:
@@ -252,8 +252,8 @@ async def _look_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
         return
 
 
-def _filters(keys: Sequence[ShapeKey]) -> list[str]:
-    """Ask for a few shapes by name, and for many by what they have in common."""
+def _filters(keys: Sequence[ResourceKey]) -> list[str]:
+    """Ask for a few resources by name, and for many by what they have in common."""
     if len(keys) <= _EXACT_FILTERS:
         return [key.tokens for key in keys]
     namespaces = {key.namespace for key in keys}

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.converge.results import Report
 
 ROOT = Path(__file__).parents[2]
-QUICK_SHAPES = 200
+QUICK_RESOURCES = 200
 
 
 @pytest.fixture(scope="module")
@@ -22,26 +22,26 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return msgspec.json.decode(written.read_bytes(), type=Report)
 
 
-def test_every_shape_is_made_once_and_taken_away_once(report: Report) -> None:
+def test_every_resource_is_made_once_and_taken_away_once(report: Report) -> None:
     (case,) = report.cases
-    assert case.shapes == QUICK_SHAPES
-    assert case.converge.requests == {"POST": {"201": QUICK_SHAPES}}
-    assert case.converge.shapes_in_api == QUICK_SHAPES
-    assert case.withdrawal.requests["DELETE"] == {"204": QUICK_SHAPES}
+    assert case.shapes == QUICK_RESOURCES
+    assert case.converge.requests == {"POST": {"201": QUICK_RESOURCES}}
+    assert case.converge.shapes_in_api == QUICK_RESOURCES
+    assert case.withdrawal.requests["DELETE"] == {"204": QUICK_RESOURCES}
     assert case.withdrawal.shapes_in_api == 0
 
 
 def test_a_restart_with_nothing_changed_writes_and_reads_nothing(report: Report) -> None:
     restart = report.cases[0].restart
     assert restart.external_writes == 0
-    assert restart.shape_reads == 0
+    assert restart.resource_reads == 0
     assert restart.new_events == 0
     assert restart.listing_requests == 1
 
 
 def test_what_was_deleted_is_restored_and_nothing_else(report: Report) -> None:
     drift = report.cases[0].drift
-    assert drift.deleted == drift.restored == QUICK_SHAPES // 10
+    assert drift.deleted == drift.restored == QUICK_RESOURCES // 10
     assert drift.other_effects == 0
 
 

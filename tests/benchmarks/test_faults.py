@@ -9,21 +9,23 @@ import msgspec
 from benchmarks.faults.results import Report
 
 ROOT = Path(__file__).parents[2]
-SHAPES, KILLS, FLEET = 40, 4, 200
+COUNT, KILLS, FLEET = 40, 4, 200
 
 
-def test_nothing_is_leaked_or_doubled_and_a_restart_reads_no_single_shape(tmp_path: Path) -> None:
+def test_nothing_is_leaked_or_doubled_and_a_restart_reads_no_single_resource(
+    tmp_path: Path,
+) -> None:
     written = tmp_path / "report.json"
     command = [sys.executable, "-m", "benchmarks.faults", "--no-matrix", "--json", str(written)]
-    command += ["--shapes", str(SHAPES), "--kills", str(KILLS), "--fleet", str(FLEET)]
+    command += ["--shapes", str(COUNT), "--kills", str(KILLS), "--fleet", str(FLEET)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     report = msgspec.json.decode(written.read_bytes(), type=Report)
     assert [each.kills for each in report.rows] == [0, KILLS]
     for row in report.rows:
-        assert row.effects == 2 * SHAPES
+        assert row.effects == 2 * COUNT
         assert (row.duplicates, row.leaks, row.losses, row.other_findings) == (0, 0, 0, 0)
     assert report.fleet is not None
-    assert (report.fleet.shape_reads, report.fleet.external_writes) == (0, 0)
+    assert (report.fleet.resource_reads, report.fleet.external_writes) == (0, 0)
     assert report.fleet.new_events == 0
     assert report.fleet.one_read_each_seconds > 0

@@ -11,4 +11,4 @@ def test_a_small_fleet_is_measured() -> None:
     command = [sys.executable, "-m", "benchmarks.fleet", "--shapes", "20,60"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "targets at 60 shapes" in done.stdout
+    assert "targets at 60 resources" in done.stdout

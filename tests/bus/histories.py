@@ -1,19 +1,19 @@
-"""Histories of shapes, as the aggregate writes them."""
+"""Histories of resources, as the aggregate writes them."""
 
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from events.log import LogEvent, OutcomeRecorded, ShapeEvent, event_id, event_type
-from events.names import ShapeKey
-from reconciler.ports import ShapeLog
+from events.log import LogEvent, OutcomeRecorded, ResourceEvent, event_id, event_type
+from events.names import ResourceKey
+from reconciler.ports import EventLog
 
 
-def new_key() -> ShapeKey:
-    return ShapeKey("default", "Shape", f"s{uuid.uuid4().hex[:12]}")
+def new_key() -> ResourceKey:
+    return ResourceKey("default", "Shape", f"s{uuid.uuid4().hex[:12]}")
 
 
-def event(key: ShapeKey, version: int, data: ShapeEvent | None = None) -> LogEvent:
+def event(key: ResourceKey, version: int, data: ResourceEvent | None = None) -> LogEvent:
     what = data or OutcomeRecorded("Converged", version, "AsDeclared")
     return LogEvent(
         id=event_id(key, version),
@@ -21,17 +21,17 @@ def event(key: ShapeKey, version: int, data: ShapeEvent | None = None) -> LogEve
         type=event_type(what),
         subject=str(key),
         time=datetime.now(UTC),
-        shapeversion=version,
+        resourceversion=version,
         data=what,
     )
 
 
-def events(key: ShapeKey, first: int, last: int) -> Sequence[LogEvent]:
+def events(key: ResourceKey, first: int, last: int) -> Sequence[LogEvent]:
     return [event(key, version) for version in range(first, last + 1)]
 
 
-async def history_of(log: ShapeLog, key: ShapeKey) -> Sequence[LogEvent]:
-    """Read all events of one shape, whose history is sound."""
-    loaded = (await log.load([key], from_leader=True, use_snapshots=False))[key]
+async def history_of(log: EventLog, key: ResourceKey) -> Sequence[LogEvent]:
+    """Read all events of one resource, whose history is sound."""
+    loaded = (await log.load([key], from_leader=True, use_cache=False))[key]
     assert loaded.damage is None
     return loaded.events

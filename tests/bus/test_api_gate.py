@@ -18,7 +18,7 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     LogEvent,
-    ShapeEvent,
+    ResourceEvent,
     SpecDeclared,
     event_type,
 )
@@ -72,7 +72,7 @@ class Process:
         fields |= {"limits": limits, "breaker": {"failures": spec.breaker.failures}}
         self.log(name, SpecDeclared(1, "", "", name, fields))
 
-    def log(self, name: str, data: ShapeEvent) -> int:
+    def log(self, name: str, data: ResourceEvent) -> int:
         version = self._versions[name] = self._versions.get(name, 0) + 1
         key = f"system/ProviderConfig/{name}"
         event = LogEvent(f"{key}@{version}", "", event_type(data), key, _now(), version, data)

@@ -170,7 +170,7 @@ def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
         ("in.3.desired.=.Shape.foo", NO_NAMESPACE),
         ("rec.desired.acme.Shape.foo.bar", NO_NAMESPACE),
         ("rec", NO_NAMESPACE),
-        ("snapshot.default.Shape.x", NO_NAMESPACE),
+        ("listing.default.Shape.x", NO_NAMESPACE),
     ],
 )
 def test_whose_a_subject_is(subject: str, namespace: str) -> None:

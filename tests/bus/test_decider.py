@@ -13,10 +13,10 @@ from events.external import ExternalObject
 from events.intake import ActionError, Answer, Declared, IntakeData, Reported, TimerFired, Withdrawn
 from events.log import Action, ActionDecided, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata, ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import Intake
 from events.subjects import log as log_subject
-from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.event_log import JetStreamLog
 from infra.jetstream.publish import publish
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
@@ -56,8 +56,8 @@ class Bus:
         return [[] for _ in deliveries]
 
     async def declarations_of(
-        self, known: Mapping[ShapeKey, Collection[int]]
-    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
+        self, known: Mapping[ResourceKey, Collection[int]]
+    ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
         self.looks += 1
         return {
             key: [each for each in self.declared if key.tokens in each.subject] for key in known
@@ -72,14 +72,14 @@ class Bus:
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         return ()
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None: ...
 
 
 def decider(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     bus: Bus,
     configurations: Configurations | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -95,28 +95,28 @@ def decider(
 
 
 def declaration(
-    key: ShapeKey, position: int, color: str, *, expected: int | None = None
+    key: ResourceKey, position: int, color: str, *, expected: int | None = None
 ) -> IntakeDelivery:
     spec: dict[str, Any] = {"type": "Square", "color": color}
     manifest = Manifest("shapes/v1", key.kind, Metadata(key.name, key.namespace), spec)
     return delivery("desired", key, position, Declared(manifest, expected))
 
 
-def delivery(what: Intake, key: ShapeKey, position: int, data: IntakeData) -> IntakeDelivery:
+def delivery(what: Intake, key: ResourceKey, position: int, data: IntakeData) -> IntakeDelivery:
     payload = encode_intake(f"m{position}", "test", data, time=datetime.now(UTC))
     subject = f"in.0.{what}.{key.tokens}"
     return IntakeDelivery(position, subject, payload, f"m{position}", "_INBOX.x", 1, None)
 
 
-async def test_a_new_shape_is_declared_without_a_read(log: JetStreamShapeLog) -> None:
+async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> None:
     key, bus = new_key(), Bus()
     await decider(log, bus).handle([declaration(key, 1, "Red")])
     assert [(answer.reason, answer.generation) for answer in bus.answers] == [("Accepted", 1)]
     assert bus.acknowledged == 1
 
 
-async def test_a_shape_that_is_there_already_gets_its_next_generation(
-    log: JetStreamShapeLog,
+async def test_a_resource_that_is_there_already_gets_its_next_generation(
+    log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
     await decider(log, bus).handle([declaration(key, 1, "Red")])
@@ -126,7 +126,7 @@ async def test_a_shape_that_is_there_already_gets_its_next_generation(
         ("Accepted", 2),
     ]
     history = list(await history_of(log, key))
-    assert [event.shapeversion for event in history] == list(range(1, len(history) + 1))
+    assert [event.resourceversion for event in history] == list(range(1, len(history) + 1))
     colors = [each.data.fields["color"] for each in history if isinstance(each.data, SpecDeclared)]
     assert colors == ["Red", "Blue"]
 
@@ -136,7 +136,7 @@ def sent_again(first: IntakeDelivery, position: int) -> IntakeDelivery:
 
 
 async def test_what_changed_nothing_reverts_nothing_when_it_is_sent_again(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
     withdrawn = delivery("desired", key, 1, Withdrawn())
@@ -154,9 +154,9 @@ async def test_what_changed_nothing_reverts_nothing_when_it_is_sent_again(
 
 
 async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
-    """All of a new shape at once, which is decided on a guess if nothing speaks against it."""
+    """All of a new resource at once, which is decided on a guess if nothing speaks against it."""
     key, bus = new_key(), Bus()
     told = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
     bus.declared = [*told, sent_again(told[1], 4)]
@@ -169,7 +169,7 @@ async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
     ]
 
 
-async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamShapeLog) -> None:
+async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) -> None:
     key, bus = new_key(), Bus()
     await decider(log, bus).handle([declaration(key, 1, "Red")])
     await decider(log, bus).handle([declaration(key, 2, "Pink")])
@@ -183,7 +183,7 @@ async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamShapeLo
     ]
 
 
-async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStreamShapeLog) -> None:
+async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStreamLog) -> None:
     key, ours, others = new_key(), Bus(), Bus()
     stale = decider(log, ours)
     await stale.handle([declaration(key, 1, "Red")])
@@ -196,7 +196,7 @@ async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStream
 
 
 async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     key, configurations = new_key(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
@@ -248,14 +248,14 @@ class Order(Bus):
         assert rejections
         self.tell("rejections")
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         assert letters
         self.tell("letters")
         return ()
 
 
-async def everything(log: JetStreamShapeLog) -> tuple[Configurations, list[IntakeDelivery]]:
-    """Three shapes' messages that have all to be told: a timer, an answer, a refusal's letter."""
+async def everything(log: JetStreamLog) -> tuple[Configurations, list[IntakeDelivery]]:
+    """Three resources' messages that must all be told: a timer, an answer, a refusal's letter."""
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     tried, fine, refused = new_key(), new_key(), new_key()
@@ -270,7 +270,7 @@ async def everything(log: JetStreamShapeLog) -> tuple[Configurations, list[Intak
     ]
 
 
-async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamShapeLog) -> None:
+async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamLog) -> None:
     configurations, messages = await everything(log)
     bus = Order()
     await decider(log, bus, configurations).handle(messages)
@@ -279,7 +279,7 @@ async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamShapeLo
 
 
 async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowledged(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     bus = Order()
     await decider(log, bus).handle([replace(declaration(new_key(), 1, "Red"), payload=b"not JSON")])
@@ -288,7 +288,7 @@ async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowled
 
 
 @pytest.mark.parametrize("fails_at", ["timers", "rejections", "answers"])
-async def test_what_could_not_be_told_comes_again(log: JetStreamShapeLog, fails_at: str) -> None:
+async def test_what_could_not_be_told_comes_again(log: JetStreamLog, fails_at: str) -> None:
     configurations, messages = await everything(log)
     bus = Order(fails_at)
     with pytest.raises(OSError, match="no answer"):
@@ -301,7 +301,7 @@ async def test_what_could_not_be_told_comes_again(log: JetStreamShapeLog, fails_
 
 
 async def test_a_message_whose_letter_could_not_be_stored_comes_again(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     configurations, messages = await everything(log)
     bus = Order("letters")
@@ -310,7 +310,7 @@ async def test_a_message_whose_letter_could_not_be_stored_comes_again(
     assert bus.acknowledged == len(messages) - 1
 
 
-async def actions_of(log: JetStreamShapeLog, key: ShapeKey) -> list[Action]:
+async def actions_of(log: JetStreamLog, key: ResourceKey) -> list[Action]:
     decided = [each.data for each in await history_of(log, key)]
     return [each.action for each in decided if isinstance(each, ActionDecided)]
 
@@ -330,7 +330,7 @@ class FullBus(Bus):
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         self.waits |= {each.position: seconds for each in deliveries}
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         return letters
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
@@ -343,7 +343,7 @@ def rubbish(position: int, namespace: str = "acme", *, delivered: int = 1) -> In
 
 
 async def test_a_namespace_waits_in_its_share_of_the_slots_and_the_rest_is_counted(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     bus = FullBus()
     ours = decider(log, bus)
@@ -358,7 +358,7 @@ async def test_a_namespace_waits_in_its_share_of_the_slots_and_the_rest_is_count
 
 
 async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes_back(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     bus = FullBus()
     await decider(log, bus).handle([rubbish(1), rubbish(2)])
@@ -369,7 +369,7 @@ async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes
     assert bus.acked == [1, 2]
 
 
-async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamShapeLog) -> None:
+async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamLog) -> None:
     bus, clock = FullBus(), [datetime.now(UTC)]
     ours = decider(log, bus, now=lambda: clock[0])
     await ours.handle([rubbish(1), rubbish(2), rubbish(3)])
@@ -378,7 +378,7 @@ async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamShap
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 4], [3])
 
 
-async def test_nothing_is_given_up_that_is_not_counted(log: JetStreamShapeLog) -> None:
+async def test_nothing_is_given_up_that_is_not_counted(log: JetStreamLog) -> None:
     class Uncounted(FullBus):
         async def discard(self, letters: Sequence[DeadLetter]) -> None:
             raise TimeoutError("perhaps")
@@ -389,7 +389,7 @@ async def test_nothing_is_given_up_that_is_not_counted(log: JetStreamShapeLog) -
 
 
 async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_others(
-    log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_inputs: Any) -> Any:
         raise ZeroDivisionError("not today")
@@ -404,8 +404,8 @@ async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_oth
     assert (bus.acked, bus.discarded) == ([], [])
 
 
-async def test_a_message_of_a_damaged_shape_is_never_given_up(
-    log: JetStreamShapeLog, bus: Client
+async def test_a_message_of_a_damaged_resource_is_never_given_up(
+    log: JetStreamLog, bus: Client
 ) -> None:
     key, full = new_key(), FullBus()
     await decider(log, Bus()).handle([declaration(key, 1, "Red")])

@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from events.intake import Answer
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import fired, schedule
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, TIMERS
@@ -35,12 +35,12 @@ async def room_for(bus: Client, stream: str, messages: int) -> AsyncGenerator[No
         await api_request(bus, f"STREAM.UPDATE.{stream}", state.config)
 
 
-def rejection(key: ShapeKey, position: int) -> Rejection:
+def rejection(key: ResourceKey, position: int) -> Rejection:
     answer = Answer(False, "Invalid", 0, position, "of no use")
     return Rejection(key, answer, "test", datetime.now(UTC))
 
 
-async def letter(bus: Client, key: ShapeKey) -> DeadLetter:
+async def letter(bus: Client, key: ResourceKey) -> DeadLetter:
     """A letter about a message that is in the intake."""
     at = (await publish(bus, f"rec.desired.{key.tokens}", b"x", msg_id=uuid.uuid4().hex)).seq
     subject = f"in.0.desired.{key.tokens}"
@@ -48,12 +48,12 @@ async def letter(bus: Client, key: ShapeKey) -> DeadLetter:
     return DeadLetter("intake", "of no use", delivery)
 
 
-async def test_each_shape_has_a_timer_of_its_own(bus: Client) -> None:
+async def test_each_resource_has_a_timer_of_its_own(bus: Client) -> None:
     ours = new_key()
     twins = [
         ours,
-        ShapeKey("other", ours.kind, ours.name),
-        ShapeKey("default", "Record", ours.name),
+        ResourceKey("other", ours.kind, ours.name),
+        ResourceKey("default", "Record", ours.name),
     ]
     await JetStreamDecisionSink(bus).set_timers([TimerRequest(key, LATER) for key in twins])
     for key in twins:
@@ -82,11 +82,11 @@ async def test_each_refusal_is_told_once(bus: Client) -> None:
 async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(
     bus: Client,
 ) -> None:
-    sink, key = JetStreamDecisionSink(bus), ShapeKey("system", "ProviderConfig", new_key().name)
-    await sink.bury([await letter(bus, new_key())])
+    sink, key = JetStreamDecisionSink(bus), ResourceKey("system", "ProviderConfig", new_key().name)
+    await sink.store_dead_letters([await letter(bus, new_key())])
     refused = await letter(bus, key)
     async with room_for(bus, DEADLETTERS, 0):
-        assert await sink.bury([refused]) == [refused]
+        assert await sink.store_dead_letters([refused]) == [refused]
         assert await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")
-    assert not await sink.bury([refused])
+    assert not await sink.store_dead_letters([refused])
     assert not await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")

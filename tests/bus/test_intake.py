@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from events.intake import Declared, TimerFired, Withdrawn
 from events.manifest import Manifest, Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import REPLY_HEADER
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
@@ -50,7 +50,7 @@ async def test_many_are_stored_once_even_if_some_were_stored_before(bus: Client)
     assert (await stream_state(bus, INTAKE)).last_seq == before + 60
 
 
-async def test_one_shape_stays_in_one_partition_whatever_it_is_told(bus: Client) -> None:
+async def test_one_resource_stays_in_one_partition_whatever_it_is_told(bus: Client) -> None:
     writer, key = JetStreamIntakeWriter(bus, "test"), new_key()
     await writer.publish(
         [
@@ -87,7 +87,7 @@ async def test_what_comes_for_the_ninth_time_still_comes(
     await reader.ack(await _take(reader, 1))
 
 
-# A message of a shape in each place among few, which are published, and among many, in batches.
+# A message of a resource in each place among few, which are published, and among many, in batches.
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("place", [0, 1, -1])
 async def test_if_one_of_several_is_refused_the_whole_has_failed(
@@ -119,7 +119,7 @@ async def test_if_there_is_room_for_some_of_several_the_whole_has_failed(
     assert (await stream_state(bus, INTAKE)).messages == state.messages + count, "each once"
 
 
-async def test_what_was_declared_of_some_shapes_can_be_looked_up(
+async def test_what_was_declared_of_some_resources_can_be_looked_up(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
     writer, keys = JetStreamIntakeWriter(bus, "test"), [new_key() for _ in range(3)]
@@ -131,14 +131,14 @@ async def test_what_was_declared_of_some_shapes_can_be_looked_up(
             IntakeMessageOut("desired", keys[0], Withdrawn(), "second"),
         ]
     )
-    nothing_known: dict[ShapeKey, set[int]] = {key: set() for key in keys}
+    nothing_known: dict[ResourceKey, set[int]] = {key: set() for key in keys}
     declared = await reader.declarations_of(nothing_known)
     ids = {key: [each.message_id for each in messages] for key, messages in declared.items()}
     assert ids == {keys[0]: ["first", "second"], keys[1]: ["of another"]}
 
     first, second = (each.position for each in declared[keys[0]])
     assert first < second
-    for others in (0, 20):  # few shapes are counted one by one, many at once
+    for others in (0, 20):  # few resources are counted one by one, many at once
         known = {new_key(): set[int]() for _ in range(others)} | {
             keys[0]: {second},
             keys[1]: {declared[keys[1]][0].position},

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from infra.bus.shape_log import open_log
+from infra.bus.event_log import open_log
 from infra.bus.streams import (
     FORMAT_METADATA,
     INTAKE,
+    LOG,
     LOG_FORMAT,
     LOG_ID_METADATA,
-    SHAPES,
     WORKERS,
     decider_consumers,
     ensure_topology,
@@ -24,7 +24,7 @@ from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import delete_stream
-from reconciler.ports import ShapeAppend
+from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
 
@@ -50,7 +50,7 @@ async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
     """The server stops after ``max_deliver`` without a word: what waits there is lost."""
     server = EmbeddedServer()
     nc = await connect(await server.start(tmp_path), name="test")
-    consumers = [(INTAKE, name) for name in decider_consumers()] + [(SHAPES, WORKERS)]
+    consumers = [(INTAKE, name) for name in decider_consumers()] + [(LOG, WORKERS)]
     try:
         await ensure_topology(nc)
         for stream, name in consumers:
@@ -72,9 +72,9 @@ async def test_a_difference_that_cannot_be_changed_is_told(tmp_path: Path) -> No
     server = EmbeddedServer()
     nc = await connect(await server.start(tmp_path), name="test")
     try:
-        wrong = {"name": SHAPES, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
-        await api_request(nc, f"STREAM.CREATE.{SHAPES}", wrong)
-        with pytest.raises(IncompatibleStreamError, match=f"{SHAPES}.*storage"):
+        wrong = {"name": LOG, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
+        await api_request(nc, f"STREAM.CREATE.{LOG}", wrong)
+        with pytest.raises(IncompatibleStreamError, match=f"{LOG}.*storage"):
             await ensure_topology(nc)
     finally:
         await nc.close()
@@ -87,12 +87,12 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: P
     try:
         await ensure_topology(nc)
         await written_by(nc, {FORMAT_METADATA: str(LOG_FORMAT + 1)})
-        before = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+        before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
         newer = rf"newer release \(format {LOG_FORMAT + 1}, this one reads {LOG_FORMAT}\): upgrade"
         for use in (find_log_id, open_log, ensure_topology, topology_differences):
             with pytest.raises(IncompatibleStreamError, match=newer):
                 await use(nc)
-        after = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+        after = await api_request(nc, f"STREAM.INFO.{LOG}", None)
         assert after["config"] == before["config"]
     finally:
         await nc.close()
@@ -106,12 +106,12 @@ async def test_a_log_that_names_no_format_is_of_the_first_and_is_told_its_own(
     nc = await connect(await server.start(tmp_path), name="test")
     try:
         first = await ensure_topology(nc)
-        found = (await stream_state(nc, SHAPES)).config["metadata"]
+        found = (await stream_state(nc, LOG)).config["metadata"]
         await written_by(nc, {LOG_ID_METADATA: first.log_id})
-        assert FORMAT_METADATA not in (await stream_state(nc, SHAPES)).config["metadata"]
+        assert FORMAT_METADATA not in (await stream_state(nc, LOG)).config["metadata"]
         assert await find_log_id(nc) == first.log_id
-        assert (await ensure_topology(nc)).changes[SHAPES] == "updated"
-        assert (await stream_state(nc, SHAPES)).config["metadata"] == found
+        assert (await ensure_topology(nc)).changes[LOG] == "updated"
+        assert (await stream_state(nc, LOG)).config["metadata"] == found
     finally:
         await nc.close()
         await server.stop()
@@ -119,9 +119,9 @@ async def test_a_log_that_names_no_format_is_of_the_first_and_is_told_its_own(
 
 async def written_by(nc: Client, metadata: dict[str, str]) -> None:
     """Give the log the metadata that another release would have given it."""
-    config = (await api_request(nc, f"STREAM.INFO.{SHAPES}", None))["config"]
+    config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
     found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
-    await api_request(nc, f"STREAM.UPDATE.{SHAPES}", {**config, "metadata": found})
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": found})
 
 
 async def test_a_new_intake_beside_an_old_log_goes_on_counting(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_new_intake_beside_an_old_log_goes_on_counting(tmp_path: Path) -
     try:
         await ensure_topology(nc)
         key = new_key()
-        await (await open_log(nc)).append([ShapeAppend(key, [event(key, 1)], 0)])
+        await (await open_log(nc)).append([ResourceAppend(key, [event(key, 1)], 0)])
         await delete_stream(nc, INTAKE)
         await ensure_topology(nc)
         old_positions = 1_000_000_000_000

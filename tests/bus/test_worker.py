@@ -21,15 +21,15 @@ from events.log import (
     ActionSucceeded,
     LogEvent,
     Operation,
-    ShapeEvent,
+    ResourceEvent,
 )
 from events.manifest import ProviderConfigSpec, Scope
-from events.names import ShapeKey
-from infra.bus.shape_log import JetStreamShapeLog
+from events.names import ResourceKey
+from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
 from reconciler.errors import ProviderError
 from reconciler.kinds import Kind, KindRegistry
-from reconciler.ports import ActionDelivery, IntakeMessageOut, ShapeAppend
+from reconciler.ports import ActionDelivery, IntakeMessageOut, ResourceAppend
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
@@ -124,13 +124,13 @@ class NoRates:
         raise AssertionError((name, time, revision))
 
 
-def decided(key: ShapeKey, operation: Operation = "Update") -> LogEvent:
+def decided(key: ResourceKey, operation: Operation = "Update") -> LogEvent:
     action = Action(f"{key}@1", "key", operation, 1, "default", key.name, ())
     return event(key, 1, ActionDecided(action))
 
 
 async def work(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     api: Api,
     history: Sequence[LogEvent],
     *,
@@ -139,7 +139,7 @@ async def work(
 ) -> Bus:
     """Deliver the first event of a history, as a rule again, and wait until it is done with."""
     key = history[0].key
-    [last] = await log.append([ShapeAppend(key, history, 0)])
+    [last] = await log.append([ResourceAppend(key, history, 0)])
     position = last - len(history) + 1
     bus = Bus(ActionDelivery(position, history[0], delivered, None))
     async with at_work(log, api, bus, capabilities=capabilities):
@@ -149,7 +149,7 @@ async def work(
 
 @asynccontextmanager
 async def at_work(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     api: Api,
     bus: Bus,
     *,
@@ -184,7 +184,7 @@ async def at_work(
         running.cancel()
 
 
-_ENDS: list[Callable[[str], ShapeEvent]] = [
+_ENDS: list[Callable[[str], ResourceEvent]] = [
     lambda action_id: ActionSucceeded(action_id, "Update", 1),
     lambda action_id: ActionFailed(action_id, "Update", 1, ActionError("Permanent", "no")),
     lambda action_id: ActionAbandoned(action_id, "Update", "something newer is wanted"),
@@ -194,7 +194,7 @@ _ENDS: list[Callable[[str], ShapeEvent]] = [
 @pytest.mark.parametrize("delivered", [1, 2])
 @pytest.mark.parametrize("end", _ENDS)
 async def test_an_action_that_has_ended_is_not_called_again(
-    log: JetStreamShapeLog, end: Callable[[str], ShapeEvent], delivered: int
+    log: JetStreamLog, end: Callable[[str], ResourceEvent], delivered: int
 ) -> None:
     """A consumer that was made anew hands all of the history out for the first time."""
     key, api = new_key(), Api()
@@ -204,7 +204,7 @@ async def test_an_action_that_has_ended_is_not_called_again(
 
 
 async def test_each_attempt_and_each_ending_has_a_result_of_its_own(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     """The bus stores one id once: what was refused must not stand for what was done."""
     first = decided(new_key())
@@ -221,7 +221,7 @@ async def test_each_attempt_and_each_ending_has_a_result_of_its_own(
     assert len(set(ids)) == 3
 
 
-async def test_an_action_without_an_end_is_called_again(log: JetStreamShapeLog) -> None:
+async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> None:
     key, api = new_key(), Api()
     bus = await work(log, api, [decided(key)])
     assert api.calls == len(bus.reports) == 1
@@ -229,7 +229,7 @@ async def test_an_action_without_an_end_is_called_again(log: JetStreamShapeLog) 
 
 @pytest.mark.parametrize("delivered", [1, 2])
 async def test_a_report_tells_whether_another_worker_had_the_action_before(
-    log: JetStreamShapeLog, delivered: int
+    log: JetStreamLog, delivered: int
 ) -> None:
     bus = await work(log, Api(), [decided(new_key(), "Create")], delivered=delivered)
     assert [report.redelivered for report in bus.reports] == [delivered > 1]
@@ -237,7 +237,7 @@ async def test_a_report_tells_whether_another_worker_had_the_action_before(
 
 @pytest.mark.parametrize("absent", [False, True])
 async def test_a_report_tells_whether_a_deletion_met_nothing(
-    log: JetStreamShapeLog, absent: bool
+    log: JetStreamLog, absent: bool
 ) -> None:
     api = Api()
     api.absent = absent
@@ -247,7 +247,7 @@ async def test_a_report_tells_whether_a_deletion_met_nothing(
 
 @pytest.mark.parametrize("delivered", [1, 2])
 async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_is_delivered_again(
-    log: JetStreamShapeLog, delivered: int
+    log: JetStreamLog, delivered: int
 ) -> None:
     api = Api()
     neither_keys_nor_names = Capabilities(
@@ -266,12 +266,12 @@ async def test_a_creation_that_must_not_be_made_twice_is_not_called_when_it_is_d
 
 
 async def test_nothing_is_called_before_the_history_is_known(
-    log: JetStreamShapeLog, monkeypatch: pytest.MonkeyPatch
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, api, really = new_key(), Api(), log.load
     asked: list[int] = []
 
-    async def fails_at_first(keys: Sequence[ShapeKey], **options: bool) -> Any:
+    async def fails_at_first(keys: Sequence[ResourceKey], **options: bool) -> Any:
         asked.append(api.calls)
         if len(asked) == 1:
             raise OSError("the bus is away")
@@ -284,7 +284,7 @@ async def test_nothing_is_called_before_the_history_is_known(
 
 
 async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     shown = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
     bus = await work(log, Api(shown), [decided(new_key())])
@@ -297,20 +297,20 @@ async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
     ids=["half-a-surrogate-pair", "no-json"],
 )
 async def test_an_object_that_has_no_bytes_does_not_hold_its_result_back(
-    log: JetStreamShapeLog, shown: ExternalObject
+    log: JetStreamLog, shown: ExternalObject
 ) -> None:
     bus = await work(log, Api(shown), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
-async def test_an_error_that_has_no_bytes_is_reported_all_the_same(log: JetStreamShapeLog) -> None:
+async def test_an_error_that_has_no_bytes_is_reported_all_the_same(log: JetStreamLog) -> None:
     api = Api(fails=ProviderError("it says \ud800"))
     [report] = (await work(log, api, [decided(new_key())])).reports
     assert report.error == ActionError("Unknown", "it says ?")
 
 
 async def test_a_provider_that_gives_up_by_itself_leaves_no_lease_behind(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     [report] = (await work(log, Api(fails=asyncio.CancelledError()), [decided(new_key())])).reports
     assert report.error is not None
@@ -344,10 +344,10 @@ class Refusing(Bus):
 
 
 async def test_no_action_is_acknowledged_while_one_of_the_results_is_not_stored(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     histories = [[decided(new_key())] for _ in range(3)]
-    await log.append([ShapeAppend(each[0].key, each, 0) for each in histories])
+    await log.append([ResourceAppend(each[0].key, each, 0) for each in histories])
     position = await log.last_position()
     bus = Refusing(*(ActionDelivery(position, each[0], 1, None) for each in histories))
     async with at_work(log, Api(), bus):
@@ -361,7 +361,7 @@ async def test_no_action_is_acknowledged_while_one_of_the_results_is_not_stored(
 class Paused(Bus):
     """The process stands still right after its one delivery, and another worker does the work."""
 
-    def __init__(self, log: JetStreamShapeLog, history: Sequence[LogEvent]) -> None:
+    def __init__(self, log: JetStreamLog, history: Sequence[LogEvent]) -> None:
         super().__init__()
         self._log, self._history = log, history
         self.now: float = 0.0
@@ -369,7 +369,7 @@ class Paused(Bus):
     async def next_batch(self) -> Sequence[ActionDelivery]:
         key = self._history[0].key
         if not self.now:
-            [last] = await self._log.append([ShapeAppend(key, self._history, 0)])
+            [last] = await self._log.append([ResourceAppend(key, self._history, 0)])
             position = last - len(self._history) + 1
             self._deliveries.append(ActionDelivery(position, self._history[0], 1, None))
             self.now += LEASE_SECONDS + 1
@@ -377,7 +377,7 @@ class Paused(Bus):
 
 
 async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     key, api = new_key(), Api()
     bus = Paused(log, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
@@ -389,7 +389,7 @@ async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
 class Resumed(Paused):
     """The delivery came while the process stood still; it is read after the next sign of life."""
 
-    def __init__(self, log: JetStreamShapeLog, history: Sequence[LogEvent]) -> None:
+    def __init__(self, log: JetStreamLog, history: Sequence[LogEvent]) -> None:
         super().__init__(log, history)
         self.shown_life = asyncio.Event()
         self._first: list[ActionDelivery] = [ActionDelivery(10**6, decided(new_key()), 1, None)]
@@ -423,7 +423,7 @@ class Hanging(Api):
 
 
 async def test_a_delivery_that_lay_unread_while_the_process_stood_still_may_be_anothers_by_now(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     bus = Resumed(log, [decided(new_key())])
     async with at_work(log, Hanging(), bus, clock=lambda: bus.now):
@@ -432,7 +432,7 @@ async def test_a_delivery_that_lay_unread_while_the_process_stood_still_may_be_a
 
 
 async def test_who_stood_still_before_its_report_says_that_another_may_have_the_action_by_now(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     """Its own call was refused; that of the other worker may have been done."""
     bus = Paused(log, [decided(new_key())])

@@ -140,7 +140,7 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
     assert (wanted.verdict, wanted.found) == ("warn", "1: default/Shape/foo (Pending)")
 
 
-def test_shapes_whose_provider_config_was_withdrawn_are_told() -> None:
+def test_resources_whose_provider_config_was_withdrawn_are_told() -> None:
     config = plain_row(kind="ProviderConfig", name="second", declared=True)
     ours = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
     stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")

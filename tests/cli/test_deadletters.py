@@ -33,9 +33,9 @@ def manifest(name: str, color: str) -> str:
 
 
 def letter_about(live: Cli, name: str) -> int:
-    """Wait for the letter about a shape, and give its number."""
+    """Wait for the letter about a resource, and give its number."""
     for _ in range(int(PATIENCE_SECONDS * 10)):
-        found = live.ok("deadletters", "list", "--shape", f"default/Shape/{name}", "-o", "json")
+        found = live.ok("deadletters", "list", "--resource", f"default/Shape/{name}", "-o", "json")
         if found.json:
             return int(found.json[-1]["number"])
     raise AssertionError(f"no letter about {name}")
@@ -47,12 +47,12 @@ def test_a_letter_is_listed_shown_corrected_and_retried(
     sent(running_up[1], "mauve", manifest("mauve", "Mauve"))
     number = letter_about(live, "mauve")
 
-    listed = live.ok("deadletters", "list", "--shape", "default/Shape/mauve").out
+    listed = live.ok("deadletters", "list", "--resource", "default/Shape/mauve").out
     assert f"{number}  " in listed
     assert "declaration" in listed
     assert "1 x declaration: spec: Invalid enum value …" in listed
     assert "default/Shape/mauve" in live.ok("deadletters", "list", "--since", "1h").out
-    assert "mauve" not in live.ok("deadletters", "list", "--stage", "snapshot").out
+    assert "mauve" not in live.ok("deadletters", "list", "--stage", "listing").out
     shown = live.ok("deadletters", "show", str(number)).out
     assert "Subject:    in." in shown
     assert '"color": "Mauve"' in shown
@@ -70,10 +70,10 @@ def test_a_letter_is_listed_shown_corrected_and_retried(
     live.write("new.json", manifest("mauve", "Red"))
     done = live.ok("deadletters", "retry", str(later), "--file", "new.json", "-o", "json").json
     assert (done[0]["what"], done[0]["message"]) == ("Accepted", "generation 1")
-    left = live.ok("deadletters", "list", "--shape", "default/Shape/mauve", "-o", "json").json
+    left = live.ok("deadletters", "list", "--resource", "default/Shape/mauve", "-o", "json").json
     assert left == []
     both = live.ok(
-        "deadletters", "list", "--shape", "default/Shape/mauve", "--handled", "-o", "json"
+        "deadletters", "list", "--resource", "default/Shape/mauve", "--handled", "-o", "json"
     ).json
     assert [each["state"] for each in both] == ["Retried", "Retried"]
 
@@ -97,7 +97,9 @@ def test_what_got_no_letter_is_told_under_the_list(inside: Cli) -> None:
         assert none == "no dead letters"
         assert told.startswith("not listed: 3 messages got no dead letter, the last at 20")
         assert told.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
-        of_one = inside.ok("deadletters", "list", "--shape", "other/Shape/x", "--since", "1h").out
+        of_one = inside.ok(
+            "deadletters", "list", "--resource", "other/Shape/x", "--since", "1h"
+        ).out
         assert "not listed: 1 message got no dead letter" in of_one
         assert "not listed" not in inside.ok("deadletters", "list", "--stage", "decision").out
         assert inside.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
@@ -114,30 +116,30 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
     ran = live.run("deadletters", "retry", str(number))
     assert ran.status == 1
     assert "it still cannot be read: not a CloudEvent in structured JSON" in ran.out
-    ran = live.run("deadletters", "dismiss", "--shape", "default/Shape/unreadable")
+    ran = live.run("deadletters", "dismiss", "--resource", "default/Shape/unreadable")
     assert (ran.status, ran.err) == (
         1,
         "error: 1 open letters match, and nothing was done; "
         "say --count 1 if you mean all of them\n",
     )
     live.ok(
-        "deadletters", "dismiss", "--shape", "default/Shape/unreadable", "--count", "1",
+        "deadletters", "dismiss", "--resource", "default/Shape/unreadable", "--count", "1",
         "--note", "a test",
     )  # fmt: skip
     assert "a test" in live.ok("deadletters", "show", str(number)).out
-    left = live.ok("deadletters", "list", "--shape", "default/Shape/unreadable", "-o", "json")
+    left = live.ok("deadletters", "list", "--resource", "default/Shape/unreadable", "-o", "json")
     assert left.json == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["retry"], 2, "which letters? Give numbers, --stage, --shape or --all"),
+        (["retry"], 2, "which letters? Give numbers, --stage, --resource or --all"),
         (["retry", "1", "--all"], 2, "not both"),
         (["retry", "1", "2", "--file", "x"], 2, "give exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
         (["show", "99999"], 1, "there is no dead letter 99999"),
-        (["list", "--shape", "foo"], 2, "write namespace/kind/name"),
+        (["list", "--resource", "foo"], 2, "write namespace/kind/name"),
         (["retry", "--all", "--count", "99999"], 1, "you said --count 99999"),
     ],
 )

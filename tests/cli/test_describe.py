@@ -17,7 +17,7 @@ from events.log import (
     ExternalObserved,
     LogEvent,
     Operation,
-    ShapeEvent,
+    ResourceEvent,
     SpecDeclared,
 )
 from reconciler.cli.describe import KnownObject, known_object
@@ -38,7 +38,7 @@ def failed(error: ActionError, found: ExternalObject | None = None) -> ActionFai
     return ActionFailed("a", "Create", 1, error, found)
 
 
-def known_after(*data: ShapeEvent) -> KnownObject | None:
+def known_after(*data: ResourceEvent) -> KnownObject | None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     return known_object(
         [
@@ -84,7 +84,7 @@ DELETED = ActionSucceeded("a", "Delete", 1)
     ],
 )
 def test_what_is_known_of_the_object_names_who_knows_it(
-    history: list[ShapeEvent], found: ExternalObject | None, source: str
+    history: list[ResourceEvent], found: ExternalObject | None, source: str
 ) -> None:
     known = known_after(*history)
     assert known is not None

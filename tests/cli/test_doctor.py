@@ -11,7 +11,7 @@ from events.manifest import Retry
 from events.subjects import log
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import DEADLETTERS, OUTCOMES, SHAPES, TIMERS, worker_consumer
+from infra.bus.streams import DEADLETTERS, LOG, OUTCOMES, TIMERS, worker_consumer
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
 from infra.jetstream.publish import publish
@@ -41,7 +41,7 @@ async def findings(world: World) -> dict[str, Finding]:
 
 
 async def decided_and_not_called(world: World) -> None:
-    """Three shapes whose creation is decided, and no worker runs."""
+    """Three resources whose creation is decided, and no worker runs."""
     await world.start_reconciler(["decider", "observer", "projector"])
     await world.configure(api_config(world.human.url))
     await world.declare_all([manifest(name) for name in NAMES])
@@ -96,7 +96,7 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     # The remedy that is told: hand all of it out again.
     await reader.close()
     consumer = worker_consumer("default")
-    await api_request(world.nc, f"CONSUMER.DELETE.{SHAPES}.{consumer}", None)
+    await api_request(world.nc, f"CONSUMER.DELETE.{LOG}.{consumer}", None)
     assert (await actions(world.nc)).verdict == "ok", "they wait for the next worker"
     await world.restart_reconciler()
     for name in NAMES:
@@ -226,10 +226,10 @@ def test_sources_that_lag_or_are_silent_are_told() -> None:
     def stream(lag: int, active: int) -> dict[str, object]:
         return {
             "config": {"name": OUTCOMES},
-            "sources": [{"name": SHAPES, "lag": lag, "active": active}],
+            "sources": [{"name": LOG, "lag": lag, "active": active}],
         }
 
     assert check_sources([stream(0, 10**9)]).verdict == "ok"
-    assert "is 9000 messages behind SHAPES" in check_sources([stream(9_000, 10**9)]).found
-    assert "hears nothing of SHAPES" in check_sources([stream(0, -1)]).found
+    assert "is 9000 messages behind LOG_1" in check_sources([stream(9_000, 10**9)]).found
+    assert "hears nothing of LOG_1" in check_sources([stream(0, -1)]).found
     assert check_sources([stream(0, 90 * 10**9)]).verdict == "warn"

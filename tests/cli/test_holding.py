@@ -1,4 +1,4 @@
-"""`approve`, `finalizer`, `release` on a running stack: who holds a shape, and who lets it go."""
+"""`approve`, `finalizer`, `release` on a running stack: who holds what, and who lets it go."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def until(live: Cli, arguments: tuple[str, ...], good: Callable[[Any], bool]) ->
 
 
 def until_outcome(live: Cli, name: str, outcome: str) -> Any:
-    """Wait until a shape stands so, by its history: what is gone has no row."""
+    """Wait until a resource stands so, by its history: what is gone has no row."""
     return until(
         live,
         ("history", f"default/Shape/{name}"),
@@ -48,7 +48,7 @@ def events(live: Cli, key: str, event: str) -> list[dict[str, Any]]:
 
 
 def held_by_billing(url: str, name: str) -> None:
-    """Put a finalizer of another service on a shape."""
+    """Put a finalizer of another service on a resource."""
 
     async def ask() -> None:
         async with connect(url, source="billing") as billing:
@@ -99,11 +99,11 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
 
     everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", strays)
     told = live.ok(*everything, "-o", "json").json
-    assert {one["shape"] for one in told} == {f"{strays}/Shape/{strays}-{n}" for n in (1, 2)}
+    assert {one["resource"] for one in told} == {f"{strays}/Shape/{strays}-{n}" for n in (1, 2)}
     until(live, ("get", "-n", strays), lambda rows: rows == [])
     ran = live.run(*everything)
     assert ran.status == 1
-    assert f"no shape of ProviderConfig {strays} is held by DeletionGuard" in ran.err
+    assert f"no resource of ProviderConfig {strays} is held by DeletionGuard" in ran.err
 
 
 def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
@@ -159,7 +159,7 @@ def test_a_forced_release_takes_off_all_and_leaves_the_object_only_if_told(
     held_by_billing(running_up[1].ready["natsUrl"], name)
     ran = live.run("release", "Shape", name, "--reason", "billing is shut down")
     assert ran.status == 1
-    assert "only a withdrawn shape is released: withdraw it first" in ran.out
+    assert "only a withdrawn resource is released: withdraw it first" in ran.out
 
     live.run("delete", "Shape", name, "--wait")
     assert httpx.get(f"{api_url}/shapes/{name}").status_code == 200
@@ -198,8 +198,8 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
         (f"approve Shape foo --hold LossGuard --reason {'x' * 1001}", 2, "has 1001 characters"),
         ("approve a/b --hold LossGuard", 2, "write namespace/kind/name"),
         ("approve --all --hold LossGuard -n a.b", 2, "namespace 'a.b' is not allowed"),
-        ("finalizer add Shape foo", 2, "which finalizer of which shape?"),
-        ("finalizer add default/Shape/foo a b", 2, "which finalizer of which shape?"),
+        ("finalizer add Shape foo", 2, "which finalizer of which resource?"),
+        ("finalizer add default/Shape/foo a b", 2, "which finalizer of which resource?"),
         ("finalizer add Shape foo a b", 2, "no more arguments are expected, and there is 'b'"),
         ("finalizer add Shape foo -x", 2, "-x"),
         ("finalizer add Shape foo x.", 2, "finalizer 'x.' is not allowed"),

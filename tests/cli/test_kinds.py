@@ -6,7 +6,7 @@ from tests.cli.runner import Cli, Inside, up
 
 CONFIG = (
     "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: mistyped}\n"
-    "spec: {provider: shape, endpoint: 'http://127.0.0.1:1'}\n"
+    "spec: {provider: resource, endpoint: 'http://127.0.0.1:1'}\n"
 )
 BLOB = "apiVersion: blobs/v1\nkind: Blob\nmetadata: {name: a}\nspec: {}\n"
 
@@ -17,7 +17,7 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     (told,) = ran.json
     assert (told["accepted"], told["reason"]) == (False, "Invalid")
     assert (
-        "no kind of provider 'shape' is registered here, only of records, shapes"
+        "no kind of provider 'resource' is registered here, only of records, shapes"
         in (told["message"])
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.cli.errors import CommandError
 from reconciler.cli.manifests import Documents, read_all
 from tests.cli.runner import shape
@@ -26,9 +26,9 @@ def read(tmp_path: Path, **files: str) -> Documents:
 def test_configurations_come_first_and_the_namespace_is_filled_in(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=f"{shape('one')}---\n{CONFIG}", b__yml=shape("two"))
     assert [read.key for read in documents.good] == [
-        ShapeKey("system", "ProviderConfig", "default"),
-        ShapeKey("team", "Shape", "one"),
-        ShapeKey("team", "Shape", "two"),
+        ResourceKey("system", "ProviderConfig", "default"),
+        ResourceKey("team", "Shape", "one"),
+        ResourceKey("team", "Shape", "two"),
     ]
 
 
@@ -84,7 +84,7 @@ def test_the_line_of_a_mistake_is_that_of_the_file(tmp_path: Path) -> None:
     assert "line 8, column 1" in documents.problems()[0]
 
 
-def test_a_shape_twice_is_a_mistake(tmp_path: Path) -> None:
+def test_a_resource_twice_is_a_mistake(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=shape("one"), b__yaml=shape("one", "Blue"))
     assert documents.good[0].manifest.spec["color"] == "Red"
     assert documents.problems() == [

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from infra.bus.streams import FORMAT_METADATA, LOG_FORMAT, SHAPES
+from infra.bus.streams import FORMAT_METADATA, LOG, LOG_FORMAT
 from infra.jetstream.connection import api_request, close, connect
 from tests.cli.runner import Cli, Inside, up
 
@@ -15,9 +15,9 @@ NEWER = str(LOG_FORMAT + 1)
 
 async def write_as_a_newer_release(url: str) -> None:
     nc = await connect(url, name="newer")
-    config = (await api_request(nc, f"STREAM.INFO.{SHAPES}", None))["config"]
+    config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
     config["metadata"][FORMAT_METADATA] = NEWER
-    await api_request(nc, f"STREAM.UPDATE.{SHAPES}", config)
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", config)
     await close(nc)
 
 

@@ -12,7 +12,7 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
         assert first.ready["readySeconds"] > 0
         assert cli.ok("apply", "-f", "foo.yaml", "--wait", "-o", "json").json == [
             {
-                "shape": "default/Shape/foo",
+                "resource": "default/Shape/foo",
                 "accepted": True,
                 "reason": "AsDeclared",
                 "generation": 1,

@@ -22,7 +22,6 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     ApiThrottled,
     BreakerClosed,
@@ -37,14 +36,15 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
     TargetObserved,
@@ -70,7 +70,7 @@ ACTION = Action("a@2", "key", "Create", 1, "default", "foo", ("m1",), fields=RED
 DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
 
 
-TOLD: list[tuple[ShapeEvent, str]] = [
+TOLD: list[tuple[ResourceEvent, str]] = [
     (DECLARED, "generation 1: type: Square, color: Red"),
     (SpecWithdrawn(2), "generation 2"),
     (GenerationSuperseded(1, by=2), "generation 1, by 2"),
@@ -101,7 +101,7 @@ TOLD: list[tuple[ShapeEvent, str]] = [
     ),
     (ReferenceRemoved("shop/ShapeRef/a"), "shop/ShapeRef/a does not refer to it any more"),
     (TargetObserved("default/Shape/foo", False), "default/Shape/foo is not declared"),
-    (ActionSought(ACTION, 3), "what came of Create foo? A look, no call"),
+    (LookupDecided(ACTION, 3), "what came of Create foo? A look, no call"),
     (ActionHeld("a@2", "nobody can tell"), "nobody can tell"),
     (
         ActionNotDone("a@2", "Create", 3),  # it may have been made, and deleted by somebody since
@@ -161,12 +161,12 @@ TOLD: list[tuple[ShapeEvent, str]] = [
 
 
 @pytest.mark.parametrize(("event", "told"), TOLD)
-def test_every_event_is_told_in_one_line(event: ShapeEvent, told: str) -> None:
+def test_every_event_is_told_in_one_line(event: ResourceEvent, told: str) -> None:
     assert summary(event) == told
 
 
 def test_no_event_is_forgotten() -> None:
-    assert {type(event) for event, _told in TOLD} == set(get_args(ShapeEvent))
+    assert {type(event) for event, _told in TOLD} == set(get_args(ResourceEvent))
 
 
 def test_a_declaration_is_told_by_what_it_changes() -> None:
@@ -183,7 +183,7 @@ def test_a_declaration_is_told_by_what_it_changes() -> None:
 
 
 def test_what_is_declared_after_a_withdrawal_is_told_whole() -> None:
-    data: list[ShapeEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
+    data: list[ResourceEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
     lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
     assert lines[2].what == lines[0].what
     assert lines[0].time == "2026-01-02T03:04:05.000Z"
@@ -192,7 +192,7 @@ def test_what_is_declared_after_a_withdrawal_is_told_whole() -> None:
 def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() -> None:
     action = Action("a@3", "key", "Update", 2, "default", "foo", ("m2",), fields=RED, uid="u1")
     labelled = msgspec.structs.replace(action, labels={OWNER_LABEL: "log1/default/Shape/foo"})
-    data: list[ShapeEvent] = [
+    data: list[ResourceEvent] = [
         DECLARED,
         ActionDecided(action),  # of an API without labels
         SpecWithdrawn(2),
@@ -207,7 +207,7 @@ def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() ->
     )
 
 
-def _event(version: int, data: ShapeEvent) -> LogEvent:
+def _event(version: int, data: ResourceEvent) -> LogEvent:
     return LogEvent(f"e{version}", "r", "t", "default/Shape/foo", AT, version, data)
 
 

@@ -103,7 +103,9 @@ def test_an_external_server_is_used(running_up: tuple[Cli, Up], cli: Cli) -> Non
         assert second.ready["natsUrl"] == url
         assert second.ready["roles"] == ["projector"]
         assert cli.ok("init").out.count("unchanged") > 10
-        assert second.stop() == (0, "")
+        status, logged = second.stop()
+    assert status == 0
+    assert {json.loads(line)["level"] for line in logged.splitlines()} <= {"info"}, logged
 
 
 def test_one_role_runs_in_a_process_of_its_own(live: Cli) -> None:

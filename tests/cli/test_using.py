@@ -30,7 +30,7 @@ def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
     )
     ran = live.run("apply", "-f", "mixed.yaml", "--wait", "-o", "json")
     assert ran.status == 1
-    assert {(one["shape"], one.get("outcome", ""), one["reason"]) for one in ran.json} == {
+    assert {(one["resource"], one.get("outcome", ""), one["reason"]) for one in ran.json} == {
         ("default/Shape/mixed-good", "Converged", "AsDeclared"),
         ("default/Shape/mixed-mauve", "", "Invalid"),
         ("default/Nothing/mixed", "", "UnknownKind"),
@@ -83,7 +83,7 @@ def test_delete_says_what_it_does_not_know(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("leaving"))
     ran = live.run("delete", "Shape", "leaving", "never", "--wait", "-o", "json")
     assert ran.status == 1
-    assert [(one["shape"], one["reason"]) for one in ran.json] == [
+    assert [(one["resource"], one["reason"]) for one in ran.json] == [
         ("default/Shape/leaving", "Gone"),
         ("default/Shape/never", "NotFound"),
     ]
@@ -115,7 +115,7 @@ def test_watch_shows_outcomes_until_it_is_told_to_stop(live: Cli) -> None:
     while True:
         line = process.stdout.readline()
         assert line
-        if json.loads(line)["shape"] == "default/Shape/watched":
+        if json.loads(line)["resource"] == "default/Shape/watched":
             break
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=STOP_SECONDS)
@@ -171,8 +171,8 @@ def test_an_unreachable_bus_is_told_in_one_line(
         ("approve --all --hold LossGuard -n a.b", "namespace"),
         ("release Shape a.b --reason x", "name"),
         ("finalizer add Shape a.b x", "name"),
-        ("deadletters list --shape default/Shape/a.b", "name"),
-        ("deadletters retry --shape default/Shape/a.b", "name"),
+        ("deadletters list --resource default/Shape/a.b", "name"),
+        ("deadletters retry --resource default/Shape/a.b", "name"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_wrong_usage_in_the_same_words_everywhere(
@@ -187,7 +187,7 @@ def test_a_name_that_cannot_be_one_is_wrong_usage_in_the_same_words_everywhere(
 
 
 @pytest.mark.parametrize("command", ["history", "describe"])
-def test_what_has_too_many_parts_to_be_a_shape_is_wrong_usage(inside: Cli, command: str) -> None:
+def test_what_has_too_many_parts_to_be_a_resource_is_wrong_usage(inside: Cli, command: str) -> None:
     ran = inside.run(command, "a/b/c/d", RECONCILER_NATS_URL="nats://127.0.0.1:1")
     assert ran.status == 2
     assert "write name, kind/name or namespace/kind/name" in ran.err

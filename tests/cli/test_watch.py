@@ -47,7 +47,8 @@ def test_an_unknown_kind_is_an_error_that_names_the_known_ones(live: Cli, comman
 
 
 @pytest.mark.parametrize(
-    "arguments", ["Shape not-declared-yet", "-n nowhere", "shapes -n nowhere", "shape ghost -n no"]
+    "arguments",
+    ["Shape not-declared-yet", "-n nowhere", "shapes -n nowhere", "shape ghost -n no"],
 )
 def test_what_nobody_knows_yet_is_said_at_once(live: Cli, arguments: str) -> None:
     process = live.start("watch", *arguments.split())
@@ -66,7 +67,7 @@ def test_who_watches_first_sees_what_is_declared_then(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("later-too"))
     live.ok("delete", "Shape", "later", "--wait")
     lines = lines_until(process, lambda line: line["outcome"] == "Deleted")
-    assert {line["shape"] for line in lines} == {"default/Shape/later"}
+    assert {line["resource"] for line in lines} == {"default/Shape/later"}
     assert [line["outcome"] for line in lines] == ["Converged", "Deleted"]
 
 

@@ -23,7 +23,7 @@ from events.manifest import (
 )
 from events.names import SYSTEM_NAMESPACE
 from infra.bus.copies import copies
-from infra.bus.streams import OUTCOMES, SHAPES
+from infra.bus.streams import LOG, OUTCOMES
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
 from reconciler.sdk import Client as SdkClient
@@ -39,9 +39,9 @@ _LOOK_SECONDS = 0.1
 
 
 class Story:
-    """A cluster, the roles that run on it, and shapes that are declared again and again.
+    """A cluster, the roles that run on it, and resources that are declared again and again.
 
-    ``converged`` has the names of the shapes that got there, by generation; ``moments`` has when
+    ``converged`` has the names of the resources that got there, by generation; ``moments`` has when
     the decider that recorded it decided it, in seconds since 1970.
     """
 
@@ -67,7 +67,7 @@ class Story:
         await self.sdk.publish(manifests, timeout_seconds=PATIENCE_SECONDS)
 
     async def until_converged(self, generation: int, count: int) -> None:
-        """Wait until so many shapes have converged in this generation."""
+        """Wait until so many resources have converged in this generation."""
         await until(
             lambda: len(self.converged.get(generation, ())) >= count,
             lambda: f"{len(self.converged.get(generation, ()))} of {count} converged",
@@ -97,7 +97,7 @@ class Story:
 
     async def _is_told(self) -> bool:
         try:
-            recorded = await self._count(SHAPES, "log.*.*.*.outcome")
+            recorded = await self._count(LOG, "log.*.*.*.outcome")
             return recorded == await self._count(OUTCOMES, "outcome.>")
         except BusError:
             return False

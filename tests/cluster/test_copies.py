@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
@@ -52,4 +52,4 @@ async def test_a_copy_of_several_blocks_is_whole_again_after_its_node_was_killed
             return True
 
         await until(is_appended, lambda: "the copy makes no majority with another one")
-        assert (await stream_state(nc, SHAPES)).messages == FIRST + MORE + 1
+        assert (await stream_state(nc, LOG)).messages == FIRST + MORE + 1

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
@@ -27,7 +27,7 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
 
         async def is_without_leader() -> bool:
             try:
-                info = await api_request(nc, f"STREAM.INFO.{SHAPES}", None, timeout=2)
+                info = await api_request(nc, f"STREAM.INFO.{LOG}", None, timeout=2)
             except BusUnavailableError:
                 return False
             return not info["cluster"].get("leader")
@@ -48,10 +48,10 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
             await append(nc, [_after(first)])
         await until(is_without_leader, lambda: "the node still believes to have a leader")
         with pytest.raises(BusUnavailableError, match="has no leader now"):
-            await stream_state(nc, SHAPES)
+            await stream_state(nc, LOG)
         await asyncio.gather(*(cluster.start_node(index) for index in (1, 2)))
         await until(is_appended, lambda: "not appended")
-        assert len(await read_subject(nc, SHAPES, SUBJECT)) == 2
+        assert len(await read_subject(nc, LOG, SUBJECT)) == 2
 
 
 def _after(position: int) -> OutgoingMessage:

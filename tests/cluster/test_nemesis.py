@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.streams import INTAKE, SHAPES
+from infra.bus.streams import INTAKE, LOG
 from reconciler.wiring import Role
 from tests.cluster.servers import NODES, EmbeddedCluster
 from tests.cluster.story import Story, told
@@ -31,7 +31,7 @@ async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_doubled(
         await _roles_hang_and_die_and_the_leader_of_the_log_dies(story)
         await story.until_whole()  # or the next one to die takes the majority with it
         await _the_leader_of_the_intake_dies(story)
-        print(f"\nleaders killed: at most {story.longest_gap:.1f} s without a converged shape")
+        print(f"\nleaders killed: at most {story.longest_gap:.1f} s without a converged resource")
         await story.assert_nothing_lost_or_doubled()
         assert story.roles.gave_up == []
 
@@ -44,7 +44,7 @@ async def _roles_hang_and_die_and_the_leader_of_the_log_dies(story: Story) -> No
     zombies = [deciders[0], workers[0]]
     for each in zombies:
         each.pause()
-    dead = await story.kill_leader(SHAPES)
+    dead = await story.kill_leader(LOG)
     assert len(story.converged[1]) < COUNT
     story.roles.restart(workers[1])
     await story.until_converged(1, COUNT // 4)
@@ -80,6 +80,6 @@ async def test_all_nodes_are_restarted_one_by_one_and_no_role_gives_up(
             await cluster.start_node(index)
             await story.until_converged(index + 1, 100)
             await story.until_whole()
-        print(f"\nrolling restart: at most {story.longest_gap:.1f} s without a converged shape")
+        print(f"\nrolling restart: at most {story.longest_gap:.1f} s without a converged resource")
         await story.assert_nothing_lost_or_doubled()
         assert story.roles.gave_up == []

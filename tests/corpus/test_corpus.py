@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from events.envelope import decode_log
 from events.intake import Answer
 from events.log import OutcomeRecorded
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import REPLY_HEADER
 from infra.bus.streams import OUTCOMES
 from infra.jetstream.reads import read_subject
@@ -96,7 +96,7 @@ def problem(
     if not letter.record.payload_truncated and letter.payload != case.payload_bytes:
         return "another payload was kept"
     is_asked_for = case.subject.split(".")[1] in _ASKED_FOR
-    if isinstance(letter.shape, ShapeKey) and is_asked_for and case.name not in outcomes:
+    if isinstance(letter.resource, ResourceKey) and is_asked_for and case.name not in outcomes:
         return "no rejected outcome"
     return None
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from events.envelope import (
     InvalidMessageError,
     decode_intake,
+    decode_listing_part,
     decode_log,
-    decode_snapshot_part,
     encode_intake,
+    encode_listing_part,
     encode_log,
-    encode_snapshot_part,
 )
 from events.external import ExternalObject
-from events.intake import SnapshotItem
+from events.intake import ListingItem
 from events.log import OutcomeRecorded
 from events.manifest import InvalidManifestError, Manifest, ProviderConfigSpec
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 from events.subjects import INTAKE_KINDS, Intake, parse_intake, parse_stored_intake
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
@@ -36,14 +36,14 @@ from tests.bus.histories import event
 from tests.corpus.cases import cases
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-KEY = ShapeKey("default", "Shape", "foo")
+KEY = ResourceKey("default", "Shape", "foo")
 KINDS = KindRegistry([SHAPE, RECORD])
 CONFIGS = {"default": ProviderConfigSpec("shapes", "http://127.0.0.1:1")}
 SHORT = [case for case in cases().values() if len(case.payload_bytes) < 4_096]
 SEEDS = [case.payload_bytes.replace(case.name.encode(), b"foo") for case in SHORT]
 LOG_SEED = encode_log(event(KEY, 1, OutcomeRecorded("Converged", 1, "AsDeclared")))
-PART_SEED = encode_snapshot_part(
-    "m", "s", SnapshotItem(ExternalObject("foo", {"color": "Red"})), time=NOW
+PART_SEED = encode_listing_part(
+    "m", "s", ListingItem(ExternalObject("foo", {"color": "Red"})), time=NOW
 )
 DEEP = b'{"a":' * 5_000 + b"1" + b"}" * 5_000
 
@@ -143,9 +143,9 @@ def test_the_intake_is_read_or_refused_and_what_is_read_can_be_decided(
 @quickly
 @given(st.binary(max_size=200) | mutated([PART_SEED]) | replaced([PART_SEED]))
 @example(DEEP)
-def test_parts_of_snapshots_are_read_or_refused(payload: bytes) -> None:
+def test_parts_of_listings_are_read_or_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidMessageError):
-        decode_snapshot_part(payload)
+        decode_listing_part(payload)
 
 
 @quickly
@@ -171,4 +171,4 @@ def test_subjects_are_read_or_refused(subject: str) -> None:
     for parse in (parse_stored_intake, parse_intake):
         with contextlib.suppress(ValueError):
             _what, key = parse(subject)
-            assert ShapeKey.parse(str(key)) == key
+            assert ResourceKey.parse(str(key)) == key

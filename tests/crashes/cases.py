@@ -55,7 +55,7 @@ OTHERS = (
     Failpoint.PROJECTOR_FOLDED,
     Failpoint.PROJECTOR_SAVED,
 )
-ALONE = (Failpoint.INIT_STEP, Failpoint.DECIDER_BURIED)
+ALONE = (Failpoint.INIT_STEP, Failpoint.DECIDER_DEAD_LETTERED)
 """Steps that belong to no operation: each has a test of its own."""
 
 _STEPS = [

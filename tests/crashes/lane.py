@@ -34,13 +34,13 @@ from events.manifest import (
     Retry,
     Scope,
 )
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.subjects import intake, log_filter, outcome
 from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
+    LOG,
     OUTCOMES,
-    SHAPES,
     decider_consumers,
     ensure_topology,
     make_worker_consumer,
@@ -164,12 +164,12 @@ class Lane:
     # --- declaring
 
     async def declare(self, name: str, color: str = "Red", **spec: object) -> None:
-        """Declare a shape; when it returns, the bus has it."""
+        """Declare a resource; when it returns, the bus has it."""
         fields: Fields = {"type": "Square", "color": color, **spec}
         await self.tell(key(name), Declared(Manifest("shapes/v1", "Shape", Metadata(name), fields)))
 
     async def declare_all(self, names: Sequence[str], *, withdrawn: bool = False) -> None:
-        """Declare many shapes at once, or take them back; when it returns, the bus has it."""
+        """Declare many resources at once, or take them back; when it returns, the bus has it."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         told: list[Acknowledged] = []
@@ -195,7 +195,7 @@ class Lane:
 
     async def configure(self, name: str, prefix: str, *, resync_seconds: float = 0.5) -> None:
         """Declare where the API is, for the objects of a prefix."""
-        await self._shorten_lease(SHAPES, await make_worker_consumer(self.nc, name))
+        await self._shorten_lease(LOG, await make_worker_consumer(self.nc, name))
         spec = ProviderConfigSpec(
             "shapes",
             self.api.url,
@@ -210,7 +210,7 @@ class Lane:
         await self.tell(config.key, Declared(config))
 
     async def tell(
-        self, of: ShapeKey, data: Declared | Withdrawn, *, message_id: str | None = None
+        self, of: ResourceKey, data: Declared | Withdrawn, *, message_id: str | None = None
     ) -> str:
         """Publish until it is acknowledged; gives the message's id."""
         identity = message_id or uuid.uuid4().hex
@@ -279,7 +279,7 @@ class Lane:
 
     async def count_events(self) -> int:
         """Count the events of the log."""
-        return (await stream_state(self.nc, SHAPES)).last_seq
+        return (await stream_state(self.nc, LOG)).last_seq
 
     # --- waiting and looking
 
@@ -304,7 +304,7 @@ class Lane:
                 raise AssertionError(f"{what}: not within {seconds:g} s\n{said}")
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def until_outcome(self, of: str | ShapeKey, wanted: str, generation: int = 0) -> None:
+    async def until_outcome(self, of: str | ResourceKey, wanted: str, generation: int = 0) -> None:
         """Wait until the newest outcome is this one, of this generation or a newer one."""
         shape = key(of) if isinstance(of, str) else of
         told: list[str] = []
@@ -337,10 +337,10 @@ class Lane:
 
         await self.until(nothing_waits, "everything is decided and executed")
 
-    async def history(self, of: str | ShapeKey) -> list[LogEvent]:
-        """Every event of a shape."""
+    async def history(self, of: str | ResourceKey) -> list[LogEvent]:
+        """Every event of a resource."""
         shape = key(of) if isinstance(of, str) else of
-        messages = await read_subject(self.nc, SHAPES, log_filter(shape))
+        messages = await read_subject(self.nc, LOG, log_filter(shape))
         return [decode_log(message.payload) for message in messages]
 
     async def assert_sound(self) -> None:
@@ -351,11 +351,11 @@ class Lane:
         assert not found, "\n".join(map(str, found))
 
 
-def key(name: str) -> ShapeKey:
-    """Name a shape of the lane."""
-    return ShapeKey("default", "Shape", name)
+def key(name: str) -> ResourceKey:
+    """Name a resource of the lane."""
+    return ResourceKey("default", "Shape", name)
 
 
-def config_key(name: str) -> ShapeKey:
+def config_key(name: str) -> ResourceKey:
     """Name a configuration."""
-    return ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)
+    return ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)

@@ -33,7 +33,7 @@ from tests.crashes.nemesis import Nemesis
 from tests.history_checker import Finding
 from tests.history_reading import check
 
-SHAPES = 40
+COUNT = 40
 CLIENTS = 4
 COLORS = ("Red", "Green", "Blue", "Purple", "Yellow", "Black", "White")
 LEAST_DECLARATIONS = 50
@@ -125,8 +125,8 @@ async def _judge(lane: Lane, result: Soaked) -> None:
 
 
 async def _declare(lane: Lane, result: Soaked, chance: random.Random, number: int) -> None:
-    """Declare, change and withdraw shapes of one's own, one after another, for ever."""
-    names = [f"{PREFIX}{number}-{index}" for index in range(SHAPES // CLIENTS)]
+    """Declare, change and withdraw resources of one's own, one after another, for ever."""
+    names = [f"{PREFIX}{number}-{index}" for index in range(COUNT // CLIENTS)]
     colors: dict[str, str] = {}
     while True:
         name = chance.choice(names)
@@ -145,7 +145,7 @@ async def _meddle(lane: Lane, result: Soaked, chance: random.Random) -> None:
     names = [
         f"{PREFIX}{number}-{index}"
         for number in range(CLIENTS)
-        for index in range(SHAPES // CLIENTS)
+        for index in range(COUNT // CLIENTS)
     ]
     while True:
         await asyncio.sleep(chance.uniform(0.2, 1.0))

@@ -1,7 +1,7 @@
 """The crash matrix: at every step of every operation somebody dies, and nothing is lost or doubled.
 
 Each case has real processes: one of the product that dies (or whose server, or API, dies) at the
-step, and one that goes on. It ends when the shape is as it was asked for; then there was exactly
+step, and one that goes on. It ends when the resource is as it was asked for; then there was exactly
 one effect, the log tells exactly one action and its end, and the checker finds nothing wrong with
 anything that happened on that bus.
 """

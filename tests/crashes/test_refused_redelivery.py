@@ -21,7 +21,7 @@ from events.log import (
     ActionSucceeded,
     DriftDetected,
     Operation,
-    ShapeEvent,
+    ResourceEvent,
 )
 from reconciler.failpoints import Failpoint
 from tests.crashes.cases import OPERATIONS
@@ -141,13 +141,13 @@ async def until_painted(lane: Lane, name: str, color: str) -> None:
     await lane.until(is_painted, f"{name} is {color}")
 
 
-def first_failure(events: list[ShapeEvent], operation: Operation) -> ActionFailed:
+def first_failure(events: list[ResourceEvent], operation: Operation) -> ActionFailed:
     return next(
         each for each in events if isinstance(each, ActionFailed) and each.operation == operation
     )
 
 
-def known_as_done(events: list[ShapeEvent], operation: Operation) -> bool:
+def known_as_done(events: list[ResourceEvent], operation: Operation) -> bool:
     """Tell whether the first action of that operation is known to have been done."""
     decided = next(
         each.action

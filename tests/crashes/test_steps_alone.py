@@ -47,8 +47,8 @@ async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_ac
 ) -> None:
     header = {MESSAGE_ID: name}
     await publish(lane.nc, intake("desired", key(name)), b"not a declaration", headers=header)
-    dying = lane.fork(Failpoint.DECIDER_BURIED)
-    await dying.killed_at(Failpoint.DECIDER_BURIED)
+    dying = lane.fork(Failpoint.DECIDER_DEAD_LETTERED)
+    await dying.killed_at(Failpoint.DECIDER_DEAD_LETTERED)
     following = lane.fork()
     await following.ready()
     await lane.until_at_rest()

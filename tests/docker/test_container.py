@@ -50,7 +50,7 @@ def _declaration(manifest: Manifest) -> IntakeMessageOut:
     return IntakeMessageOut("desired", manifest.key, Declared(manifest), uuid.uuid4().hex)
 
 
-async def test_a_shape_converges_over_a_server_in_a_container(
+async def test_a_resource_converges_over_a_server_in_a_container(
     nats_container: NatsContainer, shapes_url: str
 ) -> None:
     config = Manifest(

@@ -30,7 +30,7 @@ from tests.scenarios.test_ownership import (
     test_6_in_an_exclusive_scope_what_a_human_makes_is_removed,
     test_7_what_is_withdrawn_while_the_reconciler_is_down_does_not_leak,
     test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_is_made_again,
-    test_19_an_unowned_shape_is_adopted_without_a_create_and_corrected,
+    test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected,
     test_20_an_orphan_is_released_and_stays_in_the_api,
 )
 from tests.scenarios.test_trouble import (
@@ -57,7 +57,7 @@ __all__ = [
     "test_14_an_api_that_refuses_the_connection_is_waited_for",
     "test_15_what_the_api_refuses_for_good_waits_for_a_new_generation",
     "test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing",
-    "test_19_an_unowned_shape_is_adopted_without_a_create_and_corrected",
+    "test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected",
     "test_20_an_orphan_is_released_and_stays_in_the_api",
     "test_21_observe_only_reports_and_writes_nothing",
     "test_24_of_five_declarations_in_a_row_the_newest_is_decided",

@@ -17,13 +17,13 @@ import msgspec
 from msgspec import inspect
 
 from events.envelope import encode_log
-from events.log import LogEvent, ShapeEvent, event_id, event_type
-from events.names import ShapeKey
+from events.log import LogEvent, ResourceEvent, event_id, event_type
+from events.names import ResourceKey
 
 FOLDER = Path(__file__).parent / "golden"
 DIGESTS = FOLDER / "digests.txt"
-CLASSES: tuple[type[msgspec.Struct], ...] = get_args(ShapeEvent)
-KEY = ShapeKey("default", "Shape", "foo")
+CLASSES: tuple[type[msgspec.Struct], ...] = get_args(ResourceEvent)
+KEY = ResourceKey("default", "Shape", "foo")
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)
 
 
@@ -58,7 +58,7 @@ def sample_event(kind: type[msgspec.Struct]) -> LogEvent:
         type=event_type(data),  # pyright: ignore[reportArgumentType]
         subject=str(KEY),
         time=NOON,
-        shapeversion=7,
+        resourceversion=7,
         data=data,  # pyright: ignore[reportArgumentType]
         causeid="message-1",
         causeposition=41,

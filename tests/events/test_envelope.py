@@ -11,7 +11,7 @@ from events.envelope import (
     MAX_NESTING,
     InvalidMessageError,
     decode_intake,
-    decode_snapshot_part,
+    decode_listing_part,
 )
 
 
@@ -40,7 +40,7 @@ def test_no_depth_is_more_than_a_refusal(levels: int):
     with pytest.raises(InvalidMessageError, match="nested too deep"):
         observed(nested(levels))
     with pytest.raises(InvalidMessageError, match="nested too deep"):
-        decode_snapshot_part(b'{"specversion":"1.0","data":' + nested(levels) + b"}")
+        decode_listing_part(b'{"specversion":"1.0","data":' + nested(levels) + b"}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from events import subjects
-from events.envelope import encode_intake, encode_log, encode_snapshot_part
+from events.envelope import encode_intake, encode_listing_part, encode_log
 from events.external import ExternalObject
 from events.intake import (
     INTAKE_TYPES,
@@ -22,13 +22,13 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     IntakeData,
+    ListingBegan,
+    ListingCompleted,
+    ListingItem,
+    ListingPart,
     Observed,
     Referenced,
     Reported,
-    SnapshotBegan,
-    SnapshotCompleted,
-    SnapshotItem,
-    SnapshotPart,
     TargetSeen,
     TimerFired,
     Unreferenced,
@@ -43,16 +43,16 @@ from events.log import (
     FieldDifference,
     LogEvent,
     OutcomeRecorded,
-    ShapeEvent,
+    ResourceEvent,
     SpecDeclared,
     event_type,
 )
 from events.manifest import Manifest, Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.schema import asyncapi, json_schema
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-KEY = ShapeKey("default", "Shape", "foo")
+KEY = ResourceKey("default", "Shape", "foo")
 MANIFEST = Manifest("shapes/v1", "Shape", Metadata("foo"), {"type": "Square", "color": "Red"})
 THING = ExternalObject("foo", {"color": "Red"}, uid="1", labels={"a": "b"})
 INTAKE: list[IntakeData] = [
@@ -70,12 +70,12 @@ INTAKE: list[IntakeData] = [
     ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
     TimerFired("Retry"),
 ]
-PARTS: list[SnapshotPart] = [
-    SnapshotBegan("default", "Shape", 7, prefix="a-"),
-    SnapshotItem(THING),
-    SnapshotCompleted(1),
+PARTS: list[ListingPart] = [
+    ListingBegan("default", "Shape", 7, prefix="a-"),
+    ListingItem(THING),
+    ListingCompleted(1),
 ]
-LOGGED: list[ShapeEvent] = [
+LOGGED: list[ResourceEvent] = [
     SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"}),
     DriftDetected(1, differences=(FieldDifference("color", "Red", None),)),
     OutcomeRecorded("Converged", 1, "AsDeclared"),
@@ -91,7 +91,7 @@ def checker(name: str) -> jsonschema_rs.Validator:
     return jsonschema_rs.validator_for({**schema, "$ref": f"#/$defs/{name}"})
 
 
-def logged(data: ShapeEvent) -> LogEvent:
+def logged(data: ResourceEvent) -> LogEvent:
     return LogEvent(f"{KEY}@1", "reconciler", event_type(data), str(KEY), NOW, 1, data)
 
 
@@ -134,13 +134,13 @@ def test_every_intake_message_is_tried() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
-def test_encoded_part_of_a_snapshot_fits(part: SnapshotPart) -> None:
-    event = json.loads(encode_snapshot_part("id", "test", part, time=NOW))
-    checker("SnapshotPartCloudEvent").validate(event)
+def test_encoded_part_of_a_listing_fits(part: ListingPart) -> None:
+    event = json.loads(encode_listing_part("id", "test", part, time=NOW))
+    checker("ListingPartCloudEvent").validate(event)
 
 
 @pytest.mark.parametrize("data", LOGGED, ids=lambda data: type(data).__name__)
-def test_encoded_event_of_the_log_fits(data: ShapeEvent) -> None:
+def test_encoded_event_of_the_log_fits(data: ResourceEvent) -> None:
     event = json.loads(encode_log(logged(data)))
     check = checker("LogEvent")
     check.validate(event)
@@ -166,14 +166,14 @@ def test_every_reference_leads_somewhere() -> None:
 
 def test_asyncapi_shows_every_subject_of_the_code() -> None:
     channels = asyncapi()["channels"]
-    key = ShapeKey("{namespace}", "{kind}", "{name}")
+    key = ResourceKey("{namespace}", "{kind}", "{name}")
     assert {name: channel["address"] for name, channel in channels.items()} == {
         "desired": subjects.intake("desired", key),
         "finalizer": subjects.intake("finalizer", key),
         "approval": subjects.intake("approval", key),
         "observed": subjects.intake("observed", key),
         "result": subjects.intake("result", key),
-        "snapshot": subjects.snapshot("{providerConfig}", "{kind}", "{snapshotId}"),
+        "listing": subjects.listing("{providerConfig}", "{kind}", "{listingId}"),
         "answer": "{replyTo}",
         "outcome": subjects.outcome(key),
         "log": subjects.log(key, "fact").replace("fact", "{class}"),

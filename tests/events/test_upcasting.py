@@ -13,10 +13,10 @@ OLD: JsonObject = {
     "specversion": "1.0",
     "id": "default/Shape/foo@1",
     "source": "reconciler",
-    "type": "reconciler.shape.SpecAccepted",
+    "type": "reconciler.resource.SpecAccepted",
     "subject": "default/Shape/foo",
     "time": "2020-01-02T03:04:05Z",
-    "shapeversion": 1,
+    "resourceversion": 1,
     "data": {"event": "SpecAccepted", "generation": 1, "colour": "Red"},
 }
 
@@ -25,14 +25,14 @@ def upcasters() -> Upcasters:
     """A made-up past: the colour was a field of its own, then the event got its name of today."""
     made = Upcasters()
 
-    @made.register("reconciler.shape.SpecAccepted")
+    @made.register("reconciler.resource.SpecAccepted")
     def first(event: JsonObject) -> JsonObject:
         data = dict(event["data"])
         fields = {"color": data.pop("colour")}
-        schema = "urn:reconciler:shape:SpecAccepted:2"
+        schema = "urn:reconciler:resource:SpecAccepted:2"
         return {**event, "dataschema": schema, "data": {**data, "fields": fields}}
 
-    @made.register("reconciler.shape.SpecAccepted", 2)
+    @made.register("reconciler.resource.SpecAccepted", 2)
     def second(event: JsonObject) -> JsonObject:
         data: dict[str, Any] = {
             **event["data"],
@@ -41,7 +41,7 @@ def upcasters() -> Upcasters:
             "providerConfig": "default",
             "externalName": event["subject"].split("/")[2],
         }
-        return {**event, "type": "reconciler.shape.SpecDeclared", "data": data}
+        return {**event, "type": "reconciler.resource.SpecDeclared", "data": data}
 
     assert first(OLD) != OLD
     assert second
@@ -51,15 +51,15 @@ def upcasters() -> Upcasters:
 def test_old_form_is_brought_to_todays_in_steps() -> None:
     event = decode_log(json.dumps(OLD).encode(), upcasters=upcasters())
 
-    assert event.type == "reconciler.shape.SpecDeclared"
+    assert event.type == "reconciler.resource.SpecDeclared"
     assert event.data == SpecDeclared(1, "shapes/v1", "default", "foo", {"color": "Red"})
-    assert event.shapeversion == 1
+    assert event.resourceversion == 1
 
 
 def test_form_in_the_middle_takes_only_the_steps_that_are_left() -> None:
     middle: JsonObject = {
         **OLD,
-        "dataschema": "urn:reconciler:shape:SpecAccepted:2",
+        "dataschema": "urn:reconciler:resource:SpecAccepted:2",
         "data": {"event": "SpecAccepted", "generation": 4, "fields": {}},
     }
     event = decode_log(json.dumps(middle).encode(), upcasters=upcasters())
@@ -106,7 +106,7 @@ def test_upcasters_that_lead_in_a_circle_end() -> None:
 def test_one_form_has_one_upcaster() -> None:
     made = upcasters()
     with pytest.raises(ValueError, match="already"):
-        made.register("reconciler.shape.SpecAccepted", 2)(lambda event: event)
+        made.register("reconciler.resource.SpecAccepted", 2)(lambda event: event)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_form_is_the_number_at_the_end_of_the_dataschema(schema: object, form: i
 def test_log_event_has_no_field_that_the_old_one_lacks_without_a_default() -> None:
     """What was stored by the first release decodes for ever: its form is written down here."""
     stored = (
-        b'{"id":"default/Shape/foo@2","source":"reconciler","type":"reconciler.shape.SpecWithdrawn",'
-        b'"subject":"default/Shape/foo","time":"2026-01-02T03:04:05Z","shapeversion":2,'
+        b'{"id":"default/Shape/foo@2","source":"reconciler","type":"reconciler.resource.SpecWithdrawn",'
+        b'"subject":"default/Shape/foo","time":"2026-01-02T03:04:05Z","resourceversion":2,'
         b'"data":{"event":"SpecWithdrawn","generation":2},"causeid":"m","causeposition":7,'
         b'"actor":"test","specversion":"1.0"}'
     )

@@ -63,7 +63,7 @@ def test_a_message_without_our_headers_is_refused(headers: dict[str, str] | None
         HeaderLayout("base").decode(message)
 
 
-@pytest.mark.parametrize("shape", ["a", "a/b", "a/b/c/d", "a/b/*", "a/b/c.d", UUID(int=0)])
-def test_what_is_no_resource_is_refused(shape: str | UUID) -> None:
+@pytest.mark.parametrize("resource", ["a", "a/b", "a/b/c/d", "a/b/*", "a/b/c.d", UUID(int=0)])
+def test_what_is_no_resource_is_refused(resource: str | UUID) -> None:
     with pytest.raises(DataError):
-        ResourceLayout().sequence_of(shape)
+        ResourceLayout().sequence_of(resource)

@@ -23,13 +23,13 @@ from events.log import (
     GenerationSuperseded,
     LogEvent,
     OutcomeRecorded,
-    ShapeEvent,
+    ResourceEvent,
     SpecWithdrawn,
     event_id,
     event_type,
     log_class,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.embedded import EmbeddedServer
 from infra.eventstore import JetStreamFactory
 from infra.jetstream.append import append
@@ -38,16 +38,16 @@ from infra.jetstream.reads import read_subject
 from infra.jetstream.topology import ensure_stream
 from tests.eventstore.helpers import application_recorder, new_environment
 
-KEY, OTHER = ShapeKey("team", "Shape", "foo_1"), ShapeKey("team", "Shape", "foo_2")
+KEY, OTHER = ResourceKey("team", "Shape", "foo_1"), ResourceKey("team", "Shape", "foo_2")
 TOPIC = "infra.eventstore.resource_layout:ResourceLayout"
 CONFIG: dict[str, object] = {
-    "name": "SHAPES",
+    "name": "LOG_1",
     "subjects": ["log.>"],
     "discard": "new",
     "allow_direct": True,
     "allow_atomic": True,
 }
-HISTORY: list[ShapeEvent] = [
+HISTORY: list[ResourceEvent] = [
     GenerationSuperseded(1, 2),
     SpecWithdrawn(2),
     OutcomeRecorded("Deleted", 2, "Withdrawn"),
@@ -64,13 +64,13 @@ def factory(own_server: EmbeddedServer) -> Iterator[JetStreamFactory]:
     factory.close()
 
 
-def _log_event(key: ShapeKey, version: int, data: ShapeEvent) -> LogEvent:
+def _log_event(key: ResourceKey, version: int, data: ResourceEvent) -> LogEvent:
     now = datetime(2026, 11, 21, 8, tzinfo=UTC)
     return LogEvent(event_id(key, version), SOURCE, event_type(data), str(key), now, version, data)
 
 
 def _stored(event: LogEvent) -> StoredEvent:
-    return StoredEvent(event.subject, event.shapeversion, event.type, encode_log(event))
+    return StoredEvent(event.subject, event.resourceversion, event.type, encode_log(event))
 
 
 def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent]) -> None:
@@ -91,7 +91,7 @@ def test_the_library_reads_what_the_product_wrote(factory: JetStreamFactory) -> 
     assert recorder.select_events(str(KEY), desc=True, limit=1) == [_stored(mine[-1])]
     assert recorder.select_events(str(KEY), gt=1, lte=3) == [_stored(e) for e in mine[1:3]]
     assert [decode_log(n.state) for n in recorder.select_notifications(1, 10)] == mine + others
-    topics = ["reconciler.shape.OutcomeRecorded"]
+    topics = ["reconciler.resource.OutcomeRecorded"]
     assert [n.id for n in recorder.select_notifications(1, 10, topics=topics)] == [3]
     assert recorder.max_notification_id() == 5
     with recorder.subscribe(gt=4) as subscription:
@@ -105,7 +105,7 @@ def test_the_product_reads_what_the_library_wrote(factory: JetStreamFactory) -> 
     assert recorder.insert_events([_stored(event) for event in events[:2]]) == [1, 2]
     assert recorder.insert_events([_stored(event) for event in events[2:]]) == [3, 4]
 
-    messages = factory.bus.call(read_subject(factory.bus.nc, "SHAPES", subjects.log_filter(KEY)))
+    messages = factory.bus.call(read_subject(factory.bus.nc, "LOG_1", subjects.log_filter(KEY)))
     assert [decode_log(message.payload) for message in messages] == events
     assert [message.subject.rpartition(".")[2] for message in messages] == [
         "fact",
@@ -150,7 +150,7 @@ def test_what_contradicts_its_own_envelope_is_refused(factory: JetStreamFactory)
     for wrong in (
         replace(good, originator_id=str(OTHER)),
         replace(good, originator_version=2),
-        replace(good, topic="reconciler.shape.SpecWithdrawn"),
+        replace(good, topic="reconciler.resource.SpecWithdrawn"),
         replace(good, state=b"{}"),
         replace(good, state=b"\xff"),
     ):
@@ -160,7 +160,7 @@ def test_what_contradicts_its_own_envelope_is_refused(factory: JetStreamFactory)
 
 
 def test_the_log_is_neither_created_nor_tracked_in(factory: JetStreamFactory) -> None:
-    with pytest.raises(NotSupportedError, match="no place for tracking records in SHAPES"):
+    with pytest.raises(NotSupportedError, match="no place for tracking records in LOG_1"):
         factory.process_recorder()
     factory.env["CREATE_TABLE"] = "yes"
     with pytest.raises(ProgrammingError, match="set CREATE_TABLE=no"):

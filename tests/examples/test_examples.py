@@ -107,11 +107,11 @@ async def test_failure_counts_go_on_where_they_were(
     assert positions == sorted(positions)
 
 
-async def test_publish_snapshot(stack: Stack, client: Client, name: str) -> None:
+async def test_publish_listing(stack: Stack, client: Client, name: str) -> None:
     objects = [{"name": name, "uid": "1", "fields": {"type": "Square", "color": "Red"}}]
     async with client.outcomes(name=name) as outcomes:
         printed = await run(
-            stack, "publish_snapshot.py", "default", "Shape", stdin=json.dumps(objects).encode()
+            stack, "publish_listing.py", "default", "Shape", stdin=json.dumps(objects).encode()
         )
         assert (await anext(outcomes)).outcome == "Unowned"
     assert printed == ["published 1 objects"]
@@ -134,8 +134,8 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
     [
         ("follow_outcomes.py", []),
         ("follow_outcomes.py", ["name", "many"]),
-        ("publish_snapshot.py", []),
-        ("publish_snapshot.py", ["default"]),
+        ("publish_listing.py", []),
+        ("publish_listing.py", ["default"]),
         ("plain_service.py", []),
         ("audit_replay.py", ["yesterday"]),
         ("failure_counts.py", []),
@@ -166,7 +166,7 @@ def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: li
         ("follow_outcomes.py", ["name"]),
         ("plain_nats.py", []),
         ("plain_service.py", []),
-        ("publish_snapshot.py", ["default", "Shape"]),
+        ("publish_listing.py", ["default", "Shape"]),
     ],
 )
 def test_without_a_server_the_last_line_says_what_to_do(

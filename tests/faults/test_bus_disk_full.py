@@ -176,7 +176,7 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
 
 
 async def publish_until_it_stops(client: Client, acknowledged: list[str]) -> None:
-    """Declare shapes one by one; keep the names of those that the bus has taken."""
+    """Declare resources one by one; keep the names of those that the bus has taken."""
     for number in range(COUNT):
         metadata = Metadata(f"s{number}", annotations=LONG)
         declared = Manifest("shapes/v1", "Shape", metadata, {"type": "Square", "color": "Red"})

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake
-from infra.bus.streams import DEADLETTERS, INTAKE, SHAPES
+from infra.bus.streams import DEADLETTERS, INTAKE, LOG
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import StreamFullError
 from infra.jetstream.publish import publish
@@ -72,15 +72,15 @@ async def test_fault_14_a_full_intake_refuses_and_loses_nothing_that_it_took(wor
 
 
 async def test_fault_14_a_full_log_holds_everything_back_until_there_is_room(world: World) -> None:
-    await leave_room(world, SHAPES, 4_000)
+    await leave_room(world, LOG, 4_000)
     await world.declare_all([manifest(f"s{number}") for number in range(COUNT)])  # some 70 kB
 
     async def is_full() -> bool:
-        return "fail: full or nearly full: SHAPES" in await doctor_says(world)
+        return "fail: full or nearly full: LOG_1" in await doctor_says(world)
 
     await world.until(is_full, "doctor sees it")
     assert await world.history(f"s{COUNT - 1}") == [], "it waits in the intake"
-    await leave_room(world, SHAPES, -1)
+    await leave_room(world, LOG, -1)
     for number in range(COUNT):
         await world.client.wait_for(f"default/Shape/s{number}", generation=1)
     await world.until_settled()
@@ -92,7 +92,7 @@ async def test_fault_14_full_dead_letters_hold_back_the_dead_and_nothing_else(
 ) -> None:
     monkeypatch.setattr("reconciler.roles.decider._HELD_SECONDS", 0.5)
     await leave_room(world, DEADLETTERS, 1)
-    await publish(world.nc, intake("desired", ShapeKey("default", "Shape", "bad")), b"not JSON")
+    await publish(world.nc, intake("desired", ResourceKey("default", "Shape", "bad")), b"not JSON")
     await world.declare("good")
     await world.until_outcome("good", "Converged")
     assert "fail: full or nearly full: DEADLETTERS" in await doctor_says(world)

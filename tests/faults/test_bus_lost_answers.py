@@ -47,12 +47,12 @@ async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
 
 def _swallow_an_acknowledgement(proxy: TcpProxy) -> None:
     """The next one of the log; everything else passes."""
-    proxy.swallow_one(lambda frame: b'"stream":"SHAPES"' in frame and b'"seq"' in frame)
+    proxy.swallow_one(lambda frame: b'"stream":"LOG_1"' in frame and b'"seq"' in frame)
 
 
 async def _assert_declared_once(client: Client, shape: str) -> None:
     events = [stored.event for stored in await client.history(shape)]
-    assert [event.shapeversion for event in events] == list(range(1, len(events) + 1))
+    assert [event.resourceversion for event in events] == list(range(1, len(events) + 1))
     assert len([event for event in events if isinstance(event.data, SpecDeclared)]) == 1
 
 

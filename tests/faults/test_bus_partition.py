@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
@@ -104,7 +104,7 @@ class Routes:
 
 async def _holds_both(nc: Client) -> bool:
     """Tell whether a read gives both messages; any copy answers, and may lag behind."""
-    stored = [each.payload for each in await read_subject(nc, SHAPES, SUBJECT)]
+    stored = [each.payload for each in await read_subject(nc, LOG, SUBJECT)]
     assert stored in ([], [b"first"], [b"first", b"of the majority"])
     return len(stored) == 2
 
@@ -121,7 +121,7 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing_that_the_ot
         async with connected(cluster.url) as nc:
             await initialise(nc, replicas=3)
             await until(lambda: _is_led(nc), lambda: "no leader")
-            minority = await leader(nc, SHAPES)
+            minority = await leader(nc, LOG)
         assert minority is not None
         majority = (minority + 1) % NODES
         async with (
@@ -143,7 +143,7 @@ def _after(position: int, payload: bytes) -> OutgoingMessage:
 
 
 async def _is_led(nc: Client) -> bool:
-    return await leader(nc, SHAPES) is not None
+    return await leader(nc, LOG) is not None
 
 
 async def _appends(nc: Client, position: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.streams import INTAKE, SHAPES, WORKERS, worker_consumer
+from infra.bus.streams import INTAKE, LOG, WORKERS, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.topology import delete_consumer, delete_stream
 from reconciler.cli.errors import report
@@ -45,7 +45,7 @@ async def halts(world: World) -> str:
 
 @pytest.mark.parametrize(
     ("stream", "consumer"),
-    [(INTAKE, "decider-3"), (SHAPES, WORKERS), (SHAPES, worker_consumer("default"))],
+    [(INTAKE, "decider-3"), (LOG, WORKERS), (LOG, worker_consumer("default"))],
 )
 async def test_fault_18_a_role_whose_consumer_was_deleted_says_so_and_ends(
     world: World, stream: str, consumer: str
@@ -67,11 +67,11 @@ async def test_fault_18_every_role_ends_when_its_log_was_replaced(
 ) -> None:
     await world.stop_reconciler()
     await world.start_reconciler(("decider", "observer", "projector"))
-    await delete_stream(world.nc, SHAPES)
+    await delete_stream(world.nc, LOG)
     if is_made_anew:
         await initialise(world.nc)
     said = await halts(world)
-    assert f"stream {SHAPES} was deleted" in said
+    assert f"stream {LOG} was deleted" in said
     assert "restore the log from a backup" in said
     assert await world.human.effects("foo") == ["POST"]
 

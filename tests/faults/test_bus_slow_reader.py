@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from events.envelope import encode_log
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import outcome
 from infra.bus.streams import OUTCOMES
 from infra.embedded import EmbeddedServer
@@ -32,7 +32,7 @@ MAX_MEGABYTES = 64
 PATIENCE_SECONDS = 90.0
 MAX_SERVER_MEGABYTES = 256
 ROOT = Path(__file__).parents[2]
-KEY = ShapeKey("default", "Shape", "foo")
+KEY = ResourceKey("default", "Shape", "foo")
 
 
 @pytest.fixture

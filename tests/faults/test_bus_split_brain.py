@@ -16,14 +16,14 @@ from events.envelope import encode_intake
 from events.intake import Reported
 from events.log import ActionDecided, ActionSucceeded, SpecDeclared
 from infra.bus.decision_sink import JetStreamDecisionSink
+from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.intake import JetStreamIntakeReader
-from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import INTAKE, find_log_id
 from infra.embedded import EmbeddedServer
 from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
 from reconciler.kinds import installed_kinds
-from reconciler.ports import AppendLostError, IntakeDelivery, ShapeAppend
+from reconciler.ports import AppendLostError, IntakeDelivery, ResourceAppend
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
 from reconciler.wiring import connected, initialise
@@ -36,12 +36,12 @@ from tests.scenarios.harness import Human, World, api_config, every, manifest, o
 COUNT = 100
 
 
-class CountingLog(JetStreamShapeLog):
+class CountingLog(JetStreamLog):
     """Counts how often another decider was faster."""
 
     conflicts = 0
 
-    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+    async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
         try:
             return await super().append(appends)
         except AppendLostError:
@@ -113,7 +113,7 @@ async def test_scenario_25_two_deciders_decide_everything_and_each_effect_happen
 
 
 @pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[JetStreamShapeLog]:
+async def log(tmp_path: Path) -> AsyncIterator[JetStreamLog]:
     server = EmbeddedServer()
     async with connected(await server.start(tmp_path / "nats")) as nc:
         await initialise(nc)
@@ -122,7 +122,7 @@ async def log(tmp_path: Path) -> AsyncIterator[JetStreamShapeLog]:
 
 
 async def test_scenario_25_a_resumed_decider_does_not_take_an_old_state_for_the_declared_one(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     """It believes that Red is declared, and is told Red: there would be nothing to do."""
     key, bus = new_key(), Bus()
@@ -136,11 +136,11 @@ async def test_scenario_25_a_resumed_decider_does_not_take_an_old_state_for_the_
 
 
 async def test_scenario_25_a_resumed_decider_does_not_throw_away_results_it_knows_nothing_of(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
     paused, active = _knowing_an_api(log, bus), _knowing_an_api(log, bus)
-    await paused.handle([declaration(key, 1, "Red", expected=5)])  # refused: it knows the shape
+    await paused.handle([declaration(key, 1, "Red", expected=5)])  # refused: it knows the resource
     await active.handle([declaration(key, 2, "Red")])
     action = only(ActionDecided, [each.data for each in await history_of(log, key)]).action
     now = datetime.now(UTC)
@@ -151,7 +151,7 @@ async def test_scenario_25_a_resumed_decider_does_not_throw_away_results_it_know
     assert only(ActionSucceeded, facts).action_id == action.action_id
 
 
-def _knowing_an_api(log: JetStreamShapeLog, bus: Bus) -> Decider:
+def _knowing_an_api(log: JetStreamLog, bus: Bus) -> Decider:
     configurations = Configurations()
     configurations.by_name["default"] = api_config("http://127.0.0.1:1")
     return Decider(

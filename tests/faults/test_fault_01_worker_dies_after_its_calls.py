@@ -13,18 +13,18 @@ from reconciler.failpoints import Failpoint
 from tests.crashes.lane import Lane
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SHAPES = 30
+COUNT = 30
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["answered", "reply lost"])
 async def test_1_each_call_that_was_made_is_made_again_with_its_key_and_has_one_effect(
     lane: Lane, name: str, lost: bool
 ) -> None:
-    names = [f"{name}-{number}" for number in range(SHAPES)]
+    names = [f"{name}-{number}" for number in range(COUNT)]
     await asyncio.gather(*(lane.declare(each) for each in names))
     if lost:
         await lane.break_api(lost_reply_rate=0.5, methods=["POST"], seed=1)
-    dying = lane.fork(f"{Failpoint.WORKER_CALLED}/Create:{SHAPES // 2}")
+    dying = lane.fork(f"{Failpoint.WORKER_CALLED}/Create:{COUNT // 2}")
     await dying.killed_at(Failpoint.WORKER_CALLED)
     made_before = sum([len(await lane.effects(each)) for each in names])
     assert made_before > 1, "on a busy machine some of the calls are second attempts"
@@ -33,6 +33,6 @@ async def test_1_each_call_that_was_made_is_made_again_with_its_key_and_has_one_
     for each in names:
         await lane.until_outcome(each, "Converged")
     await lane.until_at_rest()
-    assert [await lane.effects(each) for each in names] == [["POST"]] * SHAPES
+    assert [await lane.effects(each) for each in names] == [["POST"]] * COUNT
     await lane.assert_sound()
     await following.stop()

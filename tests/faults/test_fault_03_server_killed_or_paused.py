@@ -18,7 +18,7 @@ from tests.crashes.lane import Lane
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAUSE_SECONDS = 5.0
-SHAPES = 60
+COUNT = 60
 WRITERS = 6
 KILLS = 3
 
@@ -70,7 +70,7 @@ async def test_3_a_server_killed_again_and_again_loses_nothing_that_it_acknowled
 async def test_3_a_server_that_is_paused_longer_than_every_lease_resumes_where_it_was(
     lane: Lane, name: str
 ) -> None:
-    names = [f"{name}-{number}" for number in range(SHAPES)]
+    names = [f"{name}-{number}" for number in range(COUNT)]
     processes = [lane.fork(), lane.fork()]
     for each in processes:
         await each.ready()

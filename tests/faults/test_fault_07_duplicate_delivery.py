@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from events.subjects import log
-from infra.bus.streams import INTAKE, SHAPES, TIMERS, worker_consumer
+from infra.bus.streams import INTAKE, LOG, TIMERS, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_7_what_is_published_again_with_its_own_id_after_the_window_changes_nothing(
     lane: Lane, name: str
 ) -> None:
-    """The stream takes it for new, since its header is: only the shape can know it."""
+    """The stream takes it for new, since its header is: only the resource can know it."""
     process = lane.fork()
     await lane.withdraw(name)  # of what is not declared yet: it changes nothing
     for color in ("Red", "Red", "Green", "Purple"):
@@ -33,7 +33,7 @@ async def test_7_what_is_published_again_with_its_own_id_after_the_window_change
     told = await read_subject(lane.nc, INTAKE, f"in.*.*.{key(name).tokens}")
     kinds = {message.subject.split(".")[2] for message in told}
     assert {"desired", "result"} <= kinds
-    position = (await stream_state(lane.nc, SHAPES)).last_seq
+    position = (await stream_state(lane.nc, LOG)).last_seq
     effects = await lane.effects(name)
 
     for message in [*told, *reversed(told)]:
@@ -44,7 +44,7 @@ async def test_7_what_is_published_again_with_its_own_id_after_the_window_change
     await lane.until_at_rest()
 
     assert await lane.effects(name) == effects
-    assert (await stream_state(lane.nc, SHAPES)).last_seq == position
+    assert (await stream_state(lane.nc, LOG)).last_seq == position
     await lane.assert_sound()
     await process.stop()
 
@@ -63,7 +63,7 @@ async def test_7_an_action_delivered_again_while_its_call_is_under_way_has_one_e
     await lane.until_outcome(name, "Converged")
     await lane.break_api()
     await lane.until_at_rest()
-    actions = await read_subject(lane.nc, SHAPES, log(key(name), "action.default"))
+    actions = await read_subject(lane.nc, LOG, log(key(name), "action.default"))
     assert await deliveries(lane) - before > len(actions), "some were delivered again"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
@@ -81,23 +81,23 @@ async def test_7_a_timer_that_fires_twice_wakes_and_does_nothing_more(
     await lane.until_at_rest()
     fired = await read_subject(lane.nc, TIMERS, f"fired.{key(name).tokens}")
     assert fired, "the timer of the second attempt has fired"
-    position = (await stream_state(lane.nc, SHAPES)).last_seq
+    position = (await stream_state(lane.nc, LOG)).last_seq
     for _ in range(3):
         await publish(lane.nc, fired[0].subject, fired[0].payload)
     await lane.until_at_rest()
-    assert (await stream_state(lane.nc, SHAPES)).last_seq == position
+    assert (await stream_state(lane.nc, LOG)).last_seq == position
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await process.stop()
 
 
 async def deliveries(lane: Lane) -> int:
-    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{_ACTIONS}", None)
+    info = await api_request(lane.nc, f"CONSUMER.INFO.{LOG}.{_ACTIONS}", None)
     return int(info["delivered"]["consumer_seq"])
 
 
 async def set_lease(lane: Lane, seconds: float) -> None:
-    info = await api_request(lane.nc, f"CONSUMER.INFO.{SHAPES}.{_ACTIONS}", None)
+    info = await api_request(lane.nc, f"CONSUMER.INFO.{LOG}.{_ACTIONS}", None)
     config = info["config"] | {"ack_wait": int(seconds * 1e9)}
-    body = {"stream_name": SHAPES, "config": config, "action": "update"}
-    await api_request(lane.nc, f"CONSUMER.CREATE.{SHAPES}.{_ACTIONS}", body)
+    body = {"stream_name": LOG, "config": config, "action": "update"}
+    await api_request(lane.nc, f"CONSUMER.CREATE.{LOG}.{_ACTIONS}", body)

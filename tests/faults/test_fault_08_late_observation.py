@@ -13,7 +13,7 @@ from events.external import ExternalObject
 from events.intake import Observed
 from events.log import DriftDetected, ExternalObserved, OwnershipReleased
 from events.subjects import intake
-from infra.bus.streams import INTAKE, SHAPES
+from infra.bus.streams import INTAKE, LOG
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from tests.crashes.lane import Lane, key
@@ -52,13 +52,13 @@ async def test_8_looks_from_before_our_effects_change_nothing_in_any_order(
         late.append(await look(lane, name))
     await lane.until_at_rest()
     newest = late.pop()
-    position = (await stream_state(lane.nc, SHAPES)).last_seq
+    position = (await stream_state(lane.nc, LOG)).last_seq
     order = [*late, *late, newest]
     random.Random(seed).shuffle(order)
     for each in order:
         await tell(lane, name, each)
     await lane.until_at_rest()
-    assert (await stream_state(lane.nc, SHAPES)).last_seq == position
+    assert (await stream_state(lane.nc, LOG)).last_seq == position
     assert await lane.effects(name) == ["POST", "PUT", "PUT"]
     await lane.assert_sound()
     await process.stop()

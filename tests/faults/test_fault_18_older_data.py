@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log
 from infra.bus import log_watch
+from infra.bus.event_log import open_log
 from infra.bus.log_watch import JetStreamLogWatch, watch_log
-from infra.bus.shape_log import open_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import StreamReplacedError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import StreamState, stream_state
 from reconciler.cli.errors import report
-from reconciler.ports import LogCertainty, ShapeAppend
+from reconciler.ports import LogCertainty, ResourceAppend
 from reconciler.wiring import ROLES, Role, connected, initialise
 from tests.bus.histories import event
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config
 
 ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
-KEY = ShapeKey("default", "Shape", "foo")
+KEY = ResourceKey("default", "Shape", "foo")
 PATIENCE_SECONDS = 90.0
 
 
@@ -103,7 +103,7 @@ async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shor
     with redirect_stderr(written):
         assert report(error) == 1
     wanted = (
-        r"error: stream SHAPES ends at \d+, and this process has read it up to \d+; the server "
+        r"error: stream LOG_1 ends at \d+, and this process has read it up to \d+; the server "
         r"has come back with older data\. .* then start it again\n"
     )
     assert re.fullmatch(wanted, written.getvalue()), written.getvalue()
@@ -123,12 +123,12 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 async def write(server: EmbeddedServer, count: int, *, after: int = 0, kind: str = "a") -> None:
-    """Append events of a shape of this kind of name."""
+    """Append events of a resource of this kind of name."""
     async with connected(server.url) as nc:
-        shape_log = await open_log(nc)
+        event_log = await open_log(nc)
         for number in range(after, after + count):
-            key = ShapeKey("default", "Shape", f"{kind}{number}")
-            await shape_log.append([ShapeAppend(key, [event(key, 1)], 0)])
+            key = ResourceKey("default", "Shape", f"{kind}{number}")
+            await event_log.append([ResourceAppend(key, [event(key, 1)], 0)])
 
 
 async def ends(watch: JetStreamLogWatch) -> str:

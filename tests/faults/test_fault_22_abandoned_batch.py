@@ -8,7 +8,7 @@ import time
 import pytest
 
 from events.subjects import log_filter
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.reads import read_subject
 from reconciler.failpoints import Failpoint
 from tests.crashes.lane import Lane, key
@@ -26,7 +26,7 @@ async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_dec
     await asyncio.gather(*(lane.declare(each) for each in names))
     dying = lane.fork(Failpoint.DECIDER_BATCH_HALF_SENT)
     await dying.killed_at(Failpoint.DECIDER_BATCH_HALF_SENT)
-    stored = [await read_subject(lane.nc, SHAPES, log_filter(key(each))) for each in names]
+    stored = [await read_subject(lane.nc, LOG, log_filter(key(each))) for each in names]
     assert sum(map(len, stored)) < MANY, "a batch of them was on its way, and none of it is there"
     following = lane.fork()
     for each in names:

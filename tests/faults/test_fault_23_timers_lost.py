@@ -14,7 +14,7 @@ from tests.crashes.lane import Lane, key
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_23_a_shape_whose_timer_was_lost_is_swept_up(lane: Lane, name: str) -> None:
+async def test_23_a_resource_whose_timer_was_lost_is_swept_up(lane: Lane, name: str) -> None:
     process = lane.fork()
     await lane.break_api(
         throttle_rate=1, retry_after_seconds=2, methods=["POST"], remaining=1, name_prefix=name

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.manifest import Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake, log
 from infra.bus.dead_letters import read_discarded
 from infra.bus.streams import DEADLETTERS, INTAKE, MAX_UNACKNOWLEDGED, PARTITIONS
@@ -28,7 +28,7 @@ from tests.scenarios.harness import Human, World, api_config, manifest
 PATIENCE_SECONDS = 300.0
 UNUSABLE = 20_000
 NEIGHBOURS = 40
-HOSTILE = ShapeKey("hostile", "Shape", "bad")
+HOSTILE = ResourceKey("hostile", "Shape", "bad")
 MISFIT = "rec.desired.hostile"
 QUARTER = MAX_UNACKNOWLEDGED // 4
 
@@ -45,7 +45,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await process.stop()
 
 
-def partition_of(key: ShapeKey) -> int:
+def partition_of(key: ResourceKey) -> int:
     """As the server does it: FNV-1a of the tokens."""
     found = 2_166_136_261
     for byte in f"{key.namespace}{key.kind}{key.name}".encode():
@@ -54,9 +54,11 @@ def partition_of(key: ShapeKey) -> int:
 
 
 def neighbours() -> list[str]:
-    """Names of shapes in the flooded partition."""
+    """Names of resources in the flooded partition."""
     wanted, names = partition_of(HOSTILE), (f"n{number}" for number in range(10_000))
-    found = [name for name in names if partition_of(ShapeKey("default", "Shape", name)) == wanted]
+    found = [
+        name for name in names if partition_of(ResourceKey("default", "Shape", name)) == wanted
+    ]
     return found[:NEIGHBOURS]
 
 
@@ -129,7 +131,7 @@ async def test_fault_28_a_flood_gets_no_more_than_a_quarter_of_the_dead_letters(
     most = 1024**2
     await limit_dead_letters(world, most)
     await flood(world, intake("desired", HOSTILE))
-    await flood(world, intake("desired", ShapeKey("default", "Shape", "typo")), count=1)
+    await flood(world, intake("desired", ResourceKey("default", "Shape", "typo")), count=1)
 
     await others_converge(world)
     await world.until_settled()
@@ -166,7 +168,7 @@ async def test_fault_28_a_decider_that_takes_over_comes_back_under_the_quarter(
 
 
 async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: World) -> None:
-    """A shape whose history is damaged: nothing is wrong with what is declared."""
+    """A resource whose history is damaged: nothing is wrong with what is declared."""
     await publish(world.nc, log(HOSTILE, "fact"), b"of a newer release")
     await world.restart_reconciler()
     await limit_dead_letters(world, 1)

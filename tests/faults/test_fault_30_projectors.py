@@ -1,6 +1,6 @@
 """Fault 30: two projectors of which one lags; a stop at any batch of rows; a long log at the start.
 
-The rows are those of 700 shapes that are made, of which some go and some come back.
+The rows are those of 700 resources that are made, of which some go and some come back.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 
 from events.log import LogEvent
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus import rows as rows_module
+from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import ROWS, ROWS_PREFIX
 from infra.embedded import EmbeddedServer
 from infra.jetstream.append import append
@@ -36,7 +36,7 @@ from projections.read_models import (
 from reconciler.cli.log_replay import replay_from_start
 from reconciler.cli.row_comparison import compare
 from reconciler.failpoints import Failpoint
-from reconciler.ports import ShapeAppend, StoredEvent
+from reconciler.ports import ResourceAppend, StoredEvent
 from reconciler.roles.projector import Projector, load_models
 from reconciler.wiring import initialise
 from tests.crashes.role_process import RoleProcess
@@ -45,14 +45,14 @@ from tests.resource.building import Story, converged
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SHAPES = 700
+COUNT = 700
 BATCHES_OF_ROWS = 4  # at least; the first one empties the store
-TOGETHER = 50  # shapes in one append
+TOGETHER = 50  # resources in one append
 PATIENCE_SECONDS = 60.0
 
 
 class Life:
-    """A shape's history: made, gone, made again."""
+    """A resource's history: made, gone, made again."""
 
     def __init__(self) -> None:
         story, self.ends = converged(), list[int]()
@@ -65,7 +65,7 @@ class Life:
         self.ends.append(len(story.log))
         self._story: Story = story
 
-    def part(self, key: ShapeKey, number: int) -> list[LogEvent]:
+    def part(self, key: ResourceKey, number: int) -> list[LogEvent]:
         first = ([0, *self.ends])[number]
         events = renamed(self._story, key).log[first : self.ends[number]]
         return [replace(event, causeposition=0) for event in events]  # there is no intake here
@@ -77,17 +77,17 @@ LIFE = Life()
 class Log:
     """The log of one server, and what is to be found in its rows."""
 
-    def __init__(self, url: str, nc: Client, log: JetStreamShapeLog) -> None:
+    def __init__(self, url: str, nc: Client, log: JetStreamLog) -> None:
         self.url = url
         self.nc = nc
         self._log = log
-        self._heads: dict[ShapeKey, int] = {}
+        self._heads: dict[ResourceKey, int] = {}
 
-    async def go_on(self, keys: Sequence[ShapeKey], part: int) -> None:
+    async def go_on(self, keys: Sequence[ResourceKey], part: int) -> None:
         """Append a part of their lives."""
         for start in range(0, len(keys), TOGETHER):
             appends = [
-                ShapeAppend(key, LIFE.part(key, part), self._heads.get(key, 0))
+                ResourceAppend(key, LIFE.part(key, part), self._heads.get(key, 0))
                 for key in keys[start : start + TOGETHER]
             ]
             positions = await self._log.append(appends)
@@ -117,8 +117,8 @@ class Log:
         assert found.checkpoint == await self._log.last_position()
 
 
-def keys(first: int, last: int) -> list[ShapeKey]:
-    return [ShapeKey("default", "Block", f"foo-{number}") for number in range(first, last)]
+def keys(first: int, last: int) -> list[ResourceKey]:
+    return [ResourceKey("default", "Block", f"foo-{number}") for number in range(first, last)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -128,9 +128,9 @@ async def log(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Log]:
     nc = await connect(url, name="test")
     await initialise(nc)
     log = Log(url, nc, await open_log(nc))
-    await log.go_on(keys(0, SHAPES), 0)
-    await log.go_on(keys(0, SHAPES // 2), 1)
-    await log.go_on(keys(0, SHAPES // 4), 2)
+    await log.go_on(keys(0, COUNT), 0)
+    await log.go_on(keys(0, COUNT // 2), 1)
+    await log.go_on(keys(0, COUNT // 4), 2)
     yield log
     await close(nc)
     await server.kill()
@@ -260,15 +260,15 @@ async def test_30_a_paused_projector_that_wakes_makes_no_row_older_and_takes_ove
     await other.ready()
 
     paused.pause()
-    await log.go_on(keys(SHAPES, SHAPES + 20), 0)
+    await log.go_on(keys(COUNT, COUNT + 20), 0)
     await until(log.is_written, "the other one takes over")
-    await log.go_on(keys(SHAPES, SHAPES + 10), 1)
+    await log.go_on(keys(COUNT, COUNT + 10), 1)
     await until(log.is_written, "the other one writes on")
     paused.resume()
-    await log.go_on(keys(SHAPES, SHAPES + 10), 2)
+    await log.go_on(keys(COUNT, COUNT + 10), 2)
     await until(log.is_written, "one of them writes")
     await other.kill()
-    gone = keys(SHAPES + 10, SHAPES + 20)
+    gone = keys(COUNT + 10, COUNT + 20)
     await log.go_on(gone, 1)
     await until(log.is_written, "the one that was paused takes over")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from infra.bus.shape_log import JetStreamShapeLog, open_log
+from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.streams import ensure_topology
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
@@ -35,7 +35,7 @@ async def bus(server: EmbeddedServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def log(bus: Client) -> JetStreamShapeLog:
+async def log(bus: Client) -> JetStreamLog:
     return await open_log(bus)
 
 

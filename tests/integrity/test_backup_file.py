@@ -11,31 +11,34 @@ from nats.aio.client import Client
 
 from events.log import Action
 from events.manifest import ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log_filter
 from infra.backup.file import MAGIC
-from infra.bus.shape_log import JetStreamShapeLog, open_log
-from infra.bus.streams import INTAKE, SHAPES, find_log
+from infra.bus.event_log import JetStreamLog, open_log
+from infra.bus.streams import INTAKE, LOG, find_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
-from reconciler.ports import ShapeAppend
+from reconciler.ports import ResourceAppend
 from reconciler.roles.configurations import Configurations
 from tests.bus.histories import events, new_key
 from tests.bus.test_decider import Bus, actions_of, decider, declaration
 from tests.integrity.operator import Operator
 
 
-async def _fill(log: JetStreamShapeLog, shapes: int = 20, length: int = 8) -> None:
+async def _fill(log: JetStreamLog, shapes: int = 20, length: int = 8) -> None:
     await log.append(
-        [ShapeAppend(key, events(key, 1, length), 0) for key in (new_key() for _ in range(shapes))]
+        [
+            ResourceAppend(key, events(key, 1, length), 0)
+            for key in (new_key() for _ in range(shapes))
+        ]
     )
 
 
 async def _contents(nc: Client) -> list[tuple[int, str, bytes, str | None]]:
-    return [_content(one) for one in await read_subject(nc, SHAPES, "log.>")]
+    return [_content(one) for one in await read_subject(nc, LOG, "log.>")]
 
 
 def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
@@ -52,7 +55,7 @@ async def other(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 async def test_every_event_comes_back_at_its_position_with_its_digest(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     bus: Client,
     server: EmbeddedServer,
     other: EmbeddedServer,
@@ -72,7 +75,7 @@ async def test_every_event_comes_back_at_its_position_with_its_digest(
 
 
 async def test_an_existing_file_is_not_overwritten(
-    log: JetStreamShapeLog, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, server: EmbeddedServer, operator: Operator
 ) -> None:
     (operator.folder / "b").write_text("precious")
     refused = await operator.runs(server.url, "backup", "b")
@@ -81,7 +84,7 @@ async def test_an_existing_file_is_not_overwritten(
 
 
 async def test_a_backup_under_writes_is_a_prefix_of_the_log(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     bus: Client,
     server: EmbeddedServer,
     other: EmbeddedServer,
@@ -128,7 +131,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_written(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     bus: Client,
     server: EmbeddedServer,
     other: EmbeddedServer,
@@ -148,7 +151,7 @@ async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_writ
 
 
 async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_refused(
-    log: JetStreamShapeLog,
+    log: JetStreamLog,
     bus: Client,
     server: EmbeddedServer,
     other: EmbeddedServer,
@@ -175,7 +178,7 @@ async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_ref
 
 
 async def test_an_empty_log_of_another_name_is_no_hindrance(
-    log: JetStreamShapeLog, server: EmbeddedServer, other: EmbeddedServer, operator: Operator
+    log: JetStreamLog, server: EmbeddedServer, other: EmbeddedServer, operator: Operator
 ) -> None:
     await _fill(log)
     await operator.succeeds(server.url, "backup", "b")
@@ -189,11 +192,11 @@ async def test_an_empty_log_of_another_name_is_no_hindrance(
 
 
 async def test_a_log_that_somebody_works_on_is_not_touched(
-    log: JetStreamShapeLog, bus: Client, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, bus: Client, server: EmbeddedServer, operator: Operator
 ) -> None:
     await _fill(log)
     await operator.succeeds(server.url, "backup", "b")
-    reader = PullReader(bus, SHAPES, "workers", max_batch=1)
+    reader = PullReader(bus, LOG, "workers", max_batch=1)
     waiting = asyncio.create_task(reader.next_batch())
 
     async def is_refused() -> bool:
@@ -209,10 +212,10 @@ async def test_a_log_that_somebody_works_on_is_not_touched(
 
 
 async def test_a_backup_of_a_damaged_log_says_so(
-    log: JetStreamShapeLog, bus: Client, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, bus: Client, server: EmbeddedServer, operator: Operator
 ) -> None:
     key = new_key()
-    await log.append([ShapeAppend(key, events(key, 1, 3), 0)])
+    await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     await publish(bus, f"{log_filter(key)[:-2]}.fact", b"hello")
     ran = await operator.runs(server.url, "backup", "b")
     assert ran.status == 1
@@ -221,7 +224,7 @@ async def test_a_backup_of_a_damaged_log_says_so(
 
 
 async def test_the_new_intake_counts_on_from_above_the_old_one(
-    log: JetStreamShapeLog, bus: Client, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, bus: Client, server: EmbeddedServer, operator: Operator
 ) -> None:
     await _fill(log)
     before = (await stream_state(bus, INTAKE)).last_seq
@@ -232,7 +235,7 @@ async def test_the_new_intake_counts_on_from_above_the_old_one(
 
 
 async def test_a_restored_log_gives_other_keys_to_the_same_actions(
-    log: JetStreamShapeLog, server: EmbeddedServer, tmp_path: Path, operator: Operator
+    log: JetStreamLog, server: EmbeddedServer, tmp_path: Path, operator: Operator
 ) -> None:
     """The API remembers the keys of what the log has lost: they must stand for nothing new."""
     await _fill(log, shapes=1)
@@ -250,7 +253,7 @@ async def test_a_restored_log_gives_other_keys_to_the_same_actions(
     assert len({each.idempotency_key for each in decided}) == 3
 
 
-async def _decided(log: JetStreamShapeLog, key: ShapeKey) -> Action:
+async def _decided(log: JetStreamLog, key: ResourceKey) -> Action:
     configurations = Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
     await decider(log, Bus(), configurations).handle([declaration(key, 1, "Red")])

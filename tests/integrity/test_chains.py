@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from events.envelope import encode_log
 from events.integrity import LogChains, LogDamage, Problem, Recorded, next_digest
 from events.log import LogEvent, log_class
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log
 from tests.bus.histories import events
 
-FOO = ShapeKey("default", "Shape", "foo")
-BAR = ShapeKey("default", "Shape", "bar")
+FOO = ResourceKey("default", "Shape", "foo")
+BAR = ResourceKey("default", "Shape", "bar")
 
 
 def recorded(history: Sequence[LogEvent], *, digested: bool = True) -> list[Recorded]:
@@ -73,7 +73,7 @@ def _changed(stored: list[Recorded]) -> list[Recorded]:
 
 def _of_a_newer_release(stored: list[Recorded]) -> list[Recorded]:
     content = json.loads(stored[2].payload)
-    content["type"] = "reconciler.shape.ShapeTeleported"
+    content["type"] = "reconciler.resource.ShapeTeleported"
     content["data"]["event"] = "ShapeTeleported"
     newer = replace(stored[2], payload=json.dumps(content).encode())
     return [*stored[:2], newer, *stored[3:]]
@@ -109,7 +109,7 @@ def test_damage_is_told_once_with_its_place_and_nothing_behind_it_is_used(
 ) -> None:
     found = passed(damages(recorded(events(FOO, 1, 6))))
     (damage,) = found.damage
-    assert (damage.problem, damage.shape) == (problem, "default/Shape/foo")
+    assert (damage.problem, damage.resource) == (problem, "default/Shape/foo")
     assert (damage.version, damage.position) == (3, 3)
     assert told in str(damage)
     assert found.sound == ["default/Shape/foo@1", "default/Shape/foo@2"]
@@ -122,19 +122,19 @@ def test_events_in_the_wrong_order_are_found() -> None:
     assert len(passed(swapped).sound) == 2
 
 
-def test_one_shape_is_damaged_and_the_others_are_not() -> None:
+def test_one_resource_is_damaged_and_the_others_are_not() -> None:
     foo, bar = recorded(events(FOO, 1, 4)), recorded(events(BAR, 1, 4))
     mixed = [one for pair in zip(foo, bar, strict=True) for one in pair]
     del mixed[2]
     found = passed(renumbered(mixed))
-    assert [each.shape for each in found.damage] == ["default/Shape/foo"]
+    assert [each.resource for each in found.damage] == ["default/Shape/foo"]
     assert [each for each in found.sound if "bar" in each] == [f"{BAR}@{n}" for n in range(1, 5)]
 
 
 def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None:
     stored = recorded(events(FOO, 1, 5))
     found = passed([*stored[:2], at(stored[2], 7)])
-    assert [(each.problem, each.shape) for each in found.damage] == [("Missing", "")]
+    assert [(each.problem, each.resource) for each in found.damage] == [("Missing", "")]
     assert "events at positions 3 to 6" in str(found.damage[0])
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
@@ -146,9 +146,9 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
     assert "events at positions 4 to 5, found nothing there" in str(damage[0])
 
 
-def test_what_belongs_to_no_shape_is_told() -> None:
+def test_what_belongs_to_no_resource_is_told() -> None:
     found = passed([Recorded(1, "log.some.thing", b"hello", "")])
-    assert [(each.problem, each.shape) for each in found.damage] == [("Misplaced", "")]
+    assert [(each.problem, each.resource) for each in found.damage] == [("Misplaced", "")]
 
 
 def test_the_events_of_a_release_without_digests_are_checked_by_their_versions() -> None:
@@ -172,9 +172,9 @@ def test_a_pass_that_begins_in_the_middle_takes_the_first_event_as_it_is() -> No
     assert passed([stored[3], at(stored[5], 5)], after=3).damage[0].problem == "Missing"
 
 
-def test_a_bounded_pass_checks_those_shapes_of_which_it_saw_the_newest_events() -> None:
+def test_a_bounded_pass_checks_those_resources_of_which_it_saw_the_newest_events() -> None:
     foo = recorded(events(FOO, 1, 4))
-    others = [recorded(events(ShapeKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)]
+    others = [recorded(events(ResourceKey("default", "Shape", f"s{n}"), 1, 1))[0] for n in range(4)]
     skipped = [*foo[:2], foo[3]]
     soon = renumbered([*skipped[:2], *others[:2], skipped[2]])
     late = renumbered([*skipped[:2], *others, skipped[2]])
@@ -184,7 +184,7 @@ def test_a_bounded_pass_checks_those_shapes_of_which_it_saw_the_newest_events() 
     assert len(passed(late, most=2).sound) == len(late)
 
 
-def test_an_event_of_another_shape_is_misplaced_though_its_version_and_digest_fit() -> None:
+def test_an_event_of_another_resource_is_misplaced_though_its_version_and_digest_fit() -> None:
     first, second = events(FOO, 1, 2)
     stored = recorded([first, second])
     payload = encode_log(replace(second, subject=str(BAR)))

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import pytest
 
 from events.log import SpecDeclared
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log as log_subject
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from reconciler.roles import decider
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 
-CONFIG = ShapeKey("system", "ProviderConfig", "default")
+CONFIG = ResourceKey("system", "ProviderConfig", "default")
 NAMES = ("foo", "bar", "baz")
 
 
 async def _live(world: World) -> None:
-    """A log in which each of three shapes was declared twice."""
+    """A log in which each of three resources was declared twice."""
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     for color in ("Red", "Blue"):
@@ -47,7 +47,7 @@ async def _start_server(world: World) -> None:
 
 def _flip(world: World, event_id: str) -> None:
     """Change a byte in the middle of one event, on the disk."""
-    (block,) = blocks_of(world.server.data_dir, SHAPES)
+    (block,) = blocks_of(world.server.data_dir, LOG)
     content = bytearray(block.read_bytes())
     place = content.index(f'"id":"{event_id}"'.encode())
     content[place + 8] ^= 0xFF
@@ -66,7 +66,7 @@ async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:
 
 
 async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -> None:
-    """The named shapes are held and shown; doctor fails; all others go on."""
+    """The named resources are held and shown; doctor fails; all others go on."""
     url = world.server.url
 
     async def are_shown() -> bool:
@@ -85,7 +85,7 @@ async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -
         await world.until_outcome(name, "Converged", generation=3)
 
 
-async def test_a_changed_byte_holds_one_shape_and_the_newest_backup_repairs_it(
+async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_it(
     bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decider, "_HELD_SECONDS", 0.05)
@@ -102,7 +102,7 @@ async def test_a_changed_byte_holds_one_shape_and_the_newest_backup_repairs_it(
     await _start_server(world)
 
     found = await _damage(world, operator)
-    assert {each.get("shape", "") for each in found} == {"", "default/Shape/foo"}
+    assert {each.get("resource", "") for each in found} == {"", "default/Shape/foo"}
     assert all("expected" in each for each in found)
 
     parts = await world.start_reconciler()
@@ -118,8 +118,8 @@ async def test_a_changed_byte_holds_one_shape_and_the_newest_backup_repairs_it(
     await world.until(is_kept, "the declaration is kept as a dead letter")
     (letter,) = await world.dead_letters()
     assert letter.stage == "decision"
-    assert "the shape is held, its log is damaged: default/Shape/foo, position" in letter.reason
-    assert await world.human.effects("foo") == effects, "nothing is done for a held shape"
+    assert "the resource is held, its log is damaged: default/Shape/foo, position" in letter.reason
+    assert await world.human.effects("foo") == effects, "nothing is done for a held resource"
     await world.stop_reconciler()
 
     refused = await operator.runs(url, "restore", "sound")
@@ -139,7 +139,7 @@ async def test_a_changed_byte_holds_one_shape_and_the_newest_backup_repairs_it(
     assert await world.human.effects("foo") == ["POST", "PUT", "PUT", "PUT"]
 
 
-async def test_a_log_whose_end_is_cut_holds_the_shapes_that_have_lost_events(
+async def test_a_log_whose_end_is_cut_holds_the_resources_that_have_lost_events(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world
@@ -147,12 +147,12 @@ async def test_a_log_whose_end_is_cut_holds_the_shapes_that_have_lost_events(
     await operator.succeeds(world.server.url, "backup", "sound")
     last = await world.log_position()
     await _stop_server(world)
-    (block,) = blocks_of(world.server.data_dir, SHAPES)
+    (block,) = blocks_of(world.server.data_dir, LOG)
     content = block.read_bytes()
     block.write_bytes(content[: content.index(b'"id":"default/Shape/baz@6"')])
     block.with_name("index.db").unlink()  # without it, the server takes the shorter log for whole
     await _start_server(world)
-    assert (await stream_state(world.nc, SHAPES)).last_seq < last
+    assert (await stream_state(world.nc, LOG)).last_seq < last
 
     verified = await operator.runs(world.server.url, "replay", "--verify", "-o", "json")
     assert verified.status == 1
@@ -172,7 +172,7 @@ async def test_a_log_whose_end_is_cut_holds_the_shapes_that_have_lost_events(
     assert (await operator.finds(world.server.url, "log"))["verdict"] == "ok"
 
 
-async def test_a_shape_whose_newest_event_is_damaged_hides_no_other(
+async def test_a_resource_whose_newest_event_is_damaged_hides_no_other(
     bare_world: World, operator: Operator
 ) -> None:
     """The server says nothing of those that it would have told behind it."""
@@ -243,7 +243,7 @@ async def test_a_lost_file_holds_everything_that_was_in_it(
     await _live(world)
     await operator.succeeds(world.server.url, "backup", "sound")
     await _stop_server(world)
-    for block in blocks_of(world.server.data_dir, SHAPES):
+    for block in blocks_of(world.server.data_dir, LOG):
         block.unlink()
     await _start_server(world)
     assert "Missing" in {each["problem"] for each in await _damage(world, operator)}
@@ -263,15 +263,15 @@ GARBAGE = {
     "has a subject of its own": ("log.default.Shape.foo.fact.more", b"hello"),
     "is of a newer release": (
         log_subject(shape("foo"), "fact"),
-        b'{"id":"default/Shape/foo@7","source":"reconciler","type":"reconciler.shape.Teleported",'
-        b'"subject":"default/Shape/foo","time":"2027-01-01T00:00:00Z","shapeversion":7,'
+        b'{"id":"default/Shape/foo@7","source":"reconciler","type":"reconciler.resource.Teleported",'
+        b'"subject":"default/Shape/foo","time":"2027-01-01T00:00:00Z","resourceversion":7,'
         b'"data":{"event":"Teleported","to":"Mars"},"specversion":"1.0"}',
     ),
 }
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-async def test_garbage_in_a_history_holds_that_shape_and_no_other(
+async def test_garbage_in_a_history_holds_that_resource_and_no_other(
     bare_world: World, operator: Operator, what: str
 ) -> None:
     world = bare_world
@@ -285,7 +285,7 @@ async def test_garbage_in_a_history_holds_that_shape_and_no_other(
     assert outcomes["foo"] == ("Held", "LogDamaged")
 
 
-async def test_garbage_that_belongs_to_no_shape_is_told_by_doctor_and_holds_nothing(
+async def test_garbage_that_belongs_to_no_resource_is_told_by_doctor_and_holds_nothing(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world

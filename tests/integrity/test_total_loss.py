@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from events.log import Action, ActionDecided
-from infra.bus.shape_log import open_log
+from infra.bus.event_log import open_log
 from infra.bus.streams import LogIdentity, begin_restoration, find_log
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.wiring import initialise

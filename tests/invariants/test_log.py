@@ -17,13 +17,13 @@ from events.log import (
     ActionSucceeded,
     DriftDetected,
     LogEvent,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
 )
 from events.manifest import Retry
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log, parse_stored_intake
-from infra.bus.streams import INTAKE, SHAPES, TIMERS
+from infra.bus.streams import INTAKE, LOG, TIMERS
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.reads import read_subject
@@ -31,13 +31,13 @@ from projections.read_models import rebuild
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
-from reconciler.roles.repository import EVENTS_BETWEEN_SNAPSHOTS, ShapeRepository
+from reconciler.roles.repository import EVENTS_BETWEEN_SAVES, ResourceRepository
 from tests.invariants.witness import Witness
 from tests.scenarios.harness import World, api_config, every, now, only, shape
 
 
 async def eventful_life(world: World) -> None:
-    """Shapes that converge, drift, are withdrawn, orphaned, refused, and made by humans."""
+    """Resources that converge, drift, are withdrawn, orphaned, refused, and made by humans."""
     await world.human.makes("taken")
     await world.human.makes("bar")
     for name in ("foo", "drifting", "leaving", "taken"):
@@ -81,20 +81,20 @@ async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world:
     assert await world.human.journal() == journal
 
 
-async def test_1_a_state_from_a_snapshot_is_the_state_from_the_log(world: World):
+async def test_1_a_state_from_a_cached_is_the_state_from_the_log(world: World):
     key = shape("foo")
-    for turn in range(EVENTS_BETWEEN_SNAPSHOTS // 4 + 1):
+    for turn in range(EVENTS_BETWEEN_SAVES // 4 + 1):
         await world.declare("foo", color=("Red", "Green")[turn % 2])
         await world.until_outcome("foo", "Converged", generation=turn + 1)
     await world.stop_reconciler()
-    with_snapshot = (await ShapeRepository(world.log).get([key]))[key]
-    assert with_snapshot.snapshot_version >= EVENTS_BETWEEN_SNAPSHOTS
+    with_cache = (await ResourceRepository(world.log).get([key]))[key]
+    assert with_cache.cached_version >= EVENTS_BETWEEN_SAVES
 
     await world.erase_caches()
 
-    without = (await ShapeRepository(world.log).get([key]))[key]
-    assert without.snapshot_version == 0
-    assert (without.state, without.position) == (with_snapshot.state, with_snapshot.position)
+    without = (await ResourceRepository(world.log).get([key]))[key]
+    assert without.cached_version == 0
+    assert (without.state, without.position) == (with_cache.state, with_cache.position)
 
 
 async def test_2_the_intent_is_in_the_log_before_each_effect(bare_world: World):
@@ -204,7 +204,7 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
     await eventful_life(world)
     await world.stop_reconciler()
     configs = world.parts.configurations.by_name
-    commands: dict[ShapeKey, list[Command]] = {}
+    commands: dict[ResourceKey, list[Command]] = {}
     for message in await read_subject(world.nc, INTAKE, "in.>"):
         what, key = parse_stored_intake(message.subject)
         told = decode_intake(message.payload, expected=what, fallback_id="")
@@ -226,7 +226,7 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
             ]
             state = again.state
             replayed += len(recorded)
-        assert state == (await ShapeRepository(world.log).get([key]))[key].state
+        assert state == (await ResourceRepository(world.log).get([key]))[key].state
     assert replayed > 30
     for name in ("foo", "drifting", "leaving", "orphan", "taken", "bar"):
         assert shape(name) in commands
@@ -243,11 +243,11 @@ def _taken_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Co
 async def test_the_log_cannot_be_deleted_or_purged(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    stored = await read_subject(world.nc, SHAPES, f"{log(shape('foo'), 'fact')}")
+    stored = await read_subject(world.nc, LOG, f"{log(shape('foo'), 'fact')}")
 
     for request, body in (
-        (f"STREAM.PURGE.{SHAPES}", {}),
-        (f"STREAM.MSG.DELETE.{SHAPES}", {"seq": stored[0].seq}),
+        (f"STREAM.PURGE.{LOG}", {}),
+        (f"STREAM.MSG.DELETE.{LOG}", {"seq": stored[0].seq}),
     ):
         with pytest.raises(BusRefusedError):
             await api_request(world.nc, request, body)
@@ -286,5 +286,5 @@ async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
     assert not every(DriftDetected, facts), "nobody else is blamed"
 
 
-def _is_about(event: ShapeEvent, action: Action) -> bool:
+def _is_about(event: ResourceEvent, action: Action) -> bool:
     return getattr(event, "action_id", "") == action.action_id

@@ -9,9 +9,9 @@ import pytest
 
 from events.log import ActionDecided, DriftDetected, LogEvent, RetryScheduled, SpecDeclared
 from events.manifest import Limits, Retry
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import schedule
-from infra.bus.streams import INTAKE, SHAPES, TIMERS, worker_consumers
+from infra.bus.streams import INTAKE, LOG, TIMERS, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import read_subject, stream_state
 from reconciler.resource.evolve import fold
@@ -23,12 +23,12 @@ NAMES = [f"foo-{number}" for number in range(40)]
 
 
 async def unaccounted(world: World) -> list[str]:
-    """The shapes whose action is under way by the log, and of which nobody takes care.
+    """The resources whose action is under way by the log, and of which nobody takes care.
 
     Asked in an order in which what moves on in between is seen twice, never not at all: the log
     first, then who is to execute, then what waits to be decided or to fire.
     """
-    histories: dict[ShapeKey, list[LogEvent]] = {}
+    histories: dict[ResourceKey, list[LogEvent]] = {}
     for stored in await world.log.of_kind("default", "Shape"):
         histories.setdefault(stored.event.key, []).append(stored.event)
     states = {key: fold(events) for key, events in histories.items()}
@@ -107,7 +107,7 @@ async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(wor
 
 
 async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world: World):
-    """nats-server is killed while forty shapes are on their way, and comes back."""
+    """nats-server is killed while forty resources are on their way, and comes back."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, limits=Limits(concurrency=4)))
@@ -148,13 +148,13 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world: Wor
 async def test_11_the_log_goes_on_where_it_was_after_the_server_was_killed(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    before = await stream_state(world.nc, SHAPES)
+    before = await stream_state(world.nc, LOG)
 
     await world.kill_nats()
     await world.start_nats()
     await world.until(lambda: world.history("foo"), "the log answers again")
 
-    after = await stream_state(world.nc, SHAPES)
+    after = await stream_state(world.nc, LOG)
     assert after.last_seq >= before.last_seq
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)

@@ -10,8 +10,8 @@ from events.external import ExternalObject
 from events.intake import Observed
 from events.log import ActionDecided, ActionFailed, DriftDetected, OwnershipReleased
 from events.manifest import CredentialsRef
-from events.names import ShapeKey
-from infra.bus.streams import SHAPES
+from events.names import ResourceKey
+from infra.bus.streams import LOG
 from infra.jetstream.reads import read_subject
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import World, api_config, every, manifest, only, shape
@@ -72,7 +72,7 @@ async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_an
 ):
     world = exclusive_world
     await world.human.makes("bar", labels=world.owner_of("bar"))
-    another_log = owner("another-log", ShapeKey("default", "Shape", "baz"))
+    another_log = owner("another-log", ResourceKey("default", "Shape", "baz"))
     await world.human.makes("baz", labels={OWNER_LABEL: another_log})
 
     await world.until_outcome("bar", "Disputed", reason="LabelSaysOurs")
@@ -164,6 +164,6 @@ async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
 
-    stored = await read_subject(world.nc, SHAPES, "log.>")
+    stored = await read_subject(world.nc, LOG, "log.>")
     assert stored
     assert not any(secret.encode() in message.payload for message in stored)

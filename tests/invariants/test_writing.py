@@ -15,9 +15,9 @@ from events.external import ExternalObject
 from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
 from events.log import ActionDecided, ActionFailed, SpecDeclared
 from events.manifest import ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import Intake
-from infra.bus.shape_log import JetStreamShapeLog
+from infra.bus.event_log import JetStreamLog
 from infra.bus.streams import TIMERS
 from infra.jetstream.connection import api_request
 from reconciler.ports import (
@@ -26,7 +26,7 @@ from reconciler.ports import (
     DeadLetter,
     IntakeDelivery,
     Rejection,
-    ShapeAppend,
+    ResourceAppend,
     TimerRequest,
 )
 from reconciler.resource.evolve import fold
@@ -92,7 +92,7 @@ async def test_4_an_old_result_does_not_end_the_action_that_is_under_way(world: 
     assert every(ActionFailed, await world.facts("foo")) == []
 
 
-async def test_4_a_shape_whose_timer_was_lost_is_found_by_the_sweep(
+async def test_4_a_resource_whose_timer_was_lost_is_found_by_the_sweep(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sweeper, "SWEEP_SECONDS", 0.1)
@@ -136,8 +136,8 @@ class Inbox:
         return [[] for _ in deliveries]
 
     async def declarations_of(
-        self, known: Mapping[ShapeKey, Collection[int]]
-    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
+        self, known: Mapping[ResourceKey, Collection[int]]
+    ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
         return {}
 
     async def close(self) -> None: ...
@@ -152,19 +152,19 @@ class Told:
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         raise AssertionError(letters[0].reason)
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
         raise AssertionError(letters[0].reason)
 
 
-class CountingLog(JetStreamShapeLog):
+class CountingLog(JetStreamLog):
     """The log, counting the appends that another writer was faster than."""
 
     lost = 0
 
-    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+    async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
         try:
             return await super().append(appends)
         except AppendLostError:
@@ -195,7 +195,7 @@ _positions = itertools.count(1)
 def delivery(data: IntakeData, what: Intake = "desired", name: str = "foo") -> IntakeDelivery:
     message_id = uuid.uuid4().hex
     payload = encode_intake(message_id, ACTOR, data, time=moment())
-    key: ShapeKey = shape(name)
+    key: ResourceKey = shape(name)
     subject = f"in.0.{what}.{key.tokens}"
     return IntakeDelivery(next(_positions), subject, payload, message_id, None, 1, None)
 
@@ -210,7 +210,9 @@ async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_onc
     world = bare_world
     mine, zombie = Replica(world), Replica(world)
     await mine.decider.handle([red()])
-    await zombie.decider.handle([delivery(TimerFired("Sweep"), "timer")])  # now it knows the shape
+    await zombie.decider.handle(
+        [delivery(TimerFired("Sweep"), "timer")]
+    )  # now it knows the resource
     decided = only(ActionDecided, await world.facts("foo")).action
     made = ExternalObject("foo", decided.fields, "u-1", "1", decided.labels)
     result = Reported(decided.action_id, 1, moment(), moment(), "w", object=made)
@@ -222,7 +224,7 @@ async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_onc
 
     assert (mine.log.lost, zombie.log.lost) == (0, 1)
     history = await world.history("foo")
-    assert [event.shapeversion for event in history] == list(range(1, len(history) + 1))
+    assert [event.resourceversion for event in history] == list(range(1, len(history) + 1))
     assert names([event.data for event in history]) == [
         "SpecDeclared",
         "ActionDecided",
@@ -234,7 +236,7 @@ async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_onc
     assert len(zombie.inbox.acked) == 3
 
 
-async def test_5_of_two_deciders_at_once_one_append_wins_for_each_shape(bare_world: World):
+async def test_5_of_two_deciders_at_once_one_append_wins_for_each_resource(bare_world: World):
     """Both take the same forty messages at the same time, again and again, in opposite order."""
     world = bare_world
     mine, other = Replica(world), Replica(world)

@@ -49,7 +49,7 @@ async def test_a_batch_is_stored_whole_or_not_at_all(nc: Client, stream: str) ->
     assert [one.payload for one in await read_subject(nc, stream, f"{stream}.a.>")] == [b"1", b"2"]
 
 
-async def test_a_thousand_shapes_in_a_batch_and_no_more(nc: Client, stream: str) -> None:
+async def test_a_thousand_resources_in_a_batch_and_no_more(nc: Client, stream: str) -> None:
     batch = [message(f"{stream}.{i}.made", b"", f"{stream}.{i}.>", 0) for i in range(1_000)]
     assert await append(nc, batch) == list(range(1, 1_001))
     with pytest.raises(ValueError, match="at most 1000"):

@@ -69,7 +69,7 @@ async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str)
     await delete_stream(nc, log)
 
 
-async def test_inputs_and_timers_of_a_shape_share_a_partition(nc: Client, unique: str) -> None:
+async def test_inputs_and_timers_of_a_resource_share_a_partition(nc: Client, unique: str) -> None:
     """`partition(n, …)` hashes the tokens of the named wildcards, wherever they stand."""
     timers, intake = f"{unique}-timers", f"{unique}-intake"
     await ensure_stream(

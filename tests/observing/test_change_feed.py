@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.log import BreakerClosed, BreakerOpened, ShapeEvent, SpecDeclared, SpecWithdrawn
+from events.log import BreakerClosed, BreakerOpened, ResourceEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import Breaker, Policy, ProviderConfigSpec, Retry, Scope
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.read_models import ReadModels
 from reconciler.call_permit import may_call
 from reconciler.errors import ThrottledError, TransientError
@@ -47,7 +47,7 @@ CONFIG = ProviderConfigSpec(
     least_resync_seconds=LEAST_SECONDS,
     retry=RETRY,
 )
-CONFIG_KEY = ShapeKey("system", "ProviderConfig", "default")
+CONFIG_KEY = ResourceKey("system", "ProviderConfig", "default")
 
 
 class Api:
@@ -143,7 +143,7 @@ class Stage:
             SpecDeclared(1, "reconciler/v1", "", "default", fields, policy=Policy()),
         )
 
-    def tells(self, data: ShapeEvent) -> None:
+    def tells(self, data: ResourceEvent) -> None:
         """Let the log say something of the configuration."""
         self._version += 1
         said = event(CONFIG_KEY, self._version, data)

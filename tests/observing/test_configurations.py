@@ -11,12 +11,12 @@ import pytest
 from events.intake import Withdrawn
 from events.log import ActionDecided, DriftDetected, FieldDifference
 from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata, Scope
-from events.names import ShapeKey, name_for_external
+from events.names import ResourceKey, name_for_external
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, every, only, shape
 
-CONFIG = ShapeKey("system", "ProviderConfig", "default")
+CONFIG = ResourceKey("system", "ProviderConfig", "default")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human:
     await other_human.makes("here", color="Green")  # the same name, in the other API
     await other_human.changes("there", color="Green")
 
-    stray = ShapeKey("second", "Shape", "here")
+    stray = ResourceKey("second", "Shape", "here")
     await world.until_outcome(stray, "Unowned")
 
     async def is_repainted() -> bool:
@@ -63,7 +63,7 @@ async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
     await world.until_outcome("bar", "Unowned")
     await other_human.makes("bar", color="Green")
     await world.configure(api_config(other_human.url), name="second")
-    other = ShapeKey("default", "Shape", name_for_external("bar", "second"))
+    other = ResourceKey("default", "Shape", name_for_external("bar", "second"))
     await world.until_outcome(other, "Unowned")
     await world.observed_again()
 
@@ -72,7 +72,7 @@ async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
     assert await world.log_position() == position
 
 
-async def test_an_object_is_seen_whose_name_is_that_of_a_shape_elsewhere(world: World):
+async def test_an_object_is_seen_whose_name_is_that_of_a_resource_elsewhere(world: World):
     elsewhere = Metadata("bar", annotations={EXTERNAL_NAME_ANNOTATION: "foo"})
     await world.declare_all(
         [Manifest("shapes/v1", "Shape", elsewhere, {"type": "Square", "color": "Red"})]
@@ -81,12 +81,12 @@ async def test_an_object_is_seen_whose_name_is_that_of_a_shape_elsewhere(world: 
 
     await world.human.makes("bar", color="Green")
 
-    found = ShapeKey("default", "Shape", name_for_external("bar", "default"))
+    found = ResourceKey("default", "Shape", name_for_external("bar", "default"))
     await world.until_outcome(found, "Unowned")
     assert (await world.human.sees("foo"))["color"] == "Red"
 
 
-async def test_a_shape_waits_for_its_configuration(bare_world: World):
+async def test_a_resource_waits_for_its_configuration(bare_world: World):
     world = bare_world
     await world.start_reconciler()
     await world.declare("foo")
@@ -146,7 +146,7 @@ def record(*values: str, ttl: int = 60) -> Manifest:
 
 async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World, records_url: str):
     """An API without idempotency keys, whose values have another order than ours."""
-    world, key = bare_world, ShapeKey("default", "Record", "www")
+    world, key = bare_world, ResourceKey("default", "Record", "www")
     zone = records_url + "/zones/example.org"
     await world.start_reconciler()
     await world.configure(api_config(zone, provider="records"), name="zone")
@@ -192,8 +192,8 @@ async def test_a_record_is_made_corrected_changed_and_deleted(bare_world: World,
 async def test_a_record_waits_until_its_configuration_is_of_its_provider(
     world: World, records_url: str
 ):
-    key = ShapeKey("default", "Record", "www")
-    await world.configure(api_config(world.human.url), name="zone")  # an API of shapes
+    key = ResourceKey("default", "Record", "www")
+    await world.configure(api_config(world.human.url), name="zone")  # an API of resources
     await world.declare_all([record("10.0.0.1")])
     held = await world.until_outcome(key, "Held", reason="WrongProvider")
     assert "Record needs 'records'" in held.message
@@ -209,13 +209,13 @@ async def test_a_record_waits_until_its_configuration_is_of_its_provider(
     await world.until_outcome(key, "Converged", generation=3)
 
 
-async def test_both_kinds_of_one_name_are_two_shapes(world: World, records_url: str):
+async def test_both_kinds_of_one_name_are_two_resources(world: World, records_url: str):
     zone = records_url + "/zones/example.net"
     await world.configure(api_config(zone, provider="records"), name="zone")
     await world.declare("www")
     await world.declare_all([record("10.0.0.1")])
 
     await world.until_outcome(shape("www"), "Converged")
-    await world.until_outcome(ShapeKey("default", "Record", "www"), "Converged")
+    await world.until_outcome(ResourceKey("default", "Record", "www"), "Converged")
     await world.observed_again()
     assert await world.human.effects() == ["POST"]

@@ -12,14 +12,14 @@ from events.external import ExternalObject
 from events.intake import Observed, StrayCount
 from events.log import ExternalObserved, HoldApproved, LogEvent, SpecDeclared
 from events.manifest import Policy, ProviderConfigSpec, Scope
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.read_models import ReadModels
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect, Provider
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.listing import SnapshotRefusedError
+from reconciler.roles.listing import ListingRefusedError
 from reconciler.roles.observer import Observer
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.slices import SLICE
@@ -65,7 +65,7 @@ class Intake:
     """Keeps what was observed."""
 
     def __init__(self) -> None:
-        self.observed: dict[ShapeKey, Observed] = {}
+        self.observed: dict[ResourceKey, Observed] = {}
         self.came = asyncio.Event()
         self.position_asked = asyncio.Event()
         self.position = 1
@@ -113,27 +113,27 @@ async def _nothing_new(_seconds: float) -> None: ...
 
 def _declared(name: str) -> LogEvent:
     data = SpecDeclared(1, "test/v1", "default", "x", {}, policy=Policy())
-    return event(ShapeKey("team", "Shape", name), 1, data)
+    return event(ResourceKey("team", "Shape", name), 1, data)
 
 
 async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_stray() -> None:
-    """The object of a shape that was declared while these rows lagged behind."""
+    """The object of a resource that was declared while these rows lagged behind."""
 
     async def catch_up(_seconds: float) -> None:
         stage.models.apply(1, _declared("theirs"))
 
     stage = Stage(Api("x"), catch_up)
     await stage.observer.list_once("default", "Shape")
-    assert list(stage.intake.observed) == [ShapeKey("team", "Shape", "theirs")]
+    assert list(stage.intake.observed) == [ResourceKey("team", "Shape", "theirs")]
 
 
 def _seen(name: str, version: int = 1, *, taken_by: str = "") -> LogEvent:
     shown = ExternalObject("x", {})
     data = ExternalObserved("default", "x", shown, "CompleteListing", 1, 1, 1, taken_by)
-    return event(ShapeKey("default", "Shape", name), version, data)
+    return event(ResourceKey("default", "Shape", name), version, data)
 
 
-async def test_who_saw_it_first_is_told_once_which_shape_has_it() -> None:
+async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
     """Whatever that one may do with it: it may be paused, or only observe."""
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _seen("x"))
@@ -141,19 +141,19 @@ async def test_who_saw_it_first_is_told_once_which_shape_has_it() -> None:
     assert not stage.intake.observed, "it is known, and nobody else has it"
     stage.models.apply(2, _declared("y"))
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed.pop(ShapeKey("default", "Shape", "x"))
+    told = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
     assert told.taken_by == "team/Shape/y"
     assert told.exclusive == StrayCount(0, 1)
-    assert stage.intake.observed.pop(ShapeKey("team", "Shape", "y")).taken_by == ""
+    assert stage.intake.observed.pop(ResourceKey("team", "Shape", "y")).taken_by == ""
     stage.models.apply(3, _seen("x", 2, taken_by="team/Shape/y"))
     await stage.observer.list_once("default", "Shape")
-    assert set(stage.intake.observed) == {ShapeKey("team", "Shape", "y")}
+    assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
 
 
 async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _seen("x"))
-    key = ShapeKey("default", "Shape", "x")
+    key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, HoldApproved("DeletionGuard")))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {key}
@@ -164,7 +164,7 @@ async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> N
         raise TimeoutError
 
     stage = Stage(Api("x"), never)
-    with pytest.raises(SnapshotRefusedError, match="not read up to its end"):
+    with pytest.raises(ListingRefusedError, match="not read up to its end"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -193,7 +193,7 @@ async def test_nothing_is_concluded_from_what_another_configuration_listed(
     scope = replace(EXCLUSIVE.scope, **changed)
     new = {"default": replace(EXCLUSIVE, scope=scope)}
     api.meanwhile = lambda: stage.configurations.by_name.update(new)
-    with pytest.raises(SnapshotRefusedError, match="changed meanwhile"):
+    with pytest.raises(ListingRefusedError, match="changed meanwhile"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -203,7 +203,7 @@ async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanw
         stage.configurations.by_name.clear()
 
     stage = Stage(Api("x"), withdrawn)
-    with pytest.raises(SnapshotRefusedError, match="withdrawn meanwhile"):
+    with pytest.raises(ListingRefusedError, match="withdrawn meanwhile"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -255,6 +255,6 @@ async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_f
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(narrow())
-        with pytest.raises(SnapshotRefusedError, match="changed meanwhile"):
+        with pytest.raises(ListingRefusedError, match="changed meanwhile"):
             await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed

@@ -1,4 +1,4 @@
-"""What shapes are told of who refers to them: again whenever they do not know it any more."""
+"""What resources are told of who refers to them: again whenever they do not know it any more."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 from events.intake import OnWithdrawal, Referenced
 from events.manifest import SHAPE_REF_KIND
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.references import reference_messages
 
-TARGET = ShapeKey("default", "Shape", "foo")
-REFERENCE = ShapeKey("default", SHAPE_REF_KIND, "shop-needs-foo")
+TARGET = ResourceKey("default", "Shape", "foo")
+REFERENCE = ResourceKey("default", SHAPE_REF_KIND, "shop-needs-foo")
 
 
 def _told(

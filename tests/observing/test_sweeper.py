@@ -10,7 +10,7 @@ import pytest
 
 from events.intake import TimerFired
 from events.manifest import ProviderConfigSpec
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.providers.shapes import SHAPE
 from projections.read_models import ReadModels
 from projections.status import StatusRow
@@ -19,7 +19,7 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import MAX_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
 
-FOO = ShapeKey("default", "Shape", "foo")
+FOO = ResourceKey("default", "Shape", "foo")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -37,7 +37,7 @@ class Intake:
 
 
 class Scene:
-    """A sweeper, one shape that waits, and a clock."""
+    """A sweeper, one resource that waits, and a clock."""
 
     def __init__(self) -> None:
         self.now = BEGIN
@@ -59,7 +59,7 @@ class Scene:
         self.row.retry_at, self.row.retry_seconds = until, 1.0
 
     async def sweep_for(self, seconds: float) -> list[float]:
-        """Sweep at intervals, and give at how many seconds the shape was woken."""
+        """Sweep at intervals, and give at how many seconds the resource was woken."""
         woken: list[float] = []
         for number in range(int(seconds / SWEEP_SECONDS)):
             before = len(self.intake.published)

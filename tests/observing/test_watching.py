@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from events.manifest import Manifest, Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.providers.records import RECORD, RecordsProvider
 from reconciler.errors import TransientError
 from reconciler.kinds import KindRegistry
 from tests.scenarios.harness import World, api_config
 
-KEY = ShapeKey("default", "Record", "www")
+KEY = ResourceKey("default", "Record", "www")
 FIELDS = {"type": "A", "values": ["10.0.0.1"], "providerConfigRef": {"name": "zone"}}
 LEAST_SECONDS = 0.5
 RESYNC_SECONDS = 2.0

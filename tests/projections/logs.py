@@ -1,4 +1,4 @@
-"""Logs of a few shapes that are made, broken, withdrawn and made again, drawn by hypothesis."""
+"""Logs of a few resources that are made, broken, withdrawn and made again, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from events.log import LogEvent, event_id
-from events.names import ShapeKey
+from events.names import ResourceKey
 from tests.resource.building import Story
 from tests.resource.world import FAULTS, World
 
 Log = list[tuple[int, LogEvent]]
-KEYS = [ShapeKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]
+KEYS = [ResourceKey("default", "Block", name) for name in ("Foo", "Bar", "Baz")]
 
 
 def of(*stories: Story, seed: int = 0) -> Log:
-    """Interleave the histories of shapes into one log; positions grow, with gaps."""
+    """Interleave the histories of resources into one log; positions grow, with gaps."""
     waiting = [list(story.log) for story in stories]
     chance = random.Random(seed)
     log: Log = []
@@ -32,11 +32,11 @@ def of(*stories: Story, seed: int = 0) -> Log:
     return log
 
 
-def renamed(story: Story, key: ShapeKey) -> Story:
-    """The same history, told of another shape."""
+def renamed(story: Story, key: ResourceKey) -> Story:
+    """The same history, told of another resource."""
     told = Story(key=key)
     told.log = [
-        replace(event, subject=str(key), id=event_id(key, event.shapeversion))
+        replace(event, subject=str(key), id=event_id(key, event.resourceversion))
         for event in story.log
     ]
     return told
@@ -51,7 +51,7 @@ quick = settings(
 
 
 def random_life(seed: int) -> World:
-    """Thirty things that happen to a shape, its API, its worker and its observer."""
+    """Thirty things that happen to a resource, its API, its worker and its observer."""
     chance, world = random.Random(seed), World()
     for _ in range(30):
         fields = {"color": chance.choice(["Red", "Green", "Blue"])}

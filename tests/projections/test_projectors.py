@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.integrity import LogDamage
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.jetstream.errors import BusUnavailableError
 from projections.read_models import (
     CHECKPOINT,
@@ -209,11 +209,11 @@ def test_of_two_projectors_none_makes_the_rows_older(
 
 # --- what chance seldom comes to
 
-MANY = 20  # shapes: all rows are several portions
+MANY = 20  # resources: all rows are several portions
 
 
 def many_made() -> Log:
-    keys = [ShapeKey("default", "Block", f"foo-{number}") for number in range(MANY)]
+    keys = [ResourceKey("default", "Block", f"foo-{number}") for number in range(MANY)]
     return of(*(renamed(converged(), key) for key in keys))
 
 
@@ -354,7 +354,7 @@ async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caug
 async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops() -> None:
     log = many_made()
     last = log[len(log) // 2][0]
-    newest = {ShapeKey.parse(event.subject): at for at, event in log if at <= last}
+    newest = {ResourceKey.parse(event.subject): at for at, event in log if at <= last}
     rows = Rows()
     await all_written(rows, log)
     lost: list[set[str]] = []

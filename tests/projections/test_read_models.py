@@ -74,7 +74,7 @@ def test_rows_written_step_by_step_are_those_of_a_rebuild(lives: list[int], seed
     assert live.take_changes() is None
 
 
-def test_a_shape_of_which_nothing_is_left_has_no_row():
+def test_a_resource_of_which_nothing_is_left_has_no_row():
     story = converged()
     models = ReadModels()
     for position, event in of(story):
@@ -103,7 +103,7 @@ def test_a_finalizer_that_outlives_its_object_is_shown():
     assert not rebuild(of(story)).status
 
 
-def test_rows_say_how_a_shape_stands():
+def test_rows_say_how_a_resource_stands():
     story = converged({"type": "Square", "color": "Purple"})
     story.see(repainted(story.seen, color="Green"))
     rows = dict(rebuild(of(story)).rows())
@@ -132,7 +132,7 @@ def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_decla
     assert status.retry_at == waits_until is not None
 
 
-def test_a_paused_shape_is_seen_to_be_paused_until_it_is_not():
+def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
     story = converged()
     story.declare({"color": "Red"}, policy={"paused": True})
     assert decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)]).paused

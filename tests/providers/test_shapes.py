@@ -1,4 +1,4 @@
-"""What is special about shapes: keys, and the two meanings of 409."""
+"""What is special about resources: keys, and the two meanings of 409."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_refused_update_is_understood(
     assert (caught.value.obstacle is not None) == (then is FOUND)
 
 
-async def test_a_shape_that_is_listed_and_answered_404_is_not_absent(
+async def test_a_resource_that_is_listed_and_answered_404_is_not_absent(
     shapes: Provider, planned: Proxy
 ) -> None:
     planned.plan.extend(
@@ -152,7 +152,7 @@ def test_names_that_the_api_refuses(name: str) -> None:
         {"type": "Square", "color": "Red", "size": 3},
     ],
 )
-def test_a_spec_that_is_no_shape_is_refused(fields: dict[str, Any]) -> None:
+def test_a_spec_that_is_no_resource_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifestError):
         SHAPE.checked_fields(fields)
 

@@ -1,4 +1,4 @@
-"""Builders for tests of the shape aggregate: a story of one shape, told command by command."""
+"""Builders for tests of the aggregate: a story of one resource, told command by command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from events.intake import (
     TimerFired,
     Withdrawn,
 )
-from events.log import Action, LogEvent, OutcomeRecorded, ShapeEvent
+from events.log import Action, LogEvent, OutcomeRecorded, ResourceEvent
 from events.manifest import (
     PROVIDER_CONFIG_KIND,
     DeletionGuard,
@@ -31,7 +31,7 @@ from events.manifest import (
     ProviderConfigSpec,
     Scope,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.kinds import PROVIDER_CONFIG, Kind
 from reconciler.provider import Capabilities, Provider
 from reconciler.resource.decide import decide
@@ -43,7 +43,7 @@ from reconciler.resource.turn import Command, Context
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LOG_ID = "log1"
 CONFIG = "default"
-FOO = ShapeKey("default", "Block", "Foo")
+FOO = ResourceKey("default", "Block", "Foo")
 FOO_OWNER = owner(LOG_ID, FOO)
 API_VERSION = "tests/v1"
 
@@ -104,7 +104,7 @@ def manifest(
     policy: Fields | None = None,
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
-    key: ShapeKey = FOO,
+    key: ResourceKey = FOO,
     config: str | None = None,
     api_version: str = API_VERSION,
 ) -> Manifest:
@@ -137,14 +137,14 @@ def thing(
 
 
 class Story:
-    """One shape from its first event on; ``turn`` tells it something, and checks every replay."""
+    """One resource from its first event on; ``turn`` tells it something, and checks each replay."""
 
     def __init__(
         self,
         *,
         kind: Kind | None = BLOCK,
         configs: Mapping[str, ProviderConfigSpec] | None = None,
-        key: ShapeKey = FOO,
+        key: ResourceKey = FOO,
         jitter: float = 0.5,
     ) -> None:
         self.key = key
@@ -179,7 +179,7 @@ class Story:
         identity = message_id or f"m{self.position}"
         return Command(self.position, identity, actor, data, stored_at=self.stored_at)
 
-    def give(self, commands: Sequence[Command]) -> list[ShapeEvent]:
+    def give(self, commands: Sequence[Command]) -> list[ResourceEvent]:
         turn = decide(self.state, commands, self.context)
         self.state = turn.state
         self.log += turn.events
@@ -187,7 +187,7 @@ class Story:
         assert fold(self.log) == self.state
         return [event.data for event in turn.events]
 
-    def turn(self, *data: IntakeData) -> list[ShapeEvent]:
+    def turn(self, *data: IntakeData) -> list[ResourceEvent]:
         return self.give([self.command(each) for each in data])
 
     def declare(
@@ -196,10 +196,10 @@ class Story:
         *,
         expected: int | None = None,
         **rest: Any,
-    ) -> list[ShapeEvent]:
+    ) -> list[ResourceEvent]:
         return self.turn(Declared(manifest(fields, key=self.key, **rest), expected))
 
-    def withdraw(self, expected: int | None = None) -> list[ShapeEvent]:
+    def withdraw(self, expected: int | None = None) -> list[ResourceEvent]:
         return self.turn(Withdrawn(expected))
 
     def see(
@@ -213,7 +213,7 @@ class Story:
         began_at: datetime | None = None,
         age_seconds: float | None = None,
         taken_by: str | None = None,
-    ) -> list[ShapeEvent]:
+    ) -> list[ResourceEvent]:
         return self.turn(
             Observed(
                 config,
@@ -238,7 +238,7 @@ class Story:
         redelivered: bool = False,
         replayed: bool = False,
         absent: bool = False,
-    ) -> list[ShapeEvent]:
+    ) -> list[ResourceEvent]:
         flight = self.flight if action_id is None else None
         return self.turn(
             Reported(
@@ -255,14 +255,14 @@ class Story:
             )
         )
 
-    def look(self, shown: ExternalObject | None) -> list[ShapeEvent]:
+    def look(self, shown: ExternalObject | None) -> list[ResourceEvent]:
         """A worker has looked what came of the action in flight."""
         flight = self.flight
         assert flight.is_lookup
         told = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
-        return self.turn(msgspec.structs.replace(told, object=shown, sought=True))
+        return self.turn(msgspec.structs.replace(told, object=shown, is_lookup=True))
 
-    def succeed(self, **changed: Any) -> list[ShapeEvent]:
+    def succeed(self, **changed: Any) -> list[ResourceEvent]:
         """Report that the action in flight was done; ``changed`` are fields the API keeps so."""
         action = self.action
         return self.report(
@@ -278,11 +278,11 @@ class Story:
         message: str = "the API said no",
         redelivered: bool = False,
         replayed: bool = False,
-    ) -> list[ShapeEvent]:
+    ) -> list[ResourceEvent]:
         failed = error(error_class, message, retry_after)
         return self.report(failed, shown=shown, redelivered=redelivered, replayed=replayed)
 
-    def wake(self, seconds: float = 0) -> list[ShapeEvent]:
+    def wake(self, seconds: float = 0) -> list[ResourceEvent]:
         self.now += timedelta(seconds=seconds)
         return self.turn(TimerFired("Retry"))
 
@@ -336,16 +336,16 @@ class Story:
         return answer
 
 
-def every(kind: type[_T], events: Sequence[ShapeEvent]) -> list[_T]:
+def every(kind: type[_T], events: Sequence[ResourceEvent]) -> list[_T]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def only(kind: type[_T], events: Sequence[ShapeEvent]) -> _T:
+def only(kind: type[_T], events: Sequence[ResourceEvent]) -> _T:
     (found,) = every(kind, events)
     return found
 
 
-def names(events: Sequence[ShapeEvent]) -> list[str]:
+def names(events: Sequence[ResourceEvent]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 
@@ -356,7 +356,7 @@ def converged(
     configs: Mapping[str, ProviderConfigSpec] | None = None,
     **rest: Any,
 ) -> Story:
-    """A shape that was declared and created."""
+    """A resource that was declared and created."""
     story = Story(kind=kind, configs=configs)
     story.declare(fields, **rest)
     story.succeed()
@@ -366,7 +366,7 @@ def converged(
 
 def provider_config_story() -> Story:
     return Story(
-        kind=PROVIDER_CONFIG, configs={}, key=ShapeKey("system", PROVIDER_CONFIG_KIND, "default")
+        kind=PROVIDER_CONFIG, configs={}, key=ResourceKey("system", PROVIDER_CONFIG_KIND, "default")
     )
 
 

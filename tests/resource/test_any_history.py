@@ -1,4 +1,4 @@
-"""Whatever happens, in any order, with every fault: the invariants hold and the shape converges."""
+"""Whatever happens, in any order, with every fault: the invariants hold and it converges."""
 
 from __future__ import annotations
 

@@ -15,16 +15,16 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     OutcomeRecorded,
-    ShapeEvent,
+    ResourceEvent,
 )
 from events.manifest import PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from reconciler.kinds import PROVIDER_CONFIG
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS, PROBE_TIMEOUTS
 from reconciler.resource.state import ApiHealth
 from tests.resource.building import Story, every, manifest, names, only
 
-BILLING = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "billing")
+BILLING = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "billing")
 TIMEOUT_SECONDS = 4.0
 FIELDS: dict[str, Any] = {
     "provider": "tests",
@@ -40,28 +40,28 @@ def configured(fields: dict[str, Any] = FIELDS) -> Story:
     return story
 
 
-def declare(story: Story, fields: dict[str, Any]) -> list[ShapeEvent]:
+def declare(story: Story, fields: dict[str, Any]) -> list[ResourceEvent]:
     declared = manifest(fields, key=BILLING, api_version=PROVIDER_CONFIG_API_VERSION)
     return story.turn(Declared(declared))
 
 
-def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> list[ShapeEvent]:
+def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> list[ResourceEvent]:
     known = story.state.api.version if as_of is None else as_of
     return story.turn(
         ApiReported("Failing", "w1", story.now, known, failures=failures, message="refused")
     )
 
 
-def probing(story: Story, reporter: str = "w1") -> list[ShapeEvent]:
+def probing(story: Story, reporter: str = "w1") -> list[ResourceEvent]:
     return story.turn(ApiReported("Probing", reporter, story.now, story.state.api.version))
 
 
-def answered(story: Story, *, as_of: int | None = None) -> list[ShapeEvent]:
+def answered(story: Story, *, as_of: int | None = None) -> list[ResourceEvent]:
     known = story.state.api.version if as_of is None else as_of
     return story.turn(ApiReported("Answered", "w1", story.now, known))
 
 
-def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ShapeEvent]:
+def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
     at = story.now - timedelta(seconds=late)
     return story.turn(ApiReported("Throttled", "w1", at, retry_after_seconds=seconds))
 

@@ -29,7 +29,7 @@ from tests.resource.building import (
 )
 
 
-def test_a_declared_shape_is_created_and_converges_as_generation_1():
+def test_a_declared_resource_is_created_and_converges_as_generation_1():
     story = Story()
     events = story.declare({"type": "Square", "color": "Red"})
     assert names(events) == ["SpecDeclared", "ActionDecided"]

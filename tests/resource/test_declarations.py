@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from events.intake import Declared, IntakeData, TimerFired, Withdrawn
 from events.manifest import Fields, Manifest, Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command
@@ -179,7 +179,7 @@ def test_generation_0_means_that_it_does_not_exist_yet():
         (manifest(api_version="tests/v2"), "apiVersion"),
         (manifest(policy={"mode": "Sometimes"}), "mode"),
         (manifest(config="a.b"), "providerConfigRef"),
-        (manifest(key=ShapeKey("default", "Block", "Bar")), "published for"),
+        (manifest(key=ResourceKey("default", "Block", "Bar")), "published for"),
         (manifest(annotations={"reconciler/external-name": "Forbidden"}), "another name"),
         (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
     ],
@@ -210,7 +210,7 @@ def test_an_unknown_kind_is_refused():
     assert "'Block'" in story.answer.message
 
 
-def test_a_shape_whose_kind_is_no_longer_registered_is_held():
+def test_a_resource_whose_kind_is_no_longer_registered_is_held():
     story = converged()
     kind, story.kind = story.kind, None
     story.withdraw()
@@ -227,7 +227,7 @@ def test_a_shape_whose_kind_is_no_longer_registered_is_held():
         Declared(manifest(config="other")),
     ],
 )
-def test_a_shape_cannot_move_while_it_lives(moved: Declared):
+def test_a_resource_cannot_move_while_it_lives(moved: Declared):
     story = converged(configs={CONFIG: SHARED, "other": SHARED})
     assert story.turn(moved) == []
     assert story.answer.reason == "Immutable"
@@ -240,14 +240,14 @@ def test_a_shape_cannot_move_while_it_lives(moved: Declared):
     assert story.action.operation == "Create"
 
 
-def test_a_shape_cannot_move_while_it_is_made():
+def test_a_resource_cannot_move_while_it_is_made():
     story = Story()
     story.declare()
     story.declare(annotations={"reconciler/external-name": "Other"})
     assert story.answer.reason == "Immutable"
 
 
-def test_without_its_provider_config_a_shape_is_held_until_it_appears():
+def test_without_its_provider_config_a_resource_is_held_until_it_appears():
     story = Story(configs={})
     story.declare()
     assert story.idle
@@ -259,7 +259,7 @@ def test_without_its_provider_config_a_shape_is_held_until_it_appears():
     assert story.outcome == "Converged"
 
 
-def test_without_its_provider_config_a_withdrawn_shape_is_held():
+def test_without_its_provider_config_a_withdrawn_resource_is_held():
     story = converged()
     story.configs.clear()
     story.withdraw()
@@ -270,7 +270,7 @@ def test_without_its_provider_config_a_withdrawn_shape_is_held():
 OF_ANOTHER = replace(SHARED, provider="zones")
 
 
-def test_a_shape_is_held_whose_configuration_is_of_another_provider():
+def test_a_resource_is_held_whose_configuration_is_of_another_provider():
     story = Story(configs={CONFIG: OF_ANOTHER, "right": SHARED})
     assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
@@ -283,7 +283,7 @@ def test_a_shape_is_held_whose_configuration_is_of_another_provider():
     assert "ActionDecided" in names(story.declare(config="right"))
 
 
-def test_a_shape_goes_on_when_its_configuration_has_the_right_provider():
+def test_a_resource_goes_on_when_its_configuration_has_the_right_provider():
     story = Story(configs={CONFIG: OF_ANOTHER})
     story.declare()
     story.configs[CONFIG] = SHARED
@@ -320,7 +320,7 @@ def test_an_action_is_not_called_again_in_an_api_of_another_provider(withdrawn: 
     if withdrawn:
         events += story.withdraw()
     events += story.wake(3600)
-    assert not {"RetryScheduled", "ActionRetried", "ActionSought"} & {*names(events)}
+    assert not {"RetryScheduled", "ActionRetried", "LookupDecided"} & {*names(events)}
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
     story.configs[CONFIG] = SHARED
     story.turn(TimerFired("ConfigChanged"))
@@ -361,9 +361,9 @@ def config_of_provider(provider: str, *kinds: str) -> Declared:
 def test_a_provider_that_no_kind_has_is_refused_and_the_known_ones_are_named():
     story = provider_config_story()
     story.providers = PROVIDERS
-    story.turn(config_of_provider("shape"))
+    story.turn(config_of_provider("resource"))
     assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert "'shape'" in story.answer.message
+    assert "'resource'" in story.answer.message
     assert "records, shapes" in story.answer.message
     assert story.outcomes() == []
     story.turn(config_of_provider("shapes"))

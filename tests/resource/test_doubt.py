@@ -15,9 +15,9 @@ from events.log import (
     ActionFailed,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     DriftDetected,
+    LookupDecided,
     OwnershipReleased,
     RetryScheduled,
 )
@@ -61,7 +61,7 @@ def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up_before_the_
     assert only(ActionFailed, story.fail(refusal, redelivered=True)).redelivered
     assert not every(ActionAbandoned, story.declare({"color": "Blue"}))
     assert story.outcome == "Degraded", "nothing is said to have converged"
-    assert only(ActionSought, story.wake(3600)).action.operation == "Delete"
+    assert only(LookupDecided, story.wake(3600)).action.operation == "Delete"
     events = story.look(None)
     assert only(ActionSucceeded, events).found_by == "Absence"
     assert only(ActionDecided, events).action.operation == "Create"
@@ -75,7 +75,7 @@ def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal:
     story.declare({"color": "Purple"})
     story.fail(refusal, redelivered=True)
     assert not every(ActionAbandoned, story.declare({"color": "Red"}))
-    assert only(ActionSought, story.wake(3600))
+    assert only(LookupDecided, story.wake(3600))
     events = story.look(repainted(before, color="Purple"))
     assert only(ActionSucceeded, events).found_by == "Content"
     assert only(ActionDecided, events).action.fields == {"color": "Red"}
@@ -118,9 +118,9 @@ def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelive
     unknown = story.flight.unknown
     told = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
     failed = ActionError("Transient", "try again later", 503)
-    story.turn(replace(told, error=failed, sought=True, redelivered=redelivered))
+    story.turn(replace(told, error=failed, is_lookup=True, redelivered=redelivered))
     assert story.flight.unknown == unknown, "a look has no effect, whoever had it before"
-    assert only(ActionSought, story.wake(3600))
+    assert only(LookupDecided, story.wake(3600))
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
 
 
@@ -130,8 +130,8 @@ def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     story.fail("Transient", redelivered=True)
     waits = only(RetryScheduled, story.declare({"type": "Circle"}))
     assert waits.delay_seconds >= 60.0
-    assert not every(ActionSought, story.wake(59))
-    assert every(ActionSought, story.wake(3600))
+    assert not every(LookupDecided, story.wake(59))
+    assert every(LookupDecided, story.wake(3600))
 
 
 def test_the_fields_of_an_update_in_doubt_count_as_ours():
@@ -160,7 +160,7 @@ def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
     assert (late.late, late.outdated, late.action_id) == (True, False, deletion.action_id)
     again = only(ActionDecided, events).action
     assert again.operation == "Create"
-    assert again.because == (f"{story.key}@{story.log[-2].shapeversion}",)
+    assert again.because == (f"{story.key}@{story.log[-2].resourceversion}",)
     assert not every(DriftDetected, events)
     assert not every(OwnershipReleased, events)
 
@@ -335,7 +335,7 @@ def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_
     assert names(doubted)[0] == "ActionDoubted"
     assert story.fail("Unknown", redelivered=True) == [], "it is known"
     assert not every(ActionAbandoned, story.declare({"color": "Red"}))
-    assert only(ActionSought, story.wake(3600))
+    assert only(LookupDecided, story.wake(3600))
     assert only(ActionAbandoned, story.look(there)).in_doubt
 
 
@@ -429,7 +429,7 @@ def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: obj
     for _ in range(2):
         assert only(ActionRetried, story.wake(3600)).action == action
         story.fail("Conflict")
-    assert every(ActionSought, story.wake(3600))
+    assert every(LookupDecided, story.wake(3600))
     assert every(ActionNotDone, story.look(None))
     assert only(ActionDecided, story.fail("Conflict")).action.operation == "Create"
 

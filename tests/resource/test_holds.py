@@ -1,4 +1,4 @@
-"""What holds a shape, and who lets it go: finalizers, references, guards, force."""
+"""What holds a resource, and who lets it go: finalizers, references, guards, force."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
     ReleaseForced,
-    ShapeEvent,
+    ResourceEvent,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.kinds import SHAPE_REF
 from tests.resource.building import (
     CONFIG,
@@ -50,7 +50,7 @@ def finalized() -> Story:
     return story
 
 
-def release(story: Story, *, actor: str, force: bool = False) -> list[ShapeEvent]:
+def release(story: Story, *, actor: str, force: bool = False) -> list[ResourceEvent]:
     return story.give(
         [story.command(FinalizerReleased("billing/invoice", force, "done"), actor=actor)]
     )
@@ -103,7 +103,7 @@ def test_what_is_declared_is_corrected_though_it_has_a_finalizer():
     assert story.action.operation == "Update"
 
 
-def test_finalizers_are_put_on_declared_shapes_only_once_and_by_one():
+def test_finalizers_are_put_on_declared_resources_only_once_and_by_one():
     story = Story()
     story.give([story.command(INVOICE, actor="billing")])
     assert story.answer.reason == "NotDeclared"
@@ -214,7 +214,7 @@ def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
 
 
 def test_a_reference_says_whether_its_target_is_declared():
-    key = ShapeKey("shop", "ShapeRef", "needs-foo")
+    key = ResourceKey("shop", "ShapeRef", "needs-foo")
     story = Story(kind=SHAPE_REF, configs={}, key=key)
     story.declare({"target": {"kind": "Shape", "name": "foo"}}, api_version="reconciler/v1")
     assert story.outcome == ""
@@ -230,7 +230,7 @@ def test_a_reference_says_whether_its_target_is_declared():
 # --- guards
 
 
-def missing(story: Story, missing: int, owned: int) -> list[ShapeEvent]:
+def missing(story: Story, missing: int, owned: int) -> list[ResourceEvent]:
     return story.turn(
         Observed(
             CONFIG,

@@ -52,7 +52,7 @@ def test_an_older_observation_never_reverts_a_newer():
     assert story.seen == green
 
 
-def test_an_observation_of_the_future_does_not_blind_the_shape():
+def test_an_observation_of_the_future_does_not_blind_the_resource():
     story = converged(policy={"mode": "CreateOnly"})
     story.see(repainted(story.seen, color="Green"), as_of=10**9)
     assert names(story.see(repainted(story.seen, color="Blue")))[0] == "ExternalObserved"

@@ -286,7 +286,7 @@ def test_what_was_seen_in_a_wide_exclusive_scope_is_not_ours_in_a_narrow_one(
     assert story.outcome == "Unowned"
 
 
-def test_the_owner_label_names_the_log_and_the_shape():
+def test_the_owner_label_names_the_log_and_the_resource():
     assert FOO_OWNER == "log1.default.Block.Foo"
 
 

@@ -21,7 +21,7 @@ from tests.resource.building import (
 )
 
 
-def test_a_withdrawn_shape_is_deleted_with_its_uid():
+def test_a_withdrawn_resource_is_deleted_with_its_uid():
     story = converged()
     uid = story.seen.uid
     assert names(story.withdraw()) == ["SpecWithdrawn", "ActionDecided"]
@@ -31,7 +31,7 @@ def test_a_withdrawn_shape_is_deleted_with_its_uid():
     assert story.wake(3600) == []
 
 
-def test_a_shape_withdrawn_while_it_is_created_is_deleted_afterwards():
+def test_a_resource_withdrawn_while_it_is_created_is_deleted_afterwards():
     story = Story()
     story.declare()
     assert names(story.withdraw()) == ["SpecWithdrawn", "GenerationSuperseded"]
@@ -41,7 +41,7 @@ def test_a_shape_withdrawn_while_it_is_created_is_deleted_afterwards():
     assert story.outcomes() == [("Deleted", 2)]
 
 
-def test_a_withdrawn_shape_that_is_gone_already_needs_no_call():
+def test_a_withdrawn_resource_that_is_gone_already_needs_no_call():
     story = converged()
     story.declare(policy={"mode": "CreateOnly"})
     story.see(None)
@@ -58,7 +58,7 @@ def test_a_delete_that_finds_nothing_is_done():
     assert story.outcome == "Deleted"
 
 
-def test_a_shape_declared_again_after_its_deletion_lives_again():
+def test_a_resource_declared_again_after_its_deletion_lives_again():
     story = converged()
     story.withdraw()
     story.succeed()
@@ -74,7 +74,7 @@ def message_of(story: Story) -> str:
 
 
 def orphan(**policy: str | bool) -> Story:
-    """Give a shape that was made, and whose object stays when it is withdrawn."""
+    """Give a resource that was made, and whose object stays when it is withdrawn."""
     return converged(policy={"deletion": "Orphan", **policy})
 
 
@@ -277,7 +277,7 @@ def test_create_only_makes_it_again_in_a_new_life():
     assert story.action.operation == "Create"
 
 
-def test_a_paused_shape_reports_and_does_nothing():
+def test_a_paused_resource_reports_and_does_nothing():
     story = Story()
     story.declare(policy={"paused": True})
     assert story.idle
@@ -292,7 +292,7 @@ def test_a_paused_shape_reports_and_does_nothing():
     assert story.action.operation == "Update"
 
 
-def test_a_paused_shape_starts_no_new_attempt_and_says_so():
+def test_a_paused_resource_starts_no_new_attempt_and_says_so():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -325,7 +325,7 @@ def test_absent_leaves_what_is_not_ours_unless_it_may_adopt():
     assert story.action.operation == "Delete"
 
 
-def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_shape_is_paused():
+def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_resource_is_paused():
     story = converged()
     story.declare({"type": "Square", "color": "Blue"}, policy={"paused": True})
     known = story.seen

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.intake import ActionError, ErrorClass
-from events.log import ActionAbandoned, ActionDecided, ActionRetried, ActionSought, RetryScheduled
+from events.log import ActionAbandoned, ActionDecided, ActionRetried, LookupDecided, RetryScheduled
 from events.manifest import Retry
 from reconciler.resource.attempt import MAX_CONFLICTS
 from reconciler.resource.backoff import MAX_SECONDS, delay
@@ -38,7 +38,7 @@ def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
         assert story.flight.attempt == attempt
         story.fail(error_class)
         events = story.wake(3600)
-        again = [each for each in events if isinstance(each, (ActionRetried, ActionSought))]
+        again = [each for each in events if isinstance(each, (ActionRetried, LookupDecided))]
         assert [each.action for each in again] == [action]
         assert story.action == action
     story.succeed()
@@ -84,7 +84,7 @@ def test_the_api_s_own_wish_is_honoured_beyond_the_most():
     assert only(RetryScheduled, events).delay_seconds == 1050.0
 
 
-def test_shapes_that_the_api_told_to_wait_do_not_come_back_at_the_same_moment():
+def test_resources_that_the_api_told_to_wait_do_not_come_back_at_the_same_moment():
     waits = {delay(Retry(), 1, jitter / 10, 30.0).total_seconds() for jitter in range(10)}
     assert len(waits) == 10
     assert min(waits) == 30.0

@@ -1,4 +1,4 @@
-"""Every stored format comes back equal: the events of the log, and the state of a snapshot."""
+"""Every stored format comes back equal: the events of the log, and the state of a cached state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     ApiThrottled,
     BreakerClosed,
@@ -42,6 +41,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookupDecided,
     Operation,
     OutcomeName,
     OutcomeRecorded,
@@ -50,8 +50,8 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
     SpecDeclared,
     SpecWithdrawn,
     TargetObserved,
@@ -166,7 +166,7 @@ flights = st.builds(
     st.booleans(),
 )
 
-BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
+BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
         SpecDeclared, numbers, texts, texts, texts, fields, labels, labels, policies
     ),
@@ -208,7 +208,7 @@ BUILDERS: dict[type[ShapeEvent], st.SearchStrategy[Any]] = {
     TargetObserved: st.builds(TargetObserved, texts, st.booleans()),
     ActionDecided: st.builds(ActionDecided, actions),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
-    ActionSought: st.builds(ActionSought, actions, numbers),
+    LookupDecided: st.builds(LookupDecided, actions, numbers),
     ActionHeld: st.builds(ActionHeld, texts, texts),
     ActionNotDone: st.builds(ActionNotDone, texts, literal(Operation), numbers),
     ActionDoubted: st.builds(ActionDoubted, texts, literal(Operation), numbers, texts),
@@ -279,16 +279,16 @@ states = st.builds(
 
 
 def test_there_is_a_builder_for_every_event_of_the_log():
-    assert set(BUILDERS) == set(get_args(ShapeEvent))
+    assert set(BUILDERS) == set(get_args(ResourceEvent))
 
 
 @pytest.mark.parametrize("kind", list(BUILDERS), ids=lambda kind: kind.__name__)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), numbers, moments)
 def test_every_event_comes_back_equal(
-    kind: type[ShapeEvent], data: st.DataObject, version: int, time: datetime
+    kind: type[ResourceEvent], data: st.DataObject, version: int, time: datetime
 ):
-    event: ShapeEvent = data.draw(BUILDERS[kind])
+    event: ResourceEvent = data.draw(BUILDERS[kind])
     cause = data.draw(texts)
     envelope = LogEvent(
         event_id(FOO, version),

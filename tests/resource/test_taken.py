@@ -1,4 +1,4 @@
-"""An object that another shape of the log has is that one's: nothing is claimed or deleted."""
+"""An object that another resource of the log has is that one's: nothing is claimed or deleted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.resource.building import (
 ANOTHER = "team/Shape/y"
 
 
-def test_what_another_shape_declares_is_no_stray():
+def test_what_another_resource_declares_is_no_stray():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
     assert not every(OwnershipClaimed, events)
@@ -58,7 +58,7 @@ def test_what_was_held_as_a_stray_is_released_to_who_declares_it():
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
-def test_a_label_of_another_shape_is_no_dispute_where_that_one_has_the_object():
+def test_a_label_of_another_resource_is_no_dispute_where_that_one_has_the_object():
     story = Story(configs={CONFIG: EXCLUSIVE})
     labels = owned_labels()
     labels = {name: value.replace("Foo", "y") for name, value in labels.items()}
@@ -67,7 +67,7 @@ def test_a_label_of_another_shape_is_no_dispute_where_that_one_has_the_object():
 
 
 @pytest.mark.parametrize("still", [ANOTHER, ""])
-def test_what_another_shape_had_was_not_deleted_by_others(still: str):
+def test_what_another_resource_had_was_not_deleted_by_others(still: str):
     """It may be withdrawn and gone when the listing is compared."""
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
@@ -76,7 +76,7 @@ def test_what_another_shape_had_was_not_deleted_by_others(still: str):
 
 
 @pytest.mark.parametrize("log", ["log1", "another"])
-def test_what_carried_the_label_of_a_shape_that_is_gone_was_perhaps_deleted_by_it(log: str):
+def test_what_carried_the_label_of_a_resource_that_is_gone_was_perhaps_deleted_by_it(log: str):
     """That one was withdrawn and deleted it, all between a listing and its comparison."""
     story = Story(configs={CONFIG: SHARED})
     labels = {OWNER_LABEL: f"{log}.team.Shape.y"}
@@ -86,7 +86,7 @@ def test_what_carried_the_label_of_a_shape_that_is_gone_was_perhaps_deleted_by_i
     assert story.state.observed.taken_by == (ANOTHER if log == LOG_ID else "")
 
 
-def test_two_shapes_of_one_object_do_not_both_adopt_it():
+def test_two_resources_of_one_object_do_not_both_adopt_it():
     story = Story(configs={CONFIG: SHARED})
     story.see(thing(uid="h1"), taken_by=ANOTHER)
     events = story.declare({"type": "Square"}, policy={"adoption": "Adopt"})
@@ -115,7 +115,7 @@ def test_under_another_external_name_it_is_another_object():
     assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
 
 
-def test_what_two_shapes_own_neither_deletes():
+def test_what_two_resources_own_neither_deletes():
     story = converged()
     story.see(story.seen, taken_by=ANOTHER)
     assert not every(ActionDecided, story.withdraw())
@@ -144,7 +144,7 @@ def test_an_object_that_a_write_has_met_by_its_name_is_not_ours_by_that():
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
-def test_nor_is_it_deleted_when_the_shape_is_withdrawn():
+def test_nor_is_it_deleted_when_the_resource_is_withdrawn():
     story = met()
     assert not every(ActionDecided, story.withdraw())
     assert story.outcome == "Disputed", "it carries our label, which that write has put on it"

@@ -16,11 +16,11 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
+    LookupDecided,
     OwnershipClaimed,
+    ResourceEvent,
     RetryScheduled,
-    ShapeEvent,
 )
 from events.manifest import Fields, ProviderConfigSpec
 from reconciler.kinds import Kind
@@ -74,9 +74,9 @@ def begun(kind: Kind = BLOCK) -> Story:
     return story
 
 
-def unknown(story: Story, times: int = 1) -> list[ShapeEvent]:
+def unknown(story: Story, times: int = 1) -> list[ResourceEvent]:
     """So many attempts of unknown result; gives the events of the next attempt's beginning."""
-    events: list[ShapeEvent] = []
+    events: list[ResourceEvent] = []
     for _ in range(times):
         story.fail("Unknown")
         events = story.wake(3600)
@@ -94,7 +94,7 @@ def test_the_first_rung_repeats_with_the_same_key():
 def test_the_second_rung_looks_when_repeats_tell_nothing():
     story = begun()
     action = story.action
-    assert only(ActionSought, unknown(story, 3)).action == action
+    assert only(LookupDecided, unknown(story, 3)).action == action
     assert story.flight.is_lookup
 
 
@@ -179,7 +179,7 @@ def test_a_look_waits_until_the_api_shows_what_was_done():
 def test_a_creation_that_cannot_be_repeated_is_looked_for_at_once():
     """Without keys and without unique names a second call could make a second object."""
     story = begun(NAMELESS)
-    assert only(ActionSought, unknown(story)).action == story.action
+    assert only(LookupDecided, unknown(story)).action == story.action
     story.look(None)
     assert not story.flight.is_lookup, "it was not done: it may be called"
 
@@ -499,7 +499,7 @@ def test_the_log_keeps_every_rung():
         "ActionFailed",
         "ActionRetried",
         "ActionFailed",
-        "ActionSought",
+        "LookupDecided",
         "ActionNotDone",
         "ActionRetried",
     ]

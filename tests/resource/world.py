@@ -1,4 +1,4 @@
-"""A tiny pure world around one shape: an external API, humans, a worker, an observer, a bus.
+"""A tiny pure world around one resource: an external API, humans, a worker, an observer, a bus.
 
 The world is strict: it refuses with an assertion whatever the reconciler must never do.
 """
@@ -27,9 +27,9 @@ from events.log import (
     Action,
     ActionDecided,
     ActionRetried,
-    ActionSought,
     DeclarationSuperseded,
     LogEvent,
+    LookupDecided,
     OwnershipClaimed,
     OwnershipReleased,
 )
@@ -123,7 +123,7 @@ class Api:
 
 
 class World:
-    """A shape and all that surrounds it. Every message has its place in the intake."""
+    """A resource and all that surrounds it. Every message has its place in the intake."""
 
     def __init__(self) -> None:
         self.story = Story()
@@ -172,14 +172,14 @@ class World:
     def _check(self, before: ResourceState, events: Sequence[LogEvent]) -> None:
         log = self.story.log
         assert fold(log) == self.story.state
-        assert [event.shapeversion for event in log] == list(range(1, len(log) + 1))
+        assert [event.resourceversion for event in log] == list(range(1, len(log) + 1))
         state = before
         for event in events:
             match event.data:
                 case ActionDecided(action):
                     assert state.actions.in_flight is None
                     assert action.action_id == event.id
-                case ActionRetried(action) | ActionSought(action):
+                case ActionRetried(action) | LookupDecided(action):
                     assert state.actions.in_flight is not None
                     assert state.actions.in_flight.action == action
                 case OwnershipClaimed(uid=str(uid)):
@@ -297,7 +297,7 @@ class World:
         failed = None if fault == "none" else ActionError("Unknown", "no answer")
         now, shown = self.story.now, self.api.object if failed is None else None
         action_id, attempt = flight.action.action_id, flight.attempt
-        self.publish(Reported(action_id, attempt, now, now, "w", failed, shown, sought=True))
+        self.publish(Reported(action_id, attempt, now, now, "w", failed, shown, is_lookup=True))
 
     def wait(self, seconds: float) -> None:
         self.story.now += timedelta(seconds=seconds)

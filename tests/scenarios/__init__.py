@@ -18,9 +18,9 @@ Each test's name begins with the number of its scenario.
 - scenario 17: finalizers of other services, and force; scenario 18: references that dangle
   (``test_holds``)
 - scenario 21: observe-only, create-only and paused (``test_modes``)
-- scenario 22: 1,000 shapes and a restart; scenario 23: ten resyncs (``test_many``)
+- scenario 22: 1,000 resources and a restart; scenario 23: ten resyncs (``test_many``)
 - scenario 24: five declarations in a row; scenario 26: twice, late and out of order
   (``test_convergence``)
-- scenario 25: two deciders for one shape (``tests/faults/test_bus_split_brain.py``)
+- scenario 25: two deciders for one resource (``tests/faults/test_bus_split_brain.py``)
 - scenario 27: what cannot be used (``test_unusable``)
 """

@@ -23,7 +23,7 @@ from nats.aio.client import Client
 from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
 from events.intake import TYPE_OF_INTAKE, Answer, IntakeData, Withdrawn
-from events.log import LogEvent, OutcomeRecorded, ShapeEvent
+from events.log import LogEvent, OutcomeRecorded, ResourceEvent
 from events.manifest import (
     PROVIDER_CONFIG_API_VERSION,
     PROVIDER_CONFIG_KIND,
@@ -36,18 +36,18 @@ from events.manifest import (
     Retry,
     Scope,
 )
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.subjects import REPLY_HEADER, Intake, intake, outcome
+from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.intake import JetStreamIntakeWriter
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import JetStreamShapeLog, open_log
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
+    LOG,
     OUTCOMES,
     ROWS,
-    SHAPES,
-    SNAPSHOTS,
+    STATES,
     worker_consumers,
 )
 from infra.embedded import EmbeddedServer
@@ -74,8 +74,8 @@ _T = TypeVar("_T")
 _E = TypeVar("_E")
 
 
-def shape(name: str) -> ShapeKey:
-    return ShapeKey("default", "Shape", name)
+def shape(name: str) -> ResourceKey:
+    return ResourceKey("default", "Shape", name)
 
 
 def manifest(
@@ -126,7 +126,7 @@ class Human:
         self._journal_from = 0
 
     async def start_afresh(self) -> None:
-        """Leave nothing of the story before: no shape, no fault, no count."""
+        """Leave nothing of the story before: no resource, no fault, no count."""
         await self._http.delete("/_faults")
         names = [each["name"] for each in await self.sees_all()]
         for start in range(0, len(names), 50):
@@ -189,7 +189,7 @@ class Human:
         return await self._entries(self._journal_from)
 
     async def effects(self, name: str | None = None) -> list[str]:
-        """The effects on one shape or all: ``POST`` by the reconciler, ``human POST`` by hand."""
+        """The effects on one object or all: ``POST`` by the reconciler, ``human POST`` by hand."""
         return [
             each["method"] if each["idempotency_key"] else f"human {each['method']}"
             for each in await self.journal()
@@ -215,7 +215,7 @@ class World:
         self.server = server or EmbeddedServer()
         self.nc: Client
         self.client: SdkClient
-        self.log: JetStreamShapeLog
+        self.log: JetStreamLog
         self.kinds = KindRegistry([SHAPE, RECORD])
         self._folder = folder
         self._writer: JetStreamIntakeWriter
@@ -282,8 +282,8 @@ class World:
         await self.server.start(self.server.data_dir, port=self.server.port)
 
     async def erase_caches(self) -> None:
-        """Delete every projection and snapshot: only the log remains."""
-        for stream in (ROWS, SNAPSHOTS):
+        """Delete every projection and cached: only the log remains."""
+        for stream in (ROWS, STATES):
             await api_request(self.nc, f"STREAM.PURGE.{stream}", {})
 
     # --- declaring
@@ -313,17 +313,17 @@ class World:
     async def withdraw(self, name: str) -> None:
         await self.tell(shape(name), Withdrawn())
 
-    async def tell(self, key: ShapeKey, data: IntakeData, what: Intake = "desired") -> None:
+    async def tell(self, key: ResourceKey, data: IntakeData, what: Intake = "desired") -> None:
         await self._writer.publish([IntakeMessageOut(what, key, data, uuid.uuid4().hex)])
 
     async def ask(
-        self, key: ShapeKey, data: IntakeData, *, message_id: str | None = None
+        self, key: ResourceKey, data: IntakeData, *, message_id: str | None = None
     ) -> Answer:
         """Publish one declaration and wait for the decider's answer on an inbox."""
         payload = encode_intake(message_id or uuid.uuid4().hex, ACTOR, data, time=now())
         return await self.ask_raw(intake("desired", key), payload)
 
-    async def ask_as(self, source: str, key: ShapeKey, data: IntakeData) -> Answer:
+    async def ask_as(self, source: str, key: ResourceKey, data: IntakeData) -> Answer:
         """Publish as another service, and wait for the decider's answer."""
         what = cast("Intake", TYPE_OF_INTAKE[type(data)].split(".")[1])
         payload = encode_intake(uuid.uuid4().hex, source, data, time=now())
@@ -366,7 +366,7 @@ class World:
 
     async def until_outcome(
         self,
-        name: str | ShapeKey,
+        name: str | ResourceKey,
         wanted: str,
         *,
         generation: int | None = None,
@@ -415,24 +415,24 @@ class World:
         await self.until(is_listed, f"{times} more listings")
         await self.until_settled()
 
-    async def history(self, name: str | ShapeKey) -> list[LogEvent]:
+    async def history(self, name: str | ResourceKey) -> list[LogEvent]:
         key = shape(name) if isinstance(name, str) else name
         return [stored.event for stored in await self.client.history(key)]
 
-    async def facts(self, name: str | ShapeKey) -> list[ShapeEvent]:
+    async def facts(self, name: str | ResourceKey) -> list[ResourceEvent]:
         return [event.data for event in await self.history(name)]
 
     async def log_position(self) -> int:
-        return (await stream_state(self.nc, SHAPES)).last_seq
+        return (await stream_state(self.nc, LOG)).last_seq
 
-    async def outcomes(self, key: ShapeKey) -> list[OutcomeRecorded]:
-        """Everything on the outcome stream about a shape, as another service reads it."""
+    async def outcomes(self, key: ResourceKey) -> list[OutcomeRecorded]:
+        """Everything on the outcome stream about a resource, as another service reads it."""
         messages = await read_subject(self.nc, OUTCOMES, outcome(key))
         told = [decode_log(message.payload).data for message in messages]
         return [each for each in told if isinstance(each, OutcomeRecorded)]
 
     async def status(self, name: str) -> StatusRow | None:
-        """The row of a shape that the projector has written."""
+        """The row of a resource that the projector has written."""
         return await self.client.status(shape(name))
 
     async def rows(self) -> Mapping[str, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake
 from infra.bus.streams import MAX_UNACKNOWLEDGED
 from infra.jetstream.outgoing import OutgoingMessage
@@ -19,7 +19,7 @@ async def test_scenario_32_a_tenant_that_floods_the_intake_with_rubbish_delays_n
     world: World,
 ) -> None:
     """Of scenario 32 the rubbish: 15,000 messages over all partitions, some fit none."""
-    hostile = [ShapeKey("hostile", "Shape", f"x{number}") for number in range(SUBJECTS)]
+    hostile = [ResourceKey("hostile", "Shape", f"x{number}") for number in range(SUBJECTS)]
     subjects = [*(intake("desired", key) for key in hostile), "rec.nothing.hostile"]
     rubbish = [OutgoingMessage(subject, b"not JSON") for subject in subjects * A_SUBJECT]
     results = await publish_in_batches(world.nc, rubbish)

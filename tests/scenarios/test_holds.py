@@ -1,4 +1,4 @@
-"""Scenarios 17 and 18: other services hold a shape, or rely on it; and a loss nobody believes."""
+"""Scenarios 17 and 18: others hold a resource, or rely on it; and a loss nobody believes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import uuid
 from events.intake import FinalizerReleased, FinalizerRequested
 from events.log import FinalizerRemoved, HoldApproved, OwnershipReleased, ReleaseForced
 from events.manifest import Manifest, Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.sdk import client_on
 from tests.scenarios.harness import World, api_config, manifest, only, shape
 
 INVOICE = "billing/last-invoice"
-NEEDS_FOO = ShapeKey("default", "ShapeRef", "needs-foo")
+NEEDS_FOO = ResourceKey("default", "ShapeRef", "needs-foo")
 
 
 def reference(on_withdrawal: str) -> Manifest:

@@ -1,4 +1,4 @@
-"""Scenario 16: a listing that fails or lies must not cost anybody a shape (invariant 6)."""
+"""Scenario 16: a listing that fails or lies must not cost anybody a resource (invariant 6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def failed_listings(world: World) -> int:
 
 
 async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_world: World):
-    """One page came, in which most shapes are not: that is no proof of anything."""
+    """One page came, in which most resources are not: that is no proof of anything."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=2, exclusive=True))
@@ -47,9 +47,9 @@ async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_w
 
 
 async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
-    """A listing that claims to be complete and leaves a shape out cannot be told from the truth.
+    """A listing that claims to be complete and leaves a resource out cannot be told from the truth.
 
-    What ought to happen: the loss is recorded and the shape made again, since that is what a
+    What ought to happen: the loss is recorded and the resource made again, since that is what a
     deletion by a human looks like (scenario 3). The API refuses the create, for the name is taken,
     and what stands in the way is read: it is the very object that the log has just given up, by its
     uid, so it is ours again. From then on no listing proves its absence, only a read of its own.
@@ -89,7 +89,7 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     assert await world.human.effects() == ["POST"] * 6 + ["human DELETE", "POST"]
 
 
-async def test_16_with_adoption_a_shape_that_was_left_out_is_taken_back_at_once(world: World):
+async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_once(world: World):
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged")
     before = await world.human.sees("foo")

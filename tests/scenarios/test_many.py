@@ -1,4 +1,4 @@
-"""Scenarios 22 and 23: a thousand shapes that are as declared cost nothing but listings."""
+"""Scenarios 22 and 23: a thousand resources that are as declared cost nothing but listings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reconciler.sdk import DeclarationRefusedError
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest, shape
 
-SHAPES = 1_000
+COUNT = 1_000
 READY_SECONDS = 60.0  # one alone on a machine; the benchmarks measure, this sees a blunder
 
 
 @pytest.fixture
 async def thousand(tmp_path: Path) -> AsyncIterator[World]:
-    """A thousand converged shapes in an API of their own."""
+    """A thousand converged resources in an API of their own."""
     api = FaultyApi()
     human = Human(await api.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:
@@ -32,15 +32,15 @@ async def thousand(tmp_path: Path) -> AsyncIterator[World]:
 async def _declare_all(world: World) -> None:
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, resync=0.3))
-    keys = [shape(f"foo-{number}") for number in range(SHAPES)]
+    keys = [shape(f"foo-{number}") for number in range(COUNT)]
     answers = await world.client.declare_many([manifest(key.name) for key in keys])
     assert not any(isinstance(answer, DeclarationRefusedError) for answer in answers)
     await world.client.wait_for_many(dict.fromkeys(keys, 1), timeout_seconds=60)
     await world.observed_again()
-    assert await world.human.effects() == ["POST"] * SHAPES
+    assert await world.human.effects() == ["POST"] * COUNT
 
 
-async def test_22_a_restart_writes_nothing_reads_no_shape_and_is_ready_in_seconds(
+async def test_22_a_restart_writes_nothing_reads_no_resource_and_is_ready_in_seconds(
     thousand: World,
 ):
     await restart_is_quiet(thousand)
@@ -60,7 +60,7 @@ async def restart_is_quiet(world: World) -> None:
 
     await world.observed_again()
     assert await world.log_position() == position
-    assert await world.human.effects() == ["POST"] * SHAPES
+    assert await world.human.effects() == ["POST"] * COUNT
     listings = listings_of(world)
     assert only_listings(await world.human.requests()) <= listings + 1
 
@@ -73,7 +73,7 @@ async def test_23_ten_resyncs_without_a_change_are_ten_listings_and_nothing_else
     await world.observed_again(times=10)
 
     assert await world.log_position() == position
-    assert await world.human.effects() == ["POST"] * SHAPES
+    assert await world.human.effects() == ["POST"] * COUNT
     seen = listings_of(world) - before
     assert seen >= 10
     assert only_listings(await world.human.requests()) <= seen + 1
@@ -85,7 +85,7 @@ def listings_of(world: World) -> int:
 
 
 def only_listings(requests: dict[str, Any]) -> int:
-    """The number of successful reads: one page each listing, so more would be reads of shapes."""
+    """The number of successful reads: one page each listing, so more would be single reads."""
     assert list(requests) == ["GET"]
     assert list(requests["GET"]) == ["200"]
     return requests["GET"]["200"]

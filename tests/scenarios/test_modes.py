@@ -43,7 +43,7 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
     assert await world.human.effects("foo") == ["POST", "human PUT", "human DELETE"]
 
 
-async def test_21_a_paused_shape_waits_and_is_corrected_when_the_pause_ends(world: World):
+async def test_21_a_paused_resource_waits_and_is_corrected_when_the_pause_ends(world: World):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.declare("foo", color="Purple", policy={"paused": True})

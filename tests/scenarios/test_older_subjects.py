@@ -7,7 +7,7 @@ import pytest
 from events.integrity import LogDamage
 from events.log import log_class
 from events.subjects import log
-from infra.bus.streams import SHAPES
+from infra.bus.streams import LOG
 from infra.jetstream.reads import read_subject
 from tests.scenarios.harness import World, api_config, shape
 
@@ -19,14 +19,14 @@ async def test_an_action_under_an_older_subject_is_handed_out_and_no_damage(
 ) -> None:
     world = bare_world
     with monkeypatch.context() as older:
-        older.setattr("infra.bus.shape_log.log_place", log_class)
+        older.setattr("infra.bus.event_log.log_place", log_class)
         await world.start_reconciler(("decider",))
         await world.configure(api_config(world.human.url))
         for name in NAMES:
             await world.declare(name)
         for name in NAMES:
             subject = log(shape(name), "action")
-            await world.until(lambda subject=subject: read_subject(world.nc, SHAPES, subject), name)
+            await world.until(lambda subject=subject: read_subject(world.nc, LOG, subject), name)
         await world.stop_reconciler()
 
     await world.start_reconciler()

@@ -117,7 +117,7 @@ async def test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_is_made_ag
     assert only(OwnershipReleased, facts).uid == lost["uid"]
 
 
-async def test_19_an_unowned_shape_is_adopted_without_a_create_and_corrected(world: World):
+async def test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected(world: World):
     await world.human.makes("foo", "Square", "Green", {"team": "humans"})
     before = await world.human.sees("foo")
 
@@ -132,7 +132,7 @@ async def test_19_an_unowned_shape_is_adopted_without_a_create_and_corrected(wor
     assert (claimed.reason, claimed.uid) == ("Adopted", before["uid"])
 
 
-async def test_19_an_unowned_shape_is_not_touched_where_adoption_is_refused(world: World):
+async def test_19_an_unowned_resource_is_not_touched_where_adoption_is_refused(world: World):
     await world.human.makes("foo", "Square", "Green")
     before = await world.human.sees("foo")
 

@@ -64,7 +64,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
 
     await world.until_outcome("neighbour", "Converged")
     await world.until_outcome("foo", "Converged", generation=2)
-    (letter,) = await letters_of(world, shape=FOO)
+    (letter,) = await letters_of(world, resource=FOO)
     assert (letter.record.stage, letter.sender, letter.state) == ("decision", ACTOR, "Open")
     assert letter.record.reason == "deciding it failed: ZeroDivisionError: purple is too much"
     declared = [
@@ -88,7 +88,7 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(decide, "facts_of", fails)
         await world.declare("foo")
-        (letter,) = await letters_of(world, shape=FOO)
+        (letter,) = await letters_of(world, resource=FOO)
 
     retried = await world.client.retry_dead_letter(letter)
 
@@ -110,7 +110,7 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
     assert await world.human.effects("foo") == ["POST"]
 
 
-async def test_a_shape_whose_history_cannot_be_read_holds_up_no_other_decision(world: World):
+async def test_a_resource_whose_history_cannot_be_read_holds_up_no_other_decision(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await publish(world.nc, log(FOO, "fact"), b"of a newer release")
@@ -131,7 +131,7 @@ async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
         swollen = isinstance(told.data, SpecDeclared) and told.data.fields["color"] == "Purple"
         return really(told) + b" " * (9 * 1024 * 1024 if swollen else 0)
 
-    monkeypatch.setattr("infra.bus.shape_log.encode_log", longer)
+    monkeypatch.setattr("infra.bus.event_log.encode_log", longer)
     names = [f"n{number}" for number in range(6)]
     await world.declare_all(
         [manifest("foo", color="Purple"), *map(manifest, names), manifest("foo", color="Green")]
@@ -140,7 +140,7 @@ async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
     for name in (*names, "foo"):
         await world.until_outcome(name, "Converged")
     (letter,) = await letters_of(world)
-    assert (letter.shape, letter.record.stage) == (FOO, "decision")
+    assert (letter.resource, letter.record.stage) == (FOO, "decision")
     assert "max_payload" in letter.record.reason
     assert (await world.human.sees("foo"))["color"] == "Green"
 
@@ -160,7 +160,7 @@ async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_work
     assert {each.record.reason.split(":")[0] for each in letters} == {
         "not an event of the log",
         "it is about default/Shape/bar, but stored under default/Shape/baz",
-        "reconciler.shape.OutcomeRecorded is no action",
+        "reconciler.resource.OutcomeRecorded is no action",
     }
     workers = await worker_consumers(world.nc)
     assert (
@@ -170,7 +170,7 @@ async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_work
         await world.client.retry_dead_letter(letters[0])
 
 
-async def test_a_provider_that_always_raises_degrades_its_shape_and_no_other(
+async def test_a_provider_that_always_raises_degrades_its_resource_and_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     really = ShapesProvider.create
@@ -202,7 +202,7 @@ async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_se
     await world.observed_again(2)
 
     (letter,) = await world.client.dead_letters()
-    assert (letter.record.stage, letter.shape) == ("observation", shape("whale"))
+    assert (letter.record.stage, letter.resource) == ("observation", shape("whale"))
     assert "object 'whale' of 'default' has 3" in letter.record.reason
     seen = msgspec.json.decode(letter.payload, type=ExternalObject)
     assert seen.labels == WHALE

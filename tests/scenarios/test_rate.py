@@ -22,7 +22,7 @@ async def _has_listed(world: World) -> bool:
 async def made_at_a_rate(
     world: World, folder: Path, *, processes: int, per_second: float, burst: int, shapes: int
 ) -> tuple[float, list[float]]:
-    """Give when shapes were declared and when the API made each, in seconds since 1970."""
+    """Give when resources were declared and when the API made each, in seconds since 1970."""
     await world.start_reconciler(ALL_BUT_WORKER)
     limits = Limits(requests_per_second=per_second, burst=burst)
     async with workers(world, folder, processes):

@@ -20,15 +20,15 @@ from events.log import (
     RetryScheduled,
 )
 from events.manifest import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
-from events.names import SYSTEM_NAMESPACE, ShapeKey
-from infra.bus.streams import SHAPES, make_worker_consumer, worker_consumers
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from infra.bus.streams import LOG, make_worker_consumer, worker_consumers
 from infra.jetstream.connection import api_request
 from reconciler.wiring import Role
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import World, api_config, every, manifest, only
 from tests.scenarios.processes import until_all_said, workers
 
-CONFIG = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
+CONFIG = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
 SLOW_LISTINGS = 3600.0
 
@@ -282,12 +282,12 @@ async def test_14_a_back_off_is_kept_by_workers_that_were_killed(
 # --- helps
 
 
-def _shape(name: str) -> ShapeKey:
-    return ShapeKey("default", "Shape", name)
+def _shape(name: str) -> ResourceKey:
+    return ResourceKey("default", "Shape", name)
 
 
-def _config(name: str) -> ShapeKey:
-    return ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)
+def _config(name: str) -> ResourceKey:
+    return ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)
 
 
 def _moment(text: str) -> float:
@@ -305,11 +305,11 @@ async def _until_held(world: World, name: str) -> None:
 
 async def _lease_at_most(world: World, config_name: str, actions: int) -> None:
     name = await make_worker_consumer(world.nc, config_name)
-    found = await api_request(world.nc, f"CONSUMER.INFO.{SHAPES}.{name}", None)
+    found = await api_request(world.nc, f"CONSUMER.INFO.{LOG}.{name}", None)
     config = {**found["config"], "max_ack_pending": actions}
-    question = {"stream_name": SHAPES, "config": config, "action": "update"}
+    question = {"stream_name": LOG, "config": config, "action": "update"}
     await api_request(
-        world.nc, f"CONSUMER.CREATE.{SHAPES}.{name}.{config['filter_subject']}", question
+        world.nc, f"CONSUMER.CREATE.{LOG}.{name}.{config['filter_subject']}", question
     )
 
 

@@ -12,7 +12,7 @@ from events.envelope import encode_intake
 from events.intake import Declared
 from events.log import OutcomeRecorded
 from events.manifest import Manifest, Metadata
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake
 from tests.scenarios.harness import ACTOR, World, manifest, now, shape
 
@@ -48,7 +48,7 @@ def nested_deep() -> bytes:
     return good().replace(b'"Red"', b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
 
 
-def of_another_shape() -> bytes:
+def of_another_resource() -> bytes:
     return declared(manifest("bar"))
 
 
@@ -58,9 +58,9 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     "nothing": (FOO, lambda: b"", "intake", "not a CloudEvent"),
     "unknown type": (FOO, of_another_type, "intake", "is not allowed on a desired subject"),
     "wrong schema": (FOO, with_unknown_field, "declaration", "`colour`"),
-    "another shape's subject": (FOO, of_another_shape, "declaration", "was published for"),
+    "another resource's subject": (FOO, of_another_resource, "declaration", "was published for"),
     "unknown kind": (
-        intake("desired", ShapeKey("default", "Blob", "foo")),
+        intake("desired", ResourceKey("default", "Blob", "foo")),
         of_unknown_kind,
         "declaration",
         "'Blob' is not registered",
@@ -129,7 +129,7 @@ async def test_27_an_answer_goes_to_an_inbox_and_nowhere_else(world: World):
     await world.nc.request(FOO, payload, headers=headers)
 
     await world.until_outcome("foo", "Converged")
-    assert [event.shapeversion for event in await world.history("foo")] == [1, 2, 3, 4]
+    assert [event.resourceversion for event in await world.history("foo")] == [1, 2, 3, 4]
 
 
 async def test_27_a_bare_manifest_by_hand_is_fine(world: World):

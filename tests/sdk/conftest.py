@@ -79,5 +79,5 @@ def shape(name: str, color: str = "Red", **spec: object) -> Manifest:
 
 @pytest.fixture
 def name(unique: str) -> str:
-    """A shape's name that no other test uses."""
+    """A resource's name that no other test uses."""
     return unique.lower()

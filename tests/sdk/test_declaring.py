@@ -19,7 +19,7 @@ from reconciler.sdk import (
 from tests.sdk.conftest import Stack, shape
 
 
-async def test_declared_shape_is_accepted_and_converges(client: Client, name: str) -> None:
+async def test_declared_resource_is_accepted_and_converges(client: Client, name: str) -> None:
     answer = await client.declare(shape(name))
     outcome = await client.wait_for(f"default/Shape/{name}", generation=answer.generation)
 
@@ -52,7 +52,7 @@ async def test_expected_generation_is_checked(client: Client, name: str) -> None
     assert (await client.declare(shape(name, "Green"), expected_generation=1)).generation == 2
 
 
-async def test_withdrawn_shape_is_deleted(client: Client, name: str) -> None:
+async def test_withdrawn_resource_is_deleted(client: Client, name: str) -> None:
     key = shape(name).key
     await client.declare(shape(name))
     await client.wait_for(key, generation=1)
@@ -95,7 +95,7 @@ async def test_two_thousand_are_answered(client: Client, name: str) -> None:
     await client.withdraw_many([manifest.key for manifest in manifests])
 
 
-async def test_published_shapes_are_decided_without_an_answer(client: Client, name: str) -> None:
+async def test_published_resources_are_decided_without_an_answer(client: Client, name: str) -> None:
     async with client.outcomes(name=name) as outcomes:
         await client.publish([shape(name)])
         async for outcome in outcomes:

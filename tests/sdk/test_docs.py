@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from events import envelope
-from events.intake import Answer, SnapshotPart
+from events.intake import Answer, ListingPart
 from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest
 from events.schema import json_schema
-from infra.bus.streams import DEADLETTERS, OUTCOMES, ROWS, SHAPES
+from infra.bus.streams import DEADLETTERS, LOG, OUTCOMES, ROWS
 from infra.jetstream.connection import connect as connect_bus
 from reconciler.sdk.client import Client
 from reconciler.sdk.outcomes import SETTLED
@@ -87,10 +87,10 @@ def encoded_again(name: str, shown: Any, payload: bytes) -> Any:
     if name in plain:
         return json.loads(msgspec.json.encode(msgspec.json.decode(payload, type=plain[name])))
     time = datetime.fromisoformat(shown.get("time", "2026-11-21T12:00:00Z"))
-    if name == "SnapshotPartCloudEvent":
-        part: SnapshotPart = envelope.decode_snapshot_part(payload)
+    if name == "ListingPartCloudEvent":
+        part: ListingPart = envelope.decode_listing_part(payload)
         return json.loads(
-            envelope.encode_snapshot_part(shown["id"], shown["source"], part, time=time)
+            envelope.encode_listing_part(shown["id"], shown["source"], part, time=time)
         )
     what = shown["type"].split(".")[1]
     message = envelope.decode_intake(payload, expected=what, fallback_id="")
@@ -138,9 +138,9 @@ async def test_the_published_message_of_the_command_line_is_answered(stack: Stac
 
 def test_streams_of_the_command_line_exist() -> None:
     commands = blocks("sh")[0]
-    assert set(re.findall(r"(?:view|add|next) ([A-Z]+)", commands)) == {
+    assert set(re.findall(r"(?:view|add|next) ([A-Z_0-9]+)", commands)) == {
         OUTCOMES,
-        SHAPES,
+        LOG,
         DEADLETTERS,
     }
     assert "kv get reconciler " in commands

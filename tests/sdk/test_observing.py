@@ -1,4 +1,4 @@
-"""Publishing what was observed: one object, and whole snapshots."""
+"""Publishing what was observed: one object, and whole listings."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def thing(name: str, color: str = "Red") -> ExternalObject:
     return ExternalObject(name, {"type": "Square", "color": color}, uid=f"uid-of-{name}")
 
 
-async def test_observation_of_one_shape_is_recorded(client: Client, name: str) -> None:
+async def test_observation_of_one_resource_is_recorded(client: Client, name: str) -> None:
     key = shape(name).key
     as_of = await client.observation_time()
     async with client.outcomes(name=name) as outcomes:
@@ -22,65 +22,65 @@ async def test_observation_of_one_shape_is_recorded(client: Client, name: str) -
     assert (outcome.outcome, outcome.actor) == ("Unowned", "test")
 
 
-async def test_completed_snapshot_shows_what_is_there(client: Client, name: str) -> None:
+async def test_completed_listing_shows_what_is_there(client: Client, name: str) -> None:
     async with client.outcomes(name=name) as outcomes:
-        async with client.snapshot("default", "Shape") as snapshot:
-            await snapshot.add(thing(name))
+        async with client.listing("default", "Shape") as listing:
+            await listing.add(thing(name))
         outcome = await anext(outcomes)
 
     assert outcome.outcome == "Unowned"
-    assert snapshot.count == 1
+    assert listing.count == 1
 
 
-async def test_snapshot_of_an_aborted_listing_shows_nothing(client: Client, name: str) -> None:
+async def test_listing_of_an_aborted_listing_shows_nothing(client: Client, name: str) -> None:
     async def list_half() -> None:
-        async with client.snapshot("default", "Shape") as snapshot:
-            await snapshot.add(thing(f"{name}-half"))
+        async with client.listing("default", "Shape") as listing:
+            await listing.add(thing(f"{name}-half"))
             raise RuntimeError("the listing failed half-way")
 
     with pytest.raises(RuntimeError, match="half-way"):
         await list_half()
     async with client.outcomes(name=name) as outcomes:  # the next one is complete, and behind it
-        async with client.snapshot("default", "Shape") as snapshot:
-            await snapshot.add(thing(name))
+        async with client.listing("default", "Shape") as listing:
+            await listing.add(thing(name))
         await anext(outcomes)
 
     assert await client.history(f"default/Shape/{name}-half") == []
 
 
-async def test_long_snapshot_is_published_in_parts(client: Client, name: str) -> None:
+async def test_long_listing_is_published_in_parts(client: Client, name: str) -> None:
     async with client.outcomes(name=f"{name}-1200") as outcomes:
-        async with client.snapshot("default", "Shape") as snapshot:
+        async with client.listing("default", "Shape") as listing:
             for index in range(1_201):
-                await snapshot.add(thing(f"{name}-{index}"))
+                await listing.add(thing(f"{name}-{index}"))
         await anext(outcomes)
-    assert snapshot.count == 1_201
+    assert listing.count == 1_201
 
 
 async def test_names_are_checked(client: Client) -> None:
     with pytest.raises(InvalidNameError):
-        client.snapshot("a.b", "Shape")
+        client.listing("a.b", "Shape")
     with pytest.raises(InvalidNameError):
-        client.snapshot("default", "*")
+        client.listing("default", "*")
     with pytest.raises(InvalidNameError):
         await client.publish_observation("default/Shape/a", Observed("a b", "a"))
 
 
 async def test_object_that_comes_twice_counts_once(client: Client, name: str) -> None:
     async with client.outcomes(name=name) as outcomes:
-        async with client.snapshot("default", "Shape") as snapshot:
-            await snapshot.add(thing(name))
-            await snapshot.add(thing(name))
+        async with client.listing("default", "Shape") as listing:
+            await listing.add(thing(name))
+            await listing.add(thing(name))
         await anext(outcomes)
-    assert snapshot.count == 1
+    assert listing.count == 1
 
 
 @pytest.mark.parametrize(
     "scope", [{"prefix": "a-"}, {"labels": {"team": "b"}}], ids=["prefix", "labels"]
 )
 async def test_object_of_another_scope_is_refused(client: Client, scope: Any) -> None:
-    async with client.snapshot("default", "Shape", **scope) as snapshot:
-        with pytest.raises(ValueError, match="not of the snapshot's scope"):
-            await snapshot.add(thing("b-1"))
-        await snapshot.add(ExternalObject("a-1", {}, labels={"team": "b"}))
-    assert snapshot.count == 1
+    async with client.listing("default", "Shape", **scope) as listing:
+        with pytest.raises(ValueError, match="not of the listing's scope"):
+            await listing.add(thing("b-1"))
+        await listing.add(ExternalObject("a-1", {}, labels={"team": "b"}))
+    assert listing.count == 1

@@ -15,7 +15,7 @@ from tests.sdk.conftest import Stack, shape
 
 
 async def told(client: Client, name: str) -> None:
-    """Have a shape with a past: made, changed, withdrawn."""
+    """Have a resource with a past: made, changed, withdrawn."""
     for color in ("Red", "Blue"):
         answer = await client.declare(shape(name, color))
         await client.wait_for(shape(name).key, generation=answer.generation)

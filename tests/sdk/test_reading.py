@@ -30,7 +30,7 @@ async def test_history_tells_everything_in_order(client: Client, name: str) -> N
     history = await client.history(f"default/Shape/{name}")
 
     assert isinstance(history[0].event.data, SpecDeclared)
-    assert [each.event.shapeversion for each in history] == list(range(1, len(history) + 1))
+    assert [each.event.resourceversion for each in history] == list(range(1, len(history) + 1))
     assert history[0].event.actor == "test"
     assert await client.history("default/Shape/never") == []
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from events.log import OutcomeName
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.sdk import (
     SETTLED,
     Client,
@@ -17,7 +17,7 @@ from reconciler.sdk import (
 from reconciler.sdk.outcomes import Outcome, Waiting
 from tests.sdk.conftest import shape
 
-KEY = ShapeKey("default", "Shape", "foo")
+KEY = ResourceKey("default", "Shape", "foo")
 
 
 async def test_outcome_that_is_there_ends_the_wait_at_once(client: Client, name: str) -> None:

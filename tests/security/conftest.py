@@ -50,5 +50,5 @@ async def admin(guarded: Guarded) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def name(unique: str) -> str:
-    """A shape's name that no other test uses."""
+    """A resource's name that no other test uses."""
     return unique.lower()

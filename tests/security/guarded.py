@@ -1,4 +1,4 @@
-"""A reconciler whose every role has a user of its own, on a server with the printed permissions."""
+"""A reconciler whose principals have users of their own, on a server with printed permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from events.manifest import Manifest, Metadata
 from infra.bus.permission_files import User, server_configuration
-from infra.bus.permissions import ROLES
+from infra.bus.permissions import PRINCIPALS
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect as connect_to_bus
@@ -39,7 +39,11 @@ class Guarded:
     admin_url: str = ""
 
     def users(self) -> list[User]:
-        roles = [User(role, role, self.pairs[role].public) for role in ROLES if role != "service"]
+        roles = [
+            User(principal, principal, self.pairs[principal].public)
+            for principal in PRINCIPALS
+            if principal != "service"
+        ]
         return roles + [User(name, "service", self.pairs[name].public, name) for name in NAMESPACES]
 
     def key(self, name: str) -> Path:
@@ -50,7 +54,7 @@ class Guarded:
         return Access(nkey=self.key(name))
 
     async def start(self) -> None:
-        for name in (*ROLES, *NAMESPACES):
+        for name in (*PRINCIPALS, *NAMESPACES):
             self.pairs[name] = Pair.of_user()
             self.pairs[name].write(self.key(name))
         await self.api.start(self.folder / "api")
@@ -85,15 +89,15 @@ class Guarded:
             yield client
 
     async def run(self, ready: threading.Event, stop: asyncio.Event) -> None:
-        """Run every role on a connection of its own."""
+        """Run every principal on a connection of its own."""
         async with AsyncExitStack() as stack:
             async with connected(self.bus.url, access=self.access("installer")) as nc:
                 await initialise(nc)
-            for role in RUNNING_ROLES:
+            for principal in RUNNING_ROLES:
                 nc = await stack.enter_async_context(
-                    connected(self.bus.url, access=self.access(role))
+                    connected(self.bus.url, access=self.access(principal))
                 )
-                await stack.enter_async_context(running(nc, (role,)))
+                await stack.enter_async_context(running(nc, (principal,)))
             operator = await stack.enter_async_context(self.sdk_as("operator"))
             await operator.declare(provider_config(self.api.url))
             ready.set()

@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client
 
 from infra.bus.permission_files import User
-from infra.bus.permissions import ROLES
+from infra.bus.permissions import PRINCIPALS
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect
@@ -52,7 +52,7 @@ class Signed:
 
 @pytest.fixture
 async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
-    roles = [User(role, role) for role in ROLES if role != "service"]
+    roles = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     services = [User(name, "service", namespace=name) for name in NAMESPACES]
     found = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
     for user in (*roles, *services):
@@ -76,19 +76,19 @@ async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
 async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
     by_jwt: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every role, the operator and a service by `.creds`, until the worker's time is over."""
+    """Every principal, the operator and a service by `.creds`, until the worker's time is over."""
     caplog.set_level(logging.WARNING)
     url = by_jwt.bus.url
     async with AsyncExitStack() as stack:
         async with connected(url, access=by_jwt.access("installer")) as nc:
             await initialise(nc)
         connections: dict[str, Client] = {}
-        for role in RUNNING_ROLES:
-            seconds = SHORT_SECONDS if role == "worker" else 0
-            access = by_jwt.renew(role, seconds=seconds)
+        for principal in RUNNING_ROLES:
+            seconds = SHORT_SECONDS if principal == "worker" else 0
+            access = by_jwt.renew(principal, seconds=seconds)
             nc = await stack.enter_async_context(connected(url, access=access))
-            connections[role] = nc
-            await stack.enter_async_context(running(nc, (role,)))
+            connections[principal] = nc
+            await stack.enter_async_context(running(nc, (principal,)))
         client = await stack.enter_async_context(
             connect_sdk(url, source="acme", access=by_jwt.access("acme"))
         )
@@ -143,9 +143,9 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
         await bus.stop()
 
 
-def test_the_jwt_of_every_role_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
+def test_the_jwt_of_everybody_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
     """`max_control_line` is 4,096 bytes by default, and the JWT is part of a line."""
-    users = [User(role, role) for role in ROLES if role != "service"]
+    users = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     users.append(User("accounting", "service", namespace="accounting"))
     operator = Operator(users)
     for user in users:

@@ -35,7 +35,7 @@ def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
     for user in USERS:
         pair = Pair.of_user()
         pair.write(tmp_path / f"{user.name}.nk")
-        keyed.append(User(user.name, user.role, pair.public))
+        keyed.append(User(user.name, user.principal, pair.public))
     server = EmbeddedServer()
     configuration = server_configuration(keyed)
     asyncio.run(server.start(tmp_path / "empty", extra_config=configuration))
@@ -94,7 +94,7 @@ def test_who_restores_cannot_replace_a_log(
     assert "permission denied: user" in ran.err
     assert ran.err.count("\n") == 1
     assert violations(empty) != []
-    assert run_as("operator", "get", "-A").err == "no shapes\n"
+    assert run_as("operator", "get", "-A").err == "no resources\n"
     assert run_as("installer", "init").status == 0  # nothing is half done
     assert not list(tmp_path.glob("*.partial"))
 

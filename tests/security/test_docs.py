@@ -10,7 +10,7 @@ import pytest
 
 from events.manifest import Tls
 from infra.bus.permission_files import User, server_configuration
-from infra.bus.permissions import ROLES, Role, role_permissions, service_permissions
+from infra.bus.permissions import PRINCIPALS, Principal, principal_permissions, service_permissions
 from infra.jetstream.access import VARIABLE_PREFIX, Access
 from tests.cli.runner import Cli, Inside
 
@@ -18,20 +18,20 @@ KEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 
 
-def _row(role: Role) -> list[str]:
+def _row(principal: Principal) -> list[str]:
     table = PAGE[PAGE.index("<!-- roles -->") :]
-    (line,) = [line for line in table.splitlines() if line.startswith(f"| `{role}` |")]
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| `{principal}` |")]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_table_names_all_that_a_role_may_write(role: Role) -> None:
-    if role == "service":
+@pytest.mark.parametrize("principal", PRINCIPALS)
+def test_the_table_names_all_that_a_role_may_write(principal: Principal) -> None:
+    if principal == "service":
         published = service_permissions("<namespace>".strip("<>"), ["x"]).publish
     else:
-        published = role_permissions(role, ["x"]).publish
+        published = principal_permissions(principal, ["x"]).publish
     messages = {each for each in published if not each.startswith("$JS.")}
-    told = set(re.findall(r"`([^`]+)`", _row(role)[2]))
+    told = set(re.findall(r"`([^`]+)`", _row(principal)[2]))
     assert {each.replace("<namespace>", "namespace") for each in told} == messages
 
 
@@ -65,7 +65,7 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
         (("worker", "--key", "worker=SUAxyz"), "is not the public nkey of a user"),
         (("worker", "--key", "decider=U"), "there is no user decider"),
         (("--namespace", "worker"), "a service cannot be called worker"),
-        (("--user", "ann"), "--user names users of one ROLE"),
+        (("--user", "ann"), "--user names users of one PRINCIPAL"),
         (("worker", "--finalizers"), "--finalizers is for services"),
         (("--key", f"worker={KEY}", "--key", f"decider={KEY}"), "one key a user"),
         (("--key", f"worker={KEY}", "--key", f"worker={KEY[:-1]}5"), "one key a user"),

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.intake import Reported
-from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, SHAPES
+from infra.bus.streams import DEADLETTERS, INTAKE, LOG, OUTCOMES
 from infra.jetstream.access import Access
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.denials import Denial
@@ -36,8 +36,8 @@ WRITTEN_BY_OTHERS = [
     "outcome.acme.Shape.foo",
     "sched.acme.Shape.foo.retry",
     "fired.acme.Shape.foo",
-    "snap.acme.Shape.foo",
-    "snapshot.default.Shape.x",
+    "state.acme.Shape.foo",
+    "listing.default.Shape.x",
     "deadletter.intake.acme.1024",
     "deadletter.handled",
     "discarded",
@@ -47,21 +47,21 @@ WRITTEN_BY_OTHERS = [
 ]
 BEYOND = [
     "$JS.API.STREAM.LIST",
-    "$JS.API.STREAM.INFO.SHAPES",  # with a filter it names everybody's shapes
+    "$JS.API.STREAM.INFO.LOG_1",  # with a filter it names everybody's resources
     "$JS.API.STREAM.INFO.OUTCOMES",
     "$JS.API.STREAM.CREATE.MINE",
     "$JS.API.STREAM.UPDATE.OUTCOMES",
     "$JS.API.STREAM.DELETE.OUTCOMES",
     "$JS.API.STREAM.PURGE.OUTCOMES",
-    "$JS.API.STREAM.SNAPSHOT.SHAPES",
-    "$JS.API.STREAM.MSG.GET.SHAPES",
+    "$JS.API.STREAM.SNAPSHOT.LOG_1",
+    "$JS.API.STREAM.MSG.GET.LOG_1",
     "$JS.API.STREAM.MSG.DELETE.OUTCOMES",
-    "$JS.API.DIRECT.GET.SHAPES",
+    "$JS.API.DIRECT.GET.LOG_1",
     "$JS.API.DIRECT.GET.OUTCOMES",
     "$JS.API.DIRECT.GET.OUTCOMES.outcome.other.Shape.foo",
-    "$JS.API.DIRECT.GET.SHAPES.log.other.Shape.foo.outcome",
-    "$JS.API.DIRECT.GET.SHAPES.log.acme.Shape.foo.fact",
-    "$JS.API.DIRECT.GET.SHAPES.log.system.ProviderConfig.default.outcome",
+    "$JS.API.DIRECT.GET.LOG_1.log.other.Shape.foo.outcome",
+    "$JS.API.DIRECT.GET.LOG_1.log.acme.Shape.foo.fact",
+    "$JS.API.DIRECT.GET.LOG_1.log.system.ProviderConfig.default.outcome",
     "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.system.ProviderConfig.default",
     "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.system.>",
     "$JS.API.CONSUMER.CREATE.DEADLETTERS",
@@ -71,15 +71,15 @@ BEYOND = [
     "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.other.>",
     "$JS.API.CONSUMER.CREATE.OUTCOMES.other.outcome.acme.>",
     "$JS.API.CONSUMER.CREATE.OUTCOMES.other=0.outcome.other.>",
-    "$JS.API.CONSUMER.CREATE.SHAPES.acme.log.acme.>",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.acme.>",
     "$JS.API.CONSUMER.DURABLE.CREATE.OUTCOMES.acme",
     "$JS.API.CONSUMER.MSG.NEXT.OUTCOMES.other",
     "$JS.API.CONSUMER.INFO.OUTCOMES.other",
     "$JS.API.CONSUMER.DELETE.OUTCOMES.other=0",
-    "$JS.API.CONSUMER.MSG.NEXT.SHAPES.workers",
-    "$JS.API.CONSUMER.DELETE.SHAPES.workers",
+    "$JS.API.CONSUMER.MSG.NEXT.LOG_1.workers",
+    "$JS.API.CONSUMER.DELETE.LOG_1.workers",
     "$JS.API.CONSUMER.PAUSE.OUTCOMES.acme",
-    "$JS.ACK.SHAPES.workers.1.1.1.1.1",
+    "$JS.ACK.LOG_1.workers.1.1.1.1.1",
 ]
 
 FOR_ROLES = {
@@ -102,7 +102,7 @@ FOR_ROLES = {
         "deadletter.handled",
         "$KV.reconciler.x",
         "$JS.API.STREAM.CREATE.MINE",
-        "$JS.API.STREAM.UPDATE.SHAPES",
+        "$JS.API.STREAM.UPDATE.LOG_1",
         "$JS.API.CONSUMER.MSG.NEXT.INTAKE.decider-0",
         "$JS.ACK.INTAKE.decider-0.1.1.1.1.1",
     ],
@@ -119,8 +119,8 @@ FOR_ROLES = {
 DESTRUCTIVE = [
     f"$JS.API.{what}.{stream}"
     for what in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE")
-    for stream in (SHAPES, OUTCOMES, DEADLETTERS)
-] + ["$JS.API.CONSUMER.DELETE.SHAPES.workers", "$JS.API.CONSUMER.CREATE.SHAPES.workers.log.>"]
+    for stream in (LOG, OUTCOMES, DEADLETTERS)
+] + ["$JS.API.CONSUMER.DELETE.LOG_1.workers", "$JS.API.CONSUMER.CREATE.LOG_1.workers.log.>"]
 
 
 @pytest.mark.parametrize("subject", WRITTEN_BY_OTHERS + BEYOND)
@@ -200,7 +200,7 @@ async def test_another_filter_or_name_inside_the_request_is_refused_too(
 async def test_a_read_of_something_else_inside_the_request_gives_nothing(
     guarded: Guarded, body: dict[str, Any]
 ) -> None:
-    subject = f"$JS.API.DIRECT.GET.{SHAPES}.log.acme.Shape.nothing.outcome"
+    subject = f"$JS.API.DIRECT.GET.{LOG}.log.acme.Shape.nothing.outcome"
     async with guarded.bus_as("acme") as nc:
         answer = await request(nc, subject, json.dumps(body).encode(), timeout=PATIENCE_SECONDS)
     assert (answer.headers or {}).get("Status") in ("404", "408")
@@ -237,7 +237,7 @@ async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
         await request(nc, f"rec.desired.acme.Shape.{name}", b"{}", timeout=PATIENCE_SECONDS)
     await admin.flush()
     assert heard == []
-    assert await last_from_leader(admin, SHAPES, "log.other.Shape.victim.>") is None
+    assert await last_from_leader(admin, LOG, "log.other.Shape.victim.>") is None
     assert (await stream_state(admin, INTAKE)).first_seq == first
 
 
@@ -252,7 +252,7 @@ async def test_outcomes_cannot_be_pushed_into_anothers_stream(
         told = await client.wait_for(f"acme/Shape/{name}", generation=1)
         past = await client.wait_for(f"acme/Shape/{name}", generation=1)
         assert past.position == told.position > 0
-    before = [await _stored(admin, stream, "pushed") for stream in (INTAKE, SHAPES)]
+    before = [await _stored(admin, stream, "pushed") for stream in (INTAKE, LOG)]
     config = {
         "name": "acme=7",
         "filter_subject": f"outcome.acme.Shape.{name}",
@@ -267,7 +267,7 @@ async def test_outcomes_cannot_be_pushed_into_anothers_stream(
             await api_request(nc, f"CONSUMER.DELETE.{OUTCOMES}.acme=7", None)
         except BusRefusedError:
             pass  # better still
-    assert [await _stored(admin, stream, "pushed") for stream in (INTAKE, SHAPES)] == before
+    assert [await _stored(admin, stream, "pushed") for stream in (INTAKE, LOG)] == before
 
 
 async def _stored(admin: Client, stream: str, name: str) -> int:
@@ -322,18 +322,18 @@ async def test_forged_results_of_an_admitted_worker_name_no_action(
         await client.declare(shape("acme", name))
         await client.wait_for(f"acme/Shape/{name}", generation=1)
     now = datetime.now(UTC)
-    before = await last_from_leader(admin, SHAPES, f"log.acme.Shape.{name}.>")
+    before = await last_from_leader(admin, LOG, f"log.acme.Shape.{name}.>")
     assert before is not None
     forged = Reported("no-such-action", 1, now, now, "forger")
     await publish(
         admin, f"rec.result.acme.Shape.{name}", encode_intake("f1", "forger", forged, time=now)
     )
     await _decided(admin)
-    after = await last_from_leader(admin, SHAPES, f"log.acme.Shape.{name}.>")
+    after = await last_from_leader(admin, LOG, f"log.acme.Shape.{name}.>")
     assert after == before
 
 
-async def test_a_cloudevent_about_another_shape_is_a_dead_letter(
+async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
     guarded: Guarded, admin: Client, name: str
 ) -> None:
     manifest = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake
 from infra.bus.dead_letters import discard, read_discarded, store_letters
 from reconciler.errors import DeclarationRefusedError
@@ -135,7 +135,7 @@ async def test_a_role_starts_again_beside_a_log_with_a_history(
 async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
     guarded: Guarded, name: str, role: str, stage: str
 ) -> None:
-    subject = intake("observed", ShapeKey("acme", "Shape", name))
+    subject = intake("observed", ResourceKey("acme", "Shape", name))
     delivery = IntakeDelivery(1, subject, b"", "", None, 1, None)
     letters = [DeadLetter(stage, name, delivery), DeadLetter(stage, name, delivery, name, name)]
     async with guarded.bus_as(role) as nc:
@@ -218,7 +218,7 @@ def test_an_operator_decides_about_what_is_held(commands: Run, name: str) -> Non
 
 def test_an_operator_deals_with_dead_letters(commands: Run, guarded: Guarded, name: str) -> None:
     asyncio.run(_refused(guarded, name))
-    key = ("--shape", f"acme/Shape/{name}")
+    key = ("--resource", f"acme/Shape/{name}")
     deadline = time.monotonic() + PATIENCE_SECONDS
     number = 0
     while not number and time.monotonic() < deadline:

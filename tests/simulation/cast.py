@@ -21,10 +21,10 @@ from tests.simulation.bus.intake import (
     SimulatedIntakeReader,
     SimulatedIntakeWriter,
 )
+from tests.simulation.bus.listings import Listings, SimulatedListingReader
 from tests.simulation.bus.log import LogStream, SimulatedLog
 from tests.simulation.bus.rates import Rates, SimulatedRates
 from tests.simulation.bus.rows import Rows, SimulatedRows
-from tests.simulation.bus.snapshots import SimulatedSnapshotReader, Snapshots
 from tests.simulation.clock import Clock
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
@@ -42,7 +42,7 @@ class Stage:
     log: LogStream
     intake: IntakeStream
     actions: ActionQueue
-    snapshots: Snapshots
+    listings: Listings
     decisions: Decisions
     rows: Rows
     rates: Rates
@@ -133,7 +133,7 @@ class Actor:
             action_reader=lambda: SimulatedActionReader(
                 stage.actions, network, name, f"{seed}/actions"
             ),
-            snapshot_reader=lambda: SimulatedSnapshotReader(stage.snapshots, network),
+            listing_reader=lambda: SimulatedListingReader(stage.listings, network),
             lost_events=lambda models: find_lost(log, rows, models),
             chance=Chance(
                 now=clock.now,

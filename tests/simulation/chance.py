@@ -329,7 +329,7 @@ def _of_the_surroundings(dice: _Dice, at: float) -> p.Step:
         how = choose(("half-way", "half-way", "leaves out"))
         return p.ListingFails(at=at, how=how, index=dice.random.randint(0, 2))
     if draw < 0.40:
-        return p.Erase(at=at, what=choose(("rows", "snapshots", "timers")))
+        return p.Erase(at=at, what=choose(("rows", "states", "timers")))
     if draw < 0.52:
         return p.BusAway(at=at, seconds=dice.seconds(0.2, 6.0))
     if draw < 0.68:

@@ -1,4 +1,5 @@
-"""Draws of what holds a shape: other services, people who approve, other teams' observers, damage.
+"""Draws of what holds a resource: other services, people who approve, other teams' observers,
+damage.
 
 And what must not be drawn, because nothing that an API offers would tell what came of it.
 """
@@ -20,7 +21,7 @@ _STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
 def of_holders(
     random: Random, moment: Callable[[], float], shapes: Sequence[str], *, exclusive: bool
 ) -> list[p.Step]:
-    """Draw who holds and refers to shapes, who approves, who looks, and what is lost."""
+    """Draw who holds and refers to resources, who approves, who looks, and what is lost."""
     numbers = iter(range(_FIRST_NUMBER, 10 * _FIRST_NUMBER))
     steps: list[p.Step] = []
     for share, most, draw in (
@@ -28,7 +29,7 @@ def of_holders(
         (0.30, 3, _reference),
         (0.20, 2, _force),
         (0.30, 3, _approval),
-        (0.25, 3, _snapshot),
+        (0.25, 3, _listing),
     ):
         if random.random() < share:
             for _ in range(random.randint(1, most)):
@@ -92,10 +93,10 @@ def _approval(
     return [p.Approve(at=moment(), shape=random.choice(shapes))]
 
 
-def _snapshot(
+def _listing(
     random: Random, moment: Callable[[], float], _shapes: object, _number: object
 ) -> list[p.Step]:
-    return [p.Snapshot(at=moment(), how=random.choice(("whole", "short", "open", "late")))]
+    return [p.Listing(at=moment(), how=random.choice(("whole", "short", "open", "late")))]
 
 
 def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
@@ -111,7 +112,7 @@ def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
 def _doubles(step: p.Step) -> bool:
     """Where names are not unique, who believes that nothing is there makes a second one."""
     lies = isinstance(step, p.ListingFails) and step.how == "leaves out"
-    lies = lies or (isinstance(step, p.Snapshot) and step.how == "short")
+    lies = lies or (isinstance(step, p.Listing) and step.how == "short")
     return lies or isinstance(step, p.HumanMakes | p.HumanReplaces)
 
 

@@ -22,8 +22,8 @@ def limits_of(
 
     ``busy`` are moments at which something is declared: full then, a stream takes some of several.
 
-    What a damaged shape is told is tried again for half a minute, and keeps its slots as long: with
-    few of them, its whole partition waits for so long.
+    What a damaged resource is told is tried again for half a minute, and keeps its slots as long:
+    with few of them, its whole partition waits for so long.
     """
     random = Random(f"limits/{seed}")
     limits = p.Limits(

@@ -13,19 +13,19 @@ from events.log import (
     ActionDecided,
     ActionHeld,
     ActionRetried,
-    ActionSought,
     ActionSucceeded,
     DriftDetected,
     ExternalObserved,
     LogEvent,
+    LookupDecided,
     OwnershipClaimed,
     OwnershipReleased,
     SpecDeclared,
     SpecWithdrawn,
 )
 from events.manifest import Policy
-from events.names import ShapeKey
-from reconciler.ports import ShapeAppend, StoredEvent
+from events.names import ResourceKey
+from reconciler.ports import ResourceAppend, StoredEvent
 from reconciler.resource.decide import decide
 from reconciler.resource.evolve import evolve
 from reconciler.resource.owner_label import OWNER_LABEL, owner
@@ -67,7 +67,7 @@ class Checks:
         self._lies = lies
         self._stop = stop
         self.violations: list[str] = []
-        self.states: dict[ShapeKey, ResourceState] = {}
+        self.states: dict[ResourceKey, ResourceState] = {}
         self.ours: set[str] = set()
         self.made: set[str] = set()
         self.released: set[str] = set()
@@ -79,7 +79,7 @@ class Checks:
         self._sent: dict[str, Action] = {}
         self._effects_of: set[str] = set()
         self.action_of: dict[str, str] = {}
-        self._generation_of: dict[tuple[ShapeKey, str, str], int] = {}
+        self._generation_of: dict[tuple[ResourceKey, str, str], int] = {}
         log.after_store.append(self._appended)
         api.before_call = self._called
         api.before_effect = self._effect
@@ -111,7 +111,7 @@ class Checks:
 
     # --- the log
 
-    def _appended(self, append: ShapeAppend, stored: Sequence[StoredEvent]) -> None:
+    def _appended(self, append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
         key = append.key
         state = self.states.get(key, NEW)
         turn = self._turn_of.get(id(append.events[0]))
@@ -123,9 +123,9 @@ class Checks:
                 f"fold of the log: {_difference(turn.before, state)}"
             )
         for position, event in stored:
-            if event.shapeversion != state.version + 1:
+            if event.resourceversion != state.version + 1:
                 self.fail(
-                    f"{key}: version {event.shapeversion} follows version {state.version}"
+                    f"{key}: version {event.resourceversion} follows version {state.version}"
                     f" at position {position}"
                 )
                 return
@@ -133,7 +133,7 @@ class Checks:
             state = evolve(state, event)
         self.states[key] = state
 
-    def _look_at(self, key: ShapeKey, state: ResourceState, event: LogEvent) -> None:
+    def _look_at(self, key: ResourceKey, state: ResourceState, event: LogEvent) -> None:
         told = self._told(event) if isinstance(event.data, ExternalObserved) else None
         self.holds.look_at(key, state, event, told)
         self._blamed(state, event)
@@ -146,7 +146,7 @@ class Checks:
                 if action.action_id != event.id:
                     self.fail(f"{event.id}: the action is called {action.action_id}")
                 self._actions[action.action_id] = action
-            case ActionRetried(action) | ActionSought(action):
+            case ActionRetried(action) | LookupDecided(action):
                 if self._actions.get(action.action_id) != action:
                     self.fail(f"{event.id}: a retry changed the parameters of {action.action_id}")
             case ActionHeld(object=found):
@@ -167,7 +167,7 @@ class Checks:
                 pass
 
     def _declared(
-        self, key: ShapeKey, state: ResourceState, event: LogEvent, generation: int
+        self, key: ResourceKey, state: ResourceState, event: LogEvent, generation: int
     ) -> None:
         """One message makes one generation or none, however often it is delivered or sent.
 
@@ -183,7 +183,7 @@ class Checks:
             if is_repeated and not _overtook(answer, state):
                 self.fail(f"{event.id}: message {event.causeid} was {answer.reason} before")
 
-    def _labelled_still(self, key: ShapeKey, state: ResourceState, event: LogEvent) -> None:
+    def _labelled_still(self, key: ResourceKey, state: ResourceState, event: LogEvent) -> None:
         """What is let go says no more that it is ours, unless nothing may be written to it."""
         found, policy = (
             state.observed.object,
@@ -195,7 +195,7 @@ class Checks:
         if may_write and state.waits.failure is None and not state.waits.conflicts:
             self.fail(f"{event.id}: {found.uid} is let go with our label on it")
 
-    def _claimed(self, key: ShapeKey, state: ResourceState, event: LogEvent, uid: str) -> None:
+    def _claimed(self, key: ResourceKey, state: ResourceState, event: LogEvent, uid: str) -> None:
         """What is not ours becomes ours only as the policy or the configuration says."""
         assert isinstance(event.data, OwnershipClaimed)
         reason = event.data.reason

@@ -24,7 +24,7 @@ from events.manifest import (
     take_apart,
     target_of,
 )
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
 from reconciler.resource.owner_label import OWNER_LABEL, owner
@@ -68,7 +68,7 @@ def _settle(world: World) -> None:
     """
     if world.damaged:
         for _ in range(_MAX_ANSWERS):
-            world.run_for(_SCRUBBED_SECONDS)  # messages of held shapes are tried again meanwhile
+            world.run_for(_SCRUBBED_SECONDS)  # messages of held resources are tried again meanwhile
             if not answer_holds(world):
                 break
         return
@@ -111,7 +111,7 @@ def _problems(world: World) -> Iterator[str]:
     wanted = _declarations(world)
     for key in (wanted.keys() | world.checks.states.keys()) - world.damaged:
         if key.kind in _DECLARED_KINDS:
-            yield from _of_shape(world, key, wanted.get(key))
+            yield from _of_resource(world, key, wanted.get(key))
     yield from problems_of_holds(world)
     yield from _leaks(world)
     yield from _open_actions(world)
@@ -135,9 +135,9 @@ class _Wanted:
         self.policy = policy
 
 
-def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
-    """Read from the intake what was wanted last of each shape, in the order of its positions."""
-    wanted: dict[ShapeKey, tuple[int, _Wanted]] = {}
+def _declarations(world: World) -> dict[ResourceKey, _Wanted]:
+    """Read from the intake what was wanted last of each resource, in the order of its positions."""
+    wanted: dict[ResourceKey, tuple[int, _Wanted]] = {}
     first = _first_positions(world)
     for message in world.intake.messages:
         try:
@@ -159,12 +159,12 @@ def _declarations(world: World) -> dict[ShapeKey, _Wanted]:
     return {key: each for key, (_, each) in wanted.items()}
 
 
-def _first_positions(world: World) -> dict[tuple[ShapeKey, str], int]:
+def _first_positions(world: World) -> dict[tuple[ResourceKey, str], int]:
     """Where each message counts: where it made a generation, or else where it came first.
 
     Sent again later, under the same id, it says nothing new.
     """
-    first: dict[tuple[ShapeKey, str], int] = {}
+    first: dict[tuple[ResourceKey, str], int] = {}
     for message in world.intake.messages:
         try:
             _, key = parse_stored_intake(message.subject)
@@ -179,7 +179,7 @@ def _first_positions(world: World) -> dict[tuple[ShapeKey, str], int]:
     }
 
 
-def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[str]:
+def _of_resource(world: World, key: ResourceKey, wanted: _Wanted | None) -> Iterator[str]:
     state = world.checks.states.get(key)
     if state is None:
         if wanted is not None and wanted.fields is not None:
@@ -206,14 +206,14 @@ def _of_shape(world: World, key: ShapeKey, wanted: _Wanted | None) -> Iterator[s
         yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
 
 
-def _refers_to_damage(world: World, key: ShapeKey, state: ResourceState) -> bool:
+def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> bool:
     if key.kind != SHAPE_REF_KIND or state.desired.spec is None:
         return False
     return target_of(state.desired.spec.fields) in world.damaged
 
 
-def _problem(world: World, key: ShapeKey, state: ResourceState) -> str | None:
-    """Compare a shape at rest with what the API really has."""
+def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None:
+    """Compare a resource at rest with what the API really has."""
     found = world.api.objects.get(key.name)
     ours = found is not None and found.uid in world.checks.ours
     told = "" if state.outcome is None else state.outcome.outcome
@@ -241,7 +241,7 @@ def _problem(world: World, key: ShapeKey, state: ResourceState) -> str | None:
 
 
 def _conflict_problem(
-    world: World, key: ShapeKey, found: ExternalObject | None, *, ours: bool
+    world: World, key: ResourceKey, found: ExternalObject | None, *, ours: bool
 ) -> str | None:
     if found is None:
         return "there is nothing to conflict with"
@@ -251,7 +251,7 @@ def _conflict_problem(
 
 
 def _content_problem(
-    world: World, key: ShapeKey, state: ResourceState, found: ExternalObject
+    world: World, key: ResourceKey, state: ResourceState, found: ExternalObject
 ) -> str | None:
     assert state.desired.spec is not None
     ignored = state.desired.spec.policy.ignore_fields
@@ -326,8 +326,8 @@ def _is_given_up(world: World, found: ExternalObject) -> bool:
 
 
 def _open_actions(world: World) -> Iterator[str]:
-    """Every decided action came to an end, unless its shape is paused."""
-    open_actions: dict[str, tuple[ShapeKey, Action]] = {}
+    """Every decided action came to an end, unless its resource is paused."""
+    open_actions: dict[str, tuple[ResourceKey, Action]] = {}
     for _, event in world.log.events:
         match event.data:
             case ActionDecided(action):
@@ -368,7 +368,7 @@ def _reported_as_done(world: World) -> set[str]:
         what, _ = parse_stored_intake(message.subject)
         if what == "result":
             told = decode_intake(message.payload, expected="result", fallback_id="-").data
-            if isinstance(told, Reported) and told.error is None and not told.sought:
+            if isinstance(told, Reported) and told.error is None and not told.is_lookup:
                 done.add(told.action_id)
     return done
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from events.manifest import SHAPE_REF_KIND, target_of
-from events.names import ShapeKey
+from events.names import ResourceKey
 from projections.status import LOG_DAMAGED
 from tests.simulation.publishing import is_held_for_a_person
 from tests.simulation.world import World
 
 
-def is_kept(world: World, key: ShapeKey) -> bool:
-    """Tell whether something that others or people have to take off keeps a withdrawn shape."""
+def is_kept(world: World, key: ResourceKey) -> bool:
+    """Tell whether something that others or people have to take off keeps a withdrawn resource."""
     holds = world.checks.holds
     kept = "Keep" in holds.references[key].values() and key not in holds.forced
     return bool(holds.finalizers[key]) or kept or is_held_for_a_person(world.checks.states[key])
@@ -30,14 +30,14 @@ def problems_of_holds(world: World) -> Iterator[str]:
     yield from _damage(world)
 
 
-def _sound(world: World) -> list[ShapeKey]:
+def _sound(world: World) -> list[ResourceKey]:
     return [key for key in world.checks.states if key not in world.damaged]
 
 
 def _references(world: World) -> Iterator[str]:
     """Every reference says how its target stands, and every target knows who refers to it."""
     states = world.checks.states
-    expected: dict[ShapeKey, dict[str, str]] = {}
+    expected: dict[ResourceKey, dict[str, str]] = {}
     for key, state in states.items():
         if (
             key.kind != SHAPE_REF_KIND
@@ -67,7 +67,7 @@ def _references(world: World) -> Iterator[str]:
 
 
 def _rows_of_finalizers(world: World) -> Iterator[str]:
-    """Nothing holds a shape that people cannot see."""
+    """Nothing holds a resource that people cannot see."""
     for actor in world.actors.values():
         if actor.models is None:
             continue

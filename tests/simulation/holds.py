@@ -1,4 +1,4 @@
-"""What holds a shape holds it: finalizers, references, guards, and nobody but a person lets go."""
+"""What holds a resource: finalizers, references, guards, and nobody but a person lets go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from events.log import (
     ReleaseForced,
     SpecDeclared,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.resource.state import ResourceState
 from tests.simulation.plan import ApiTraits
 
@@ -33,19 +33,19 @@ _MAX_PERCENT = 50
 
 
 class HoldChecks:
-    """Follows the log, and knows by itself what holds each shape and what was approved."""
+    """Follows the log, and knows by itself what holds each resource and what was approved."""
 
     def __init__(self, traits: ApiTraits, fail: Callable[[str], None]) -> None:
         self._traits = traits
         self._fail = fail
-        self.finalizers: defaultdict[ShapeKey, dict[str, str]] = defaultdict(dict)
-        self.references: defaultdict[ShapeKey, dict[str, OnWithdrawal]] = defaultdict(dict)
-        self.forced: set[ShapeKey] = set()
+        self.finalizers: defaultdict[ResourceKey, dict[str, str]] = defaultdict(dict)
+        self.references: defaultdict[ResourceKey, dict[str, OnWithdrawal]] = defaultdict(dict)
+        self.forced: set[ResourceKey] = set()
         self.given_up: set[str] = set()
-        self._approved: dict[ShapeKey, str] = {}
+        self._approved: dict[ResourceKey, str] = {}
 
     def look_at(
-        self, key: ShapeKey, state: ResourceState, event: LogEvent, told: Observed | None
+        self, key: ResourceKey, state: ResourceState, event: LogEvent, told: Observed | None
     ) -> None:
         """Judge an event by the state before it; ``told``: the observation that it rests on."""
         match event.data:
@@ -57,7 +57,7 @@ class HoldChecks:
                 self._taken_off(key, event, finalizer, forced=event.data.forced)
             case ReleaseForced():
                 if state.desired.is_declared:
-                    self._fail(f"{event.id}: a declared shape was released by force")
+                    self._fail(f"{event.id}: a declared resource was released by force")
                 self.finalizers[key].clear()
                 self.forced.add(key)
             case SpecDeclared():
@@ -76,7 +76,7 @@ class HoldChecks:
                 self._look_at_effects(key, state, event, told)
 
     def _look_at_effects(
-        self, key: ShapeKey, state: ResourceState, event: LogEvent, told: Observed | None
+        self, key: ResourceKey, state: ResourceState, event: LogEvent, told: Observed | None
     ) -> None:
         match event.data:
             case ActionDecided(action):
@@ -93,12 +93,14 @@ class HoldChecks:
             case _:
                 pass
 
-    def _taken_off(self, key: ShapeKey, event: LogEvent, finalizer: str, *, forced: bool) -> None:
+    def _taken_off(
+        self, key: ResourceKey, event: LogEvent, finalizer: str, *, forced: bool
+    ) -> None:
         holder = self.finalizers[key].pop(finalizer, None)
         if holder != event.actor and not forced:
             self._fail(f"{event.id}: {event.actor} took off {finalizer}, which is of {holder}")
 
-    def _approve(self, key: ShapeKey, state: ResourceState, event: LogEvent, hold: str) -> None:
+    def _approve(self, key: ResourceKey, state: ResourceState, event: LogEvent, hold: str) -> None:
         outcome = state.outcome
         if outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
             self._fail(f"{event.id}: {hold} was approved, which did not hold it")
@@ -108,7 +110,7 @@ class HoldChecks:
 
     def _let_go(
         self,
-        key: ShapeKey,
+        key: ResourceKey,
         state: ResourceState,
         event: LogEvent,
         what: str,
@@ -123,7 +125,7 @@ class HoldChecks:
         if any(each in kept_by for each in self.references[key].values()):
             self._fail(f"{event.id}: {what}, though it is referred to")
 
-    def _stray_claimed(self, key: ShapeKey, state: ResourceState, event: LogEvent) -> None:
+    def _stray_claimed(self, key: ResourceKey, state: ResourceState, event: LogEvent) -> None:
         """What nobody declared is claimed to be deleted: not too much at once, nor relied upon."""
         if (state.observed.strays or 0) > GUARD and self._approved.get(key) != "DeletionGuard":
             self._fail(
@@ -132,7 +134,7 @@ class HoldChecks:
         if self.references[key]:
             self._fail(f"{event.id}: a stray goes that somebody refers to")
 
-    def _loss_believed(self, key: ShapeKey, event: LogEvent, told: Observed) -> None:
+    def _loss_believed(self, key: ResourceKey, event: LogEvent, told: Observed) -> None:
         losses = told.losses
         if losses is None or not self._traits.loss_guard:
             return

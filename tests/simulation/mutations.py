@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, Observed, Reported, SnapshotBegan
+from events.intake import ActionError, ListingBegan, Observed, Reported
 from events.log import (
     Action,
     ActionAbandoned,
@@ -23,7 +23,7 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus import streams
 from infra.jetstream.errors import BusError, StreamFullError
 from projections.read_models import RowChanges
@@ -33,8 +33,8 @@ from reconciler.ports import (
     AppendLostError,
     DeadLetter,
     IntakeDelivery,
-    LoadedShape,
-    ShapeAppend,
+    LoadedResource,
+    ResourceAppend,
     StoredEvent,
 )
 from reconciler.resource import (
@@ -51,16 +51,16 @@ from reconciler.resource.turn import Facts
 from reconciler.roles import worker as worker_module
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
-from reconciler.roles.listing import SnapshotAssembler
+from reconciler.roles.listing import ListingAssembler
 from reconciler.roles.observer import Observer
 from reconciler.roles.projector import Projector
 from reconciler.roles.refusing import tell_refused
 from reconciler.roles.repository import (
     Commit,
-    KeptShape,
-    ShapeRepository,
-    decode_snapshot,
-    encode_snapshot,
+    KeptResource,
+    ResourceRepository,
+    decode_state,
+    encode_state,
 )
 from reconciler.roles.sweeper import Sweeper
 from reconciler.roles.worker import Worker
@@ -76,7 +76,7 @@ from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
 def _no_compare_and_set(patch: Patch) -> None:
     really = LogStream.append
 
-    def append(self: LogStream, appends: Sequence[ShapeAppend]) -> list[int]:
+    def append(self: LogStream, appends: Sequence[ResourceAppend]) -> list[int]:
         self.checks_expectations = False
         return really(self, appends)
 
@@ -91,14 +91,14 @@ def _a_lost_append_taken_for_done(patch: Patch) -> None:
             self.forget([each.key for each in commits])
         return []
 
-    patch.setattr(ShapeRepository, "_commit", commit)
+    patch.setattr(ResourceRepository, "_commit", commit)
 
 
 def _no_events_taken_for_no_news(patch: Patch) -> None:
     async def outdated(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
         return []
 
-    patch.setattr(ShapeRepository, "_outdated", outdated)
+    patch.setattr(ResourceRepository, "_outdated", outdated)
 
 
 def _intake_acknowledged_before_the_append(patch: Patch) -> None:
@@ -146,35 +146,35 @@ def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
 
 
 def _kept_before_the_append(patch: Patch) -> None:
-    """A snapshot of a state whose events are not stored yet, and perhaps never are."""
-    really: Any = ShapeRepository._append  # pyright: ignore[reportPrivateUsage]
+    """A cached state whose events are not stored yet, and perhaps never are."""
+    really: Any = ResourceRepository._append  # pyright: ignore[reportPrivateUsage]
 
     async def append(self: Any, commits: Sequence[Commit]) -> None:
         for each in commits:
             position = each.base.position + len(each.events)
-            await self._log.save_snapshots({each.key: (position, encode_snapshot(each.after))})
+            await self._log.save_states({each.key: (position, encode_state(each.after))})
         await really(self, commits)
 
-    patch.setattr(ShapeRepository, "_append", append)
+    patch.setattr(ResourceRepository, "_append", append)
 
 
-def _snapshot_without_its_later_events(patch: Patch) -> None:
-    def keep(self: Any, loaded: Mapping[ShapeKey, LoadedShape]) -> list[ShapeKey]:
+def _cached_state_without_its_later_events(patch: Patch) -> None:
+    def keep(self: Any, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
         for key, shape in loaded.items():
-            known = None if shape.snapshot is None else decode_snapshot(shape.snapshot)
+            known = None if shape.cached is None else decode_state(shape.cached)
             state = fold(shape.events) if known is None else known
-            self._kept[key] = KeptShape(state, shape.last_position, state.version)
+            self._kept[key] = KeptResource(state, shape.last_position, state.version)
         return []
 
-    patch.setattr(ShapeRepository, "_keep", keep)
-    patch.setattr("reconciler.roles.repository.EVENTS_BETWEEN_SNAPSHOTS", 3)
+    patch.setattr(ResourceRepository, "_keep", keep)
+    patch.setattr("reconciler.roles.repository.EVENTS_BETWEEN_SAVES", 3)
 
 
 def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
     """A worker hears of an action though its append is refused."""
     really = LogStream.append
 
-    def append(self: LogStream, appends: Sequence[ShapeAppend]) -> list[int]:
+    def append(self: LogStream, appends: Sequence[ResourceAppend]) -> list[int]:
         try:
             return really(self, appends)
         except AppendLostError:
@@ -343,14 +343,14 @@ def _absence_from_a_partial_listing(patch: Patch) -> None:
         config = self._configurations.by_name[config_name]
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
-        snapshot = SnapshotAssembler(SnapshotBegan(config_name, kind, as_of), self._now())
+        listing = ListingAssembler(ListingBegan(config_name, kind, as_of), self._now())
         seen: dict[str, ExternalObject] = {}
         try:
             async for page in provider.pages(config.scope, page_size=config.limits.page_size):
                 seen |= {each.name: each for each in page}
         except ProviderError:
             pass
-        return await self.publish_changes(snapshot, seen, provider)
+        return await self.publish_changes(listing, seen, provider)
 
     patch.setattr(Observer, "list_once", list_once)
 
@@ -377,7 +377,7 @@ def _everything_seen_is_told(patch: Patch) -> None:
 
     def interested(
         _name: Any, _seen: Any, rows: Sequence[StatusRow] | None, _config: Any, _kind: Any
-    ) -> list[ShapeKey]:
+    ) -> list[ResourceKey]:
         return [row.key for row in rows or ()]
 
     patch.setattr("reconciler.roles.listing._interested", interested)
@@ -542,8 +542,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("handed out three times at most", _handed_out_three_times_at_most),
     Mutation("acknowledged before the dead letter", _acknowledged_before_the_letters),
     Mutation("partly stored is stored", _what_was_partly_stored_taken_for_stored),
-    Mutation("snapshot before the append", _kept_before_the_append),
-    Mutation("snapshot used without its later events", _snapshot_without_its_later_events),
+    Mutation("cached state before the append", _kept_before_the_append),
+    Mutation("cached state used without its later events", _cached_state_without_its_later_events),
     Mutation("no intent before effect", _actions_handed_out_before_they_are_stored),
     Mutation("a key for each attempt", _a_key_for_each_attempt),
     Mutation("other parameters at a retry", _other_parameters_at_a_retry),

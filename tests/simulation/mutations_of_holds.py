@@ -1,4 +1,4 @@
-"""Defects in what holds a shape: finalizers, references, guards, approvals, damage, snapshots."""
+"""Defects in what holds a resource: finalizers, references, guards, approvals, damage."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.integrity import ShapeChain
+from events.integrity import HistoryChain
 from events.log import FinalizerRemoved, HoldApproved, OwnershipClaimed
 from projections.status import StatusRow
 from reconciler.resource import evolve, holds, next_step, observation
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, Facts
 from reconciler.roles import sweeper
-from reconciler.roles.listing import SnapshotAssembler
+from reconciler.roles.listing import ListingAssembler
 from reconciler.roles.scrubber import Scrubber
 from tests.simulation.mutation import Mutation, Patch
 
@@ -103,7 +103,7 @@ def _approvals_lift_nothing(patch: Patch) -> None:
     patch.setattr(evolve, "_after", after)
 
 
-def _declared_shapes_released_by_force(patch: Patch) -> None:
+def _declared_resources_released_by_force(patch: Patch) -> None:
     really = holds.force_release
 
     def force(said: Any, command: Any, state: Any) -> Facts:
@@ -130,11 +130,11 @@ def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
 _really_keep_away: Any = next_step._keep_away  # pyright: ignore[reportPrivateUsage]
 
 
-def _broken_snapshots_believed(patch: Patch) -> None:
+def _broken_listings_believed(patch: Patch) -> None:
     def complete(self: Any, _count: int) -> Mapping[str, ExternalObject]:
         return self._objects
 
-    patch.setattr(SnapshotAssembler, "complete", complete)
+    patch.setattr(ListingAssembler, "complete", complete)
 
 
 def _damage_not_looked_for(patch: Patch) -> None:
@@ -152,7 +152,7 @@ def _damaged_histories_folded(patch: Patch) -> None:
         return
 
     for check in ("_check_order", "_check_digest"):
-        patch.setattr(ShapeChain, check, unchecked)
+        patch.setattr(HistoryChain, check, unchecked)
     patch.setattr("reconciler.roles.repository.fold", _folded_anyhow)
 
 
@@ -177,9 +177,9 @@ MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
     Mutation("deletion guard ignored", _deletion_guard_ignored),
     Mutation("loss guard ignored", _loss_guard_ignored),
     Mutation("approvals lift nothing", _approvals_lift_nothing),
-    Mutation("declared shapes released by force", _declared_shapes_released_by_force),
+    Mutation("declared resources released by force", _declared_resources_released_by_force),
     Mutation("strangers removed", _strangers_adopted_where_absence_is_declared),
-    Mutation("broken snapshots believed", _broken_snapshots_believed),
+    Mutation("broken listings believed", _broken_listings_believed),
     Mutation("label left on what is let go", _label_left_on_what_is_let_go),
     Mutation("damage not looked for", _damage_not_looked_for),
     Mutation("damaged histories folded", _damaged_histories_folded),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from events.intake import Approved
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.simulation.bus.log import LOG_ID
@@ -24,7 +24,7 @@ def answer_holds(world: World) -> int:
     return len(held)
 
 
-def _mark_what_is_ours(world: World, key: ShapeKey) -> None:
+def _mark_what_is_ours(world: World, key: ResourceKey) -> None:
     """Put our label on what one of our calls has made; a person can know, from the API's side."""
     found = world.api.objects.get(key.name)
     if found is not None and found.uid in world.checks.made:

@@ -29,11 +29,11 @@ Sort = Literal[
     "sign of life",
     "timers",
     "answer",
-    "bury",
+    "dead letters",
     "rows",
     "rates",
     "feed",
-    "snapshots",
+    "states",
     "write",
     "write again",
     "read",
@@ -54,11 +54,11 @@ BUS_SORTS: tuple[Sort, ...] = (
     "sign of life",
     "timers",
     "answer",
-    "bury",
+    "dead letters",
     "rows",
     "rates",
     "feed",
-    "snapshots",
+    "states",
 )
 
 Strike = Literal[
@@ -81,7 +81,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class Declare(_Step, frozen=True, tag=True):
-    """A service declares a shape. ``number`` names the message, so that it can be repeated."""
+    """A service declares a resource. ``number`` names the message, so that it can be repeated."""
 
     number: int
     shape: str
@@ -122,7 +122,7 @@ class Configure(_Step, frozen=True, tag=True):
 
 
 class RequestFinalizer(_Step, frozen=True, tag=True):
-    """Another service asks that a shape waits for it; the finalizer has the service's name."""
+    """Another service asks that a resource waits for it; the finalizer has the service's name."""
 
     number: int
     shape: str
@@ -140,7 +140,7 @@ class ReleaseFinalizer(_Step, frozen=True, tag=True):
 
 
 class ForceRelease(_Step, frozen=True, tag=True):
-    """Somebody takes off whatever keeps a shape that is withdrawn."""
+    """Somebody takes off whatever keeps a resource that is withdrawn."""
 
     number: int
     shape: str
@@ -157,12 +157,12 @@ class Refer(_Step, frozen=True, tag=True):
 
 
 class Approve(_Step, frozen=True, tag=True):
-    """A person looks at a shape and approves what it is held by; if it is not held, in vain."""
+    """A person looks at a resource and approves what it is held by; if it is not held, in vain."""
 
     shape: str
 
 
-class Snapshot(_Step, frozen=True, tag=True):
+class Listing(_Step, frozen=True, tag=True):
     """Another team's observer publishes what it sees of the whole scope.
 
     ``short``: an item is lost on the way; ``open``: it is never completed; ``late``: its parts come
@@ -173,7 +173,7 @@ class Snapshot(_Step, frozen=True, tag=True):
 
 
 class DamageLog(_Step, frozen=True, tag=True):
-    """An event of a shape is not what was stored any more, or is gone."""
+    """An event of a resource is not what was stored any more, or is gone."""
 
     shape: str
     how: Literal["flip", "lose"]
@@ -181,7 +181,7 @@ class DamageLog(_Step, frozen=True, tag=True):
 
 
 class HumanMakes(_Step, frozen=True, tag=True):
-    """A human makes an object; ``label_of`` copies the owner label of a shape onto it."""
+    """A human makes an object; ``label_of`` copies the owner label of a resource onto it."""
 
     name: str
     fields: Fields
@@ -243,7 +243,7 @@ class Pause(_Step, frozen=True, tag=True):
 class Erase(_Step, frozen=True, tag=True):
     """Something that can be rebuilt from the log is lost."""
 
-    what: Literal["rows", "snapshots", "timers"]
+    what: Literal["rows", "states", "timers"]
 
 
 class BusAway(_Step, frozen=True, tag=True):
@@ -312,7 +312,7 @@ Step = (
     | ForceRelease
     | Refer
     | Approve
-    | Snapshot
+    | Listing
     | DamageLog
     | HumanMakes
     | HumanEdits

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from events.envelope import encode_intake, encode_snapshot_part
+from events.envelope import encode_intake, encode_listing_part
 from events.intake import (
     Approved,
     Declared,
@@ -15,10 +15,10 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     IntakeData,
-    SnapshotBegan,
-    SnapshotCompleted,
-    SnapshotItem,
-    SnapshotPart,
+    ListingBegan,
+    ListingCompleted,
+    ListingItem,
+    ListingPart,
     Withdrawn,
 )
 from events.manifest import (
@@ -35,23 +35,23 @@ from events.manifest import (
     Retry,
     Scope,
 )
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.subjects import Intake
 from events.subjects import intake as intake_subject
-from events.subjects import snapshot as snapshot_subject
+from events.subjects import listing as listing_subject
 from infra.jetstream.errors import StreamFullError
 from reconciler.resource.state import ResourceState
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.bus.intake import IntakeStream
-from tests.simulation.bus.snapshots import Snapshots
+from tests.simulation.bus.listings import Listings
 from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
 from tests.simulation.holds import GUARD, PERSON
 from tests.simulation.network import Network
 
 SERVICE = "service"
-CONFIG_KEY = ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
+CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
 _APPROVED = ("DeletionGuard", "LossGuard")
@@ -65,14 +65,14 @@ _WHAT: dict[type[IntakeData], Intake] = {
 }
 
 
-def shape_key(name: str) -> ShapeKey:
-    """Give the identity of one of the plan's shapes."""
-    return ShapeKey("default", "Shape", name)
+def resource_key(name: str) -> ResourceKey:
+    """Give the identity of one of the plan's resources."""
+    return ResourceKey("default", "Shape", name)
 
 
-def reference_key(name: str) -> ShapeKey:
+def reference_key(name: str) -> ResourceKey:
     """Give the identity of one of the plan's references."""
-    return ShapeKey("default", SHAPE_REF_KIND, name)
+    return ResourceKey("default", SHAPE_REF_KIND, name)
 
 
 class _Published(NamedTuple):
@@ -90,7 +90,7 @@ class Publisher:
         *,
         network: Network,
         intake: IntakeStream,
-        snapshots: Snapshots,
+        listings: Listings,
         api: Api,
         checks: Checks,
         time: Callable[[], float],
@@ -98,7 +98,7 @@ class Publisher:
         self._traits = traits
         self._network = network
         self._intake = intake
-        self._snapshots = snapshots
+        self._listings = listings
         self._api = api
         self._checks = checks
         self._time = time
@@ -121,10 +121,10 @@ class Publisher:
             spec["policy"] = step.policy
         metadata = Metadata(step.shape, labels=dict(step.labels))
         manifest = Manifest("sim/v1", "Shape", metadata, spec)
-        self.publish(shape_key(step.shape), Declared(manifest), step.number, copies=step.copies)
+        self.publish(resource_key(step.shape), Declared(manifest), step.number, copies=step.copies)
 
     def _withdraw(self, step: p.Withdraw) -> None:
-        self.publish(shape_key(step.shape), Withdrawn(), step.number, copies=step.copies)
+        self.publish(resource_key(step.shape), Withdrawn(), step.number, copies=step.copies)
 
     def _refer(self, step: p.Refer) -> None:
         key = reference_key(step.name)
@@ -163,22 +163,22 @@ class Publisher:
         manifest = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self.publish(CONFIG_KEY, Declared(manifest))
 
-    # --- what holds a shape
+    # --- what holds a resource
 
     def _request_finalizer(self, step: p.RequestFinalizer) -> None:
         data = FinalizerRequested(step.service)
-        self.publish(shape_key(step.shape), data, step.number, source=step.service)
+        self.publish(resource_key(step.shape), data, step.number, source=step.service)
 
     def _release_finalizer(self, step: p.ReleaseFinalizer) -> None:
         data = FinalizerReleased(step.service, step.force, "the plan says so")
-        self.publish(shape_key(step.shape), data, step.number, source=step.by)
+        self.publish(resource_key(step.shape), data, step.number, source=step.by)
 
     def _force_release(self, step: p.ForceRelease) -> None:
         data = ForcedRelease("the plan says so", step.orphan)
-        self.publish(shape_key(step.shape), data, step.number, source=PERSON)
+        self.publish(resource_key(step.shape), data, step.number, source=PERSON)
 
     def _approve(self, step: p.Approve) -> None:
-        key = shape_key(step.shape)
+        key = resource_key(step.shape)
         state = self._checks.states.get(key)
         hold = _APPROVED[0]
         if state is not None and state.outcome is not None and is_held_for_a_person(state):
@@ -186,7 +186,7 @@ class Publisher:
         self.publish(key, Approved(hold), source=PERSON)
 
     def let_go(self) -> None:
-        """Take off whatever holds a shape, as whoever may do it."""
+        """Take off whatever holds a resource, as whoever may do it."""
         for key, state in list(self._checks.states.items()):
             for each in state.holds.finalizers:
                 self.publish(key, FinalizerReleased(each.name), source=each.holder)
@@ -203,7 +203,7 @@ class Publisher:
 
     def publish(
         self,
-        key: ShapeKey,
+        key: ResourceKey,
         data: IntakeData,
         number: int = -1,
         *,
@@ -247,32 +247,32 @@ class Publisher:
 
     # --- another team's observer
 
-    def _snapshot(self, step: p.Snapshot) -> None:
+    def _listing(self, step: p.Listing) -> None:
         self._count += 1
         objects = list(self._api.objects.values())
-        parts: list[SnapshotPart] = [
-            SnapshotBegan(CONFIG_KEY.name, "Shape", self._intake.last_position),
-            *[SnapshotItem(each) for each in objects],
-            SnapshotCompleted(len(objects)),
+        parts: list[ListingPart] = [
+            ListingBegan(CONFIG_KEY.name, "Shape", self._intake.last_position),
+            *[ListingItem(each) for each in objects],
+            ListingCompleted(len(objects)),
         ]
         if step.how == "short" and objects:
             del parts[1]
         if step.how == "open":
             del parts[-1]
-        subject = snapshot_subject(CONFIG_KEY.name, "Shape", f"s{self._count}")
+        subject = listing_subject(CONFIG_KEY.name, "Shape", f"s{self._count}")
         wait = _LATE_SECONDS if step.how == "late" else 0.0
         for number, part in enumerate(parts):
-            payload = encode_snapshot_part(
+            payload = encode_listing_part(
                 f"{subject}-{number}", "other-team", part, time=self._clock.now()
             )
             self._network.outside(
                 0.05 * number + wait * bool(number),
-                lambda payload=payload: self._snapshots.store(subject, payload),
+                lambda payload=payload: self._listings.store(subject, payload),
             )
 
 
 def is_held_for_a_person(state: ResourceState) -> bool:
-    """Tell whether a guard holds a shape until somebody approves it."""
+    """Tell whether a guard holds a resource until somebody approves it."""
     outcome = state.outcome
     return outcome is not None and outcome.outcome == "Held" and outcome.reason in _APPROVED
 
@@ -288,5 +288,5 @@ _TAKE: dict[type[p.Step], Callable[[Publisher, Any], None]] = {
     p.ForceRelease: Publisher._force_release,  # pyright: ignore[reportPrivateUsage]
     p.Refer: Publisher._refer,  # pyright: ignore[reportPrivateUsage]
     p.Approve: Publisher._approve,  # pyright: ignore[reportPrivateUsage]
-    p.Snapshot: Publisher._snapshot,  # pyright: ignore[reportPrivateUsage]
+    p.Listing: Publisher._listing,  # pyright: ignore[reportPrivateUsage]
 }

@@ -18,12 +18,12 @@ from nats.aio.client import Client
 
 from events.intake import TimerFired
 from events.log import Action, ActionDecided, LogEvent, event_id
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus import streams
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.decision_sink import JetStreamDecisionSink
+from infra.bus.event_log import open_log
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
-from infra.bus.shape_log import open_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import StreamFullError
@@ -32,11 +32,11 @@ from reconciler.ports import (
     ActionDelivery,
     DeadLetter,
     DecisionSink,
+    EventLog,
     IntakeDelivery,
     IntakeMessageOut,
     IntakeWriter,
-    ShapeAppend,
-    ShapeLog,
+    ResourceAppend,
 )
 from tests.bus.histories import event, history_of
 from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
@@ -50,7 +50,7 @@ from tests.simulation.network import Network
 
 SLOTS = 5
 MAX_DELIVERIES = 3
-_KEY = ShapeKey("default", "Shape", "foo")
+_KEY = ResourceKey("default", "Shape", "foo")
 _OPERATIONS = 14
 _MOMENT_SECONDS = 0.3
 _DELAY_SECONDS = 1.0
@@ -99,7 +99,7 @@ class Reads(Generic[Delivery]):
 class Bus:
     """The ports of one bus, and its streams' room."""
 
-    log: ShapeLog
+    log: EventLog
     writer: IntakeWriter
     sink: DecisionSink
     intake: Reads[IntakeDelivery]
@@ -196,11 +196,11 @@ async def full_log(bus: Bus, dice: random.Random) -> Any:
     """A turn is stored whole or not at all; one of two events, if they go one by one."""
     count = dice.choice((1, 2, 3, 5))
     before = await bus.log.last_position()
-    await bus.leave_room("SHAPES", dice.randint(0, count))
+    await bus.leave_room("LOG_1", dice.randint(0, count))
     seen: list[Any] = [await _error_of(_append(bus, count))]
     stored = await bus.log.last_position() - before
     bus.version = len(await history_of(bus.log, _KEY))
-    await bus.leave_room("SHAPES", None)
+    await bus.leave_room("LOG_1", None)
     came = await bus.actions.until(stored)
     await bus.actions.reader.ack(came)
     return [*seen, stored, bus.version]
@@ -212,9 +212,12 @@ async def full_letters(bus: Bus, dice: random.Random) -> Any:
     letters = [_letter(bus, number) for number in range(count)]
     before = await bus.letters()
     await bus.leave_room("DEADLETTERS", dice.randint(0, count - 1))
-    seen: list[Any] = [await _error_of(bus.sink.bury(letters)), await bus.letters() - before]
+    seen: list[Any] = [
+        await _error_of(bus.sink.store_dead_letters(letters)),
+        await bus.letters() - before,
+    ]
     await bus.leave_room("DEADLETTERS", None)
-    seen.append(await _error_of(bus.sink.bury(letters)))
+    seen.append(await _error_of(bus.sink.store_dead_letters(letters)))
     bus.ids += count
     return [*seen, await bus.letters() - before]
 
@@ -225,7 +228,7 @@ _ALL = (slots, slots, too_often, leases, full_intake, full_log, full_letters)
 async def play(bus: Bus, seed: int) -> list[str]:
     dice = random.Random(f"limits/{seed}")
     answers: list[str] = []
-    await bus.sink.bury([_letter(bus, -1)])
+    await bus.sink.store_dead_letters([_letter(bus, -1)])
     for number in range(_OPERATIONS):
         operation = _ALL[number] if number < len(_ALL) else dice.choice(_ALL)
         answer = await operation(bus, random.Random(f"{seed}/{number}"))
@@ -242,7 +245,7 @@ def _messages(bus: Bus, count: int) -> list[IntakeMessageOut]:
 async def _append(bus: Bus, count: int) -> None:
     position = (await bus.log.newest_positions([_KEY]))[_KEY]
     versions = range(bus.version + 1, bus.version + 1 + count)
-    await bus.log.append([ShapeAppend(_KEY, [_decided(each) for each in versions], position)])
+    await bus.log.append([ResourceAppend(_KEY, [_decided(each) for each in versions], position)])
     bus.version += count
 
 
@@ -321,7 +324,7 @@ def in_the_simulation(seed: int) -> list[str]:
     clock = Clock(loop.time)
     rooms = {
         "INTAKE": intake.room,
-        "SHAPES": log.room,
+        "LOG_1": log.room,
         "DEADLETTERS": decisions.letters_room,
     }
 

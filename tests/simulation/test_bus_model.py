@@ -20,30 +20,30 @@ from events.log import (
     ActionDecided,
     LogEvent,
     OutcomeRecorded,
-    ShapeEvent,
+    ResourceEvent,
     SpecWithdrawn,
     event_id,
     event_type,
 )
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus import streams
 from infra.bus.actions import JetStreamActionReader
+from infra.bus.event_log import open_log
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.rows import JetStreamRows
-from infra.bus.shape_log import open_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from projections.read_models import CHECKPOINT
 from reconciler.ports import (
     ActionReader,
     AppendLostError,
+    EventLog,
     IntakeMessageOut,
     IntakeReader,
     IntakeWriter,
+    ResourceAppend,
     RowsConflictError,
     RowStore,
-    ShapeAppend,
-    ShapeLog,
 )
 from tests.bus.histories import history_of
 from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
@@ -58,7 +58,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Network
 
-_SHAPES = [ShapeKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
+_SHAPES = [ResourceKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 _OPERATIONS = 80
 
@@ -67,14 +67,16 @@ _OPERATIONS = 80
 class Bus:
     """The ports of one bus, and what this test remembers of what it did there."""
 
-    log: ShapeLog
+    log: EventLog
     writer: IntakeWriter
     reader: IntakeReader
     actions: ActionReader
     rows: list[RowStore]
     checkpoint: bytes = b""
     revisions: list[int] = field(default_factory=lambda: [0, 0])
-    heads: dict[ShapeKey, tuple[int, int]] = field(default_factory=dict[ShapeKey, tuple[int, int]])
+    heads: dict[ResourceKey, tuple[int, int]] = field(
+        default_factory=dict[ResourceKey, tuple[int, int]]
+    )
     waiting: int = 0
     decided: int = 0
     ids: int = 0
@@ -84,44 +86,44 @@ class Bus:
 
 
 async def append(bus: Bus, dice: random.Random) -> Any:
-    """Append for some shapes: most expectations are right, some are old."""
-    appends: list[ShapeAppend] = []
+    """Append for some resources: most expectations are right, some are old."""
+    appends: list[ResourceAppend] = []
     for key in dice.sample(_SHAPES, dice.choice((1, 1, 1, 2, 4))):
         position, version = bus.heads.get(key, (0, 0))
         count, wrong = dice.choice((1, 2, 3, 5)), dice.random() < 0.15
         events = [_event(key, version + number, dice) for number in range(1, count + 1)]
-        appends.append(ShapeAppend(key, events, max(0, position - 1) if wrong else position))
+        appends.append(ResourceAppend(key, events, max(0, position - 1) if wrong else position))
     try:
         positions = await bus.log.append(appends)
     except AppendLostError:
         return "lost", await bus.log.last_position()
     for each, position in zip(appends, positions, strict=True):
-        bus.heads[each.key] = position, each.events[-1].shapeversion
+        bus.heads[each.key] = position, each.events[-1].resourceversion
         bus.decided += sum(isinstance(event.data, ActionDecided) for event in each.events)
     return list(positions)
 
 
 async def load(bus: Bus, dice: random.Random) -> Any:
-    """Load some shapes, with or without what is kept of them."""
+    """Load some resources, with or without what is kept of them."""
     keys = dice.sample(_SHAPES, dice.randint(1, 5))
-    from_leader, snapshots = dice.random() < 0.5, dice.random() < 0.7
-    loaded = await bus.log.load(keys, from_leader=from_leader, use_snapshots=snapshots)
+    from_leader, states = dice.random() < 0.5, dice.random() < 0.7
+    loaded = await bus.log.load(keys, from_leader=from_leader, use_cache=states)
     answers: list[Any] = []
     for key in keys:
         shape = loaded[key]
-        kept = 0 if shape.snapshot is None else int(shape.snapshot)
-        versions = [event.shapeversion for event in shape.events]
+        kept = 0 if shape.cached is None else int(shape.cached)
+        versions = [event.resourceversion for event in shape.events]
         assert versions == list(range(kept + 1, kept + 1 + len(versions)))
         answers.append((str(key), shape.last_position, max([kept, *versions])))
     return answers
 
 
 async def keep(bus: Bus, dice: random.Random) -> Any:
-    """Keep the state of a shape as of its newest event."""
+    """Keep the state of a resource as of its newest event."""
     key = dice.choice(_SHAPES)
     if key in bus.heads:
         position, version = bus.heads[key]
-        await bus.log.save_snapshots({key: (position, str(version).encode())})
+        await bus.log.save_states({key: (position, str(version).encode())})
     return None
 
 
@@ -254,9 +256,9 @@ async def play(bus: Bus, seed: int) -> list[str]:
     return answers
 
 
-def _event(key: ShapeKey, version: int, dice: random.Random) -> LogEvent:
+def _event(key: ResourceKey, version: int, dice: random.Random) -> LogEvent:
     action = Action(event_id(key, version), "key", "Create", 1, "default", key.name, ())
-    data: Sequence[ShapeEvent] = (
+    data: Sequence[ResourceEvent] = (
         ActionDecided(action),
         OutcomeRecorded("Converged", version, "AsDeclared"),
         SpecWithdrawn(version),
@@ -268,7 +270,7 @@ def _event(key: ShapeKey, version: int, dice: random.Random) -> LogEvent:
         type=event_type(what),
         subject=str(key),
         time=_START,
-        shapeversion=version,
+        resourceversion=version,
         data=what,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.kinds import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles import decider as decider_module
@@ -19,16 +19,16 @@ from tests.simulation.api import Api
 from tests.simulation.bus.actions import ActionQueue
 from tests.simulation.bus.decisions import Decisions
 from tests.simulation.bus.intake import IntakeStream
+from tests.simulation.bus.listings import Listings
 from tests.simulation.bus.log import LOG_ID, LogStream
 from tests.simulation.bus.rates import Rates
 from tests.simulation.bus.rows import Rows
-from tests.simulation.bus.snapshots import Snapshots
 from tests.simulation.cast import Actor, Stage
 from tests.simulation.checks import Checks
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.provider import Lies, simulated_kind
-from tests.simulation.publishing import Publisher, shape_key
+from tests.simulation.publishing import Publisher, resource_key
 
 _OF_THE_BUS = frozenset({"dead letters are held back"})
 """Errors that a service may report because the bus is away."""
@@ -55,7 +55,7 @@ class World:
             self.log, self.network, time, max_ack_pending=limits.max_actions_pending
         )
         self.decisions = Decisions(self.intake, self.network, time, f"{seed}/timers")
-        self.snapshots = Snapshots(time)
+        self.listings = Listings(time)
         self.rows = Rows()
         self.api = Api(plan.api, time)
         self.lies = Lies(time)
@@ -67,7 +67,7 @@ class World:
             self.log,
             self.intake,
             self.actions,
-            self.snapshots,
+            self.listings,
             self.decisions,
             self.rows,
             Rates(time),
@@ -84,12 +84,12 @@ class World:
             plan.api,
             network=self.network,
             intake=self.intake,
-            snapshots=self.snapshots,
+            listings=self.listings,
             api=self.api,
             checks=self.checks,
             time=time,
         )
-        self.damaged: set[ShapeKey] = set()
+        self.damaged: set[ResourceKey] = set()
         self.happened: Counter[str] = Counter()
         self._tell = tell
         self.network.crash = self._crash_at_once
@@ -151,7 +151,7 @@ class World:
     def _human_makes(self, step: p.HumanMakes) -> None:
         labels: dict[str, str] = {}
         if step.label_of:
-            labels[OWNER_LABEL] = owner(LOG_ID, shape_key(step.label_of))
+            labels[OWNER_LABEL] = owner(LOG_ID, resource_key(step.label_of))
         self.api.human_makes(step.name, step.fields, labels)
 
     def _human_edits(self, step: p.HumanEdits) -> None:
@@ -202,8 +202,8 @@ class World:
     def _erase(self, step: p.Erase) -> None:
         if step.what == "rows":
             self._erase_rows()
-        elif step.what == "snapshots":
-            self.log.erase_snapshots()
+        elif step.what == "states":
+            self.log.erase_states()
         else:
             self.decisions.lose_timers()
 
@@ -256,7 +256,7 @@ class World:
         self.lies.arm(step)
 
     def _damage(self, step: p.DamageLog) -> None:
-        key = shape_key(step.shape)
+        key = resource_key(step.shape)
         assert self.log.recorded is not None
         if self.log.recorded.damage(key, step):
             self.damaged.add(key)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log, parse_log, schedule
 from infra.bus.streams import (
     INTAKE,
-    SHAPES,
+    LOG,
     TIMERS,
     WORKERS,
     decider_consumers,
@@ -35,7 +35,7 @@ _MAX_HISTORIES = 200
 
 
 class _Look(NamedTuple):
-    """What one look found: shapes by how their action stands."""
+    """What one look found: resources by how their action stands."""
 
     taken_care_of: int
     lost: frozenset[str]
@@ -86,7 +86,7 @@ def _finding(found: _Look) -> Finding:
             "lost actions",
             "fail",
             f"{len(found.lost)} that no worker has, without a result: {some(sorted(found.lost))}",
-            f"stop the workers, `nats consumer rm {SHAPES} {WORKERS}=NAME` for the ProviderConfig "
+            f"stop the workers, `nats consumer rm {LOG} {WORKERS}=NAME` for the ProviderConfig "
             "that they are of, start the workers: every action is handed out again, and those that "
             "have a result are passed over",
         )
@@ -123,8 +123,8 @@ async def _look(nc: Client, replay: LogReplay) -> _Look:
 async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
     """Give the rows of whose actions no worker can have all, as each API's consumer counts them."""
     places = [log(row.key, place) for row in called for place in ("action", "action.*")]
-    newest: dict[ShapeKey, StoredMessage] = {}
-    for message in await last_for_subjects(nc, SHAPES, places):
+    newest: dict[ResourceKey, StoredMessage] = {}
+    for message in await last_for_subjects(nc, LOG, places):
         key = parse_log(message.subject)
         if key not in newest or newest[key].seq < message.seq:
             newest[key] = message
@@ -150,7 +150,7 @@ async def _not_handed_out_by(
     nc: Client, consumer: str, decided: Sequence[_Decided]
 ) -> list[StatusRow]:
     try:
-        worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{SHAPES}.{consumer}", None)
+        worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{LOG}.{consumer}", None)
     except NotFoundOnBusError:  # the next worker makes it, and has all of them; `init` the older
         return [each.row for each in decided] if consumer == WORKERS else []
     done_up_to = int(worker["ack_floor"]["stream_seq"])
@@ -204,9 +204,9 @@ async def _undecided_from(nc: Client) -> int | None:
 
 
 async def _is_called(nc: Client, name: str) -> bool:
-    """Tell from a shape's history whether a call is out: not if a person or a change is awaited."""
+    """Return whether a call is out, by a resource's history: not while a person is awaited."""
     try:
-        past = await History(nc).get(ShapeKey.parse(name))
+        past = await History(nc).get(ResourceKey.parse(name))
         flight = past.state.actions.in_flight
     except ValueError:
         return True
@@ -214,13 +214,13 @@ async def _is_called(nc: Client, name: str) -> bool:
 
 
 async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[str], frozenset[str]]:
-    """Name the shapes that should have been woken, and those that no timer will wake."""
+    """Name the resources that should have been woken, and those that no timer will wake."""
     now = datetime.now(UTC)
     due: Mapping[str, datetime] = {
         str(row.key): row.retry_at for row in waiting if row.retry_at is not None
     }
     overdue = frozenset(name for name, at in due.items() if at < now - OVERDUE)
-    later = [ShapeKey.parse(name) for name, at in due.items() if at > now]
+    later = [ResourceKey.parse(name) for name, at in due.items() if at > now]
     subjects = {schedule(key, "retry"): str(key) for key in later}
     found = await last_for_subjects(nc, TIMERS, list(subjects)) if subjects else []
     timed = {subjects[message.subject] for message in found}

@@ -10,7 +10,7 @@ from typing import Any, cast
 from nats.aio.client import Client
 
 from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
-from events.names import SYSTEM_NAMESPACE, ShapeKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
@@ -48,7 +48,7 @@ async def check_apis(nc: Client) -> list[Finding]:
 
 
 def _config_row(name: str) -> str:
-    return str(ShapeKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name))
+    return str(ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name))
 
 
 async def check_api(

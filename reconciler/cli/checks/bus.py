@@ -13,8 +13,8 @@ from nats.aio.client import Client
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
     INTAKE,
+    LOG,
     OUTCOMES,
-    SHAPES,
     decider_consumers,
     topology_differences,
     worker_consumers,
@@ -41,7 +41,7 @@ async def check_server(nc: Client) -> list[Finding]:
     version = await require_jetstream(nc)
     number = f"{version.major}.{version.minor}.{version.patch}"
     asked = time.time()
-    state = await api_request(nc, f"STREAM.INFO.{SHAPES}", None)
+    state = await api_request(nc, f"STREAM.INFO.{LOG}", None)
     answered = time.time()
     account = await api_request(nc, "INFO", None)
     where = "" if nc.connected_url is None else f" at {nc.connected_url.netloc.rpartition('@')[2]}"
@@ -156,7 +156,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
 
 
 async def _check_projection(nc: Client) -> Finding:
-    last = (await stream_state(nc, SHAPES)).last_seq
+    last = (await stream_state(nc, LOG)).last_seq
     rows = await JetStreamRows(nc).get([CHECKPOINT])
     position = decode_checkpoint(rows[CHECKPOINT]).position if CHECKPOINT in rows else 0
     lag = max(0, last - position)

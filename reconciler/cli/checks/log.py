@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from nats.aio.client import Client
 
 from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import ShapeKey
+from events.names import ResourceKey
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
@@ -41,8 +41,8 @@ def check_damage(replay: LogReplay) -> Finding:
         part = f" since position {replay.since}; --full reads all" if replay.since else ""
         return Finding("log", "ok", f"{replay.events} events read, none missing{part}")
     remedy = (
-        "upgrade what is older than the log, or restore the log from its backup; these shapes are "
-        'held until then, all others are not: see "When the log is damaged" in docs/backup.md'
+        "upgrade what is older than the log, or restore the log from its backup; these resources "
+        'are held until then, all others are not: see "When the log is damaged" in docs/backup.md'
     )
     return Finding("log", "fail", f"damaged in {len(places)} places: {some(places)}", remedy)
 
@@ -66,7 +66,7 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
     first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
     remedy = (
         "`reconciler get -A --outcome Held` shows them all; what each reason wants is in "
-        '"What holds a shape" in docs/operating.md'
+        '"What holds a resource" in docs/operating.md'
     )
     return Finding("held", "warn", f"{len(held)} wait ({counts}): {first}", remedy)
 
@@ -162,7 +162,7 @@ async def check_discarded(nc: Client) -> Finding:
 
 
 async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
-    """Compare stored rows with the log: all of them, or those of some shapes."""
+    """Compare stored rows with the log: all of them, or those of some resources."""
     if replay.damage:
         text = "not compared: the log itself is not whole"
         return Finding("rows equal the log", "warn", text, "see the check of the log")
@@ -181,21 +181,21 @@ async def _all_rows(nc: Client) -> tuple[list[str], str]:
 
 
 async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
-    """Fold the histories of some shapes; a projector may write meanwhile, so look twice."""
+    """Fold the histories of some resources; a projector may write meanwhile, so look twice."""
     names = list(replay.models.status)
     chosen = random.sample(names, min(SAMPLE, len(names)))
     wrong = await _wrong_of(nc, chosen)
     if wrong:
         again = await _wrong_of(nc, chosen)
         wrong = [row for row in wrong if row in again]
-    return wrong, f"sampled {len(chosen)} of {len(names)} shapes (--full compares all)"
+    return wrong, f"sampled {len(chosen)} of {len(names)} resources (--full compares all)"
 
 
 async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:
     store, reader = JetStreamRows(nc), History(nc)
     wrong: list[str] = []
     for name in names:
-        key = ShapeKey.parse(name)
+        key = ResourceKey.parse(name)
         wanted = (status_name(key), ownership_name(key))
         live = dict(await store.get([*wanted, CHECKPOINT]))
         if CHECKPOINT not in live:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
-from infra.bus.streams import DEADLETTERS, INTAKE, ROWS, SHAPES
+from infra.bus.streams import DEADLETTERS, INTAKE, LOG, ROWS
 from infra.jetstream.reads import stream_state
 from reconciler.cli.checks.finding import Finding, Verdict, some
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
 
-_KEPT = (SHAPES, INTAKE, DEADLETTERS, ROWS)
+_KEPT = (LOG, INTAKE, DEADLETTERS, ROWS)
 _FULL_PERCENT = 90
 _LONG_MESSAGE_BYTES = 4_096
 _LITTLE_BYTES = 1024**3

@@ -6,8 +6,8 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from events.log import ActionDecided, ActionRetried, ActionSought, LogEvent
-from reconciler.ports import ActionDelivery, ShapeAppend, StoredEvent
+from events.log import ActionDecided, ActionRetried, LogEvent, LookupDecided
+from reconciler.ports import ActionDelivery, ResourceAppend, StoredEvent
 from tests.simulation.bus.deliveries import Consumer
 from tests.simulation.bus.log import LogStream
 from tests.simulation.bus.reading import Answer, pull
@@ -42,7 +42,7 @@ class ActionQueue:
         self._wake_at = 0.0
         log.after_store.append(self._stored)
 
-    def _stored(self, _append: ShapeAppend, stored: Sequence[StoredEvent]) -> None:
+    def _stored(self, _append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
         for each in stored:
             config = _configuration(each.event)
             if config is not None:
@@ -158,6 +158,6 @@ class SimulatedActionReader:
 
 def _configuration(event: LogEvent) -> str | None:
     """Name the configuration that an action is of; None for another event."""
-    if isinstance(event.data, (ActionDecided, ActionRetried, ActionSought)):
+    if isinstance(event.data, (ActionDecided, ActionRetried, LookupDecided)):
         return event.data.action.provider_config
     return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from events.envelope import encode_intake
 from events.intake import Answer, TimerFired
 from events.log import SOURCE
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import intake as intake_subject
 from events.subjects import namespace_of
 from infra.jetstream.errors import StreamFullError
@@ -25,7 +25,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class Decisions:
-    """What the server has of them. A timer of a shape replaces the one before it."""
+    """What the server has of them. A timer of a resource replaces the one before it."""
 
     def __init__(
         self, intake: IntakeStream, network: Network, time: Callable[[], float], seed: str
@@ -33,11 +33,11 @@ class Decisions:
         self._intake = intake
         self._network = network
         self._time = time
-        self._timers: dict[ShapeKey, TimerRequest] = {}
+        self._timers: dict[ResourceKey, TimerRequest] = {}
         self._faults: list[TimersFail] = []
         self.letters_room = Room("DEADLETTERS")
         self.answers: list[tuple[str, Answer]] = []
-        self.rejections: dict[tuple[ShapeKey, int], Rejection] = {}
+        self.rejections: dict[tuple[ResourceKey, int], Rejection] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
         self.discarded: Counter[tuple[str, str]] = Counter()
         self.given_up: set[int] = set()
@@ -91,7 +91,7 @@ class Decisions:
         except StreamFullError:
             self._network.outside(_AGAIN_SECONDS, lambda: self._hand_over(subject, payload))
 
-    def bury(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Keep dead letters, each once; give those that wait for room."""
         waiting: list[DeadLetter] = []
         for each in letters:
@@ -132,11 +132,13 @@ class SimulatedSink:
             self._network.send("answer", lambda: self._decisions.answers.extend(answers))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        await self._network.ask("bury", lambda: self._decisions.reject(rejections))
+        await self._network.ask("dead letters", lambda: self._decisions.reject(rejections))
 
-    async def bury(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        return await self._network.ask("bury", lambda: self._decisions.bury(letters))
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        return await self._network.ask(
+            "dead letters", lambda: self._decisions.store_dead_letters(letters)
+        )
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
         if letters:
-            await self._network.ask("bury", lambda: self._decisions.discard(letters))
+            await self._network.ask("dead letters", lambda: self._decisions.discard(letters))

@@ -1,4 +1,4 @@
-"""The intake: partitions of shapes, each read by one reader at a time if all goes well."""
+"""The intake: partitions of resources, each read by one reader at a time if all goes well."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from events.envelope import encode_intake
-from events.names import InvalidNameError, ShapeKey
+from events.names import InvalidNameError, ResourceKey
 from events.subjects import intake as intake_subject
 from events.subjects import parse_stored_intake
 from infra.bus import streams
@@ -132,8 +132,8 @@ class IntakeStream:
             if each.subject == delivery.subject
         ]
 
-    def declared(self, key: ShapeKey) -> list[IntakeDelivery]:
-        """Give all declarations of a shape, to look at."""
+    def declared(self, key: ResourceKey) -> list[IntakeDelivery]:
+        """Give all declarations of a resource, to look at."""
         return [
             IntakeDelivery(
                 each.position, each.subject, each.payload, each.message_id, None, 1, None
@@ -304,8 +304,8 @@ class SimulatedIntakeReader:
         return await self._network.ask("read", lambda: [stream.newer(each) for each in deliveries])
 
     async def declarations_of(
-        self, known: Mapping[ShapeKey, Collection[int]]
-    ) -> Mapping[ShapeKey, Sequence[IntakeDelivery]]:
+        self, known: Mapping[ResourceKey, Collection[int]]
+    ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
         stream = self._stream
         found = await self._network.ask(
             "read", lambda: {key: stream.declared(key) for key in known}
@@ -356,7 +356,7 @@ class SimulatedIntakeWriter:
 
 
 def is_usable(subject: str) -> bool:
-    """Tell whether a stored subject names a shape."""
+    """Tell whether a stored subject names a resource."""
     try:
         parse_stored_intake(subject)
     except (ValueError, InvalidNameError):

@@ -1,4 +1,4 @@
-"""The event log: compare-and-set for each shape, atomic batches, reads that may be stale."""
+"""The event log: compare-and-set for each resource, atomic batches, reads that may be stale."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from events.envelope import decode_log, encode_log
 from events.integrity import LogChains, LogDamage
-from events.names import ShapeKey
+from events.names import ResourceKey
 from reconciler.ports import (
     AppendLostError,
     DamageListener,
     EventFeed,
-    LoadedShape,
-    ShapeAppend,
+    LoadedResource,
+    ResourceAppend,
     StoredEvent,
 )
 from tests.simulation.bus.reading import Pushed
@@ -33,26 +33,26 @@ class LogStream:
         self.recorded = RecordedLog() if may_be_damaged else None
         self.events: list[StoredEvent] = []
         self.payloads: list[bytes] = []
-        self._of_shape: dict[ShapeKey, list[StoredEvent]] = {}
-        self._snapshots: dict[ShapeKey, tuple[int, bytes]] = {}
+        self._of_resource: dict[ResourceKey, list[StoredEvent]] = {}
+        self._states: dict[ResourceKey, tuple[int, bytes]] = {}
         self._followers_see = 0
         self._followers_lag_until = 0.0
         self.checks_expectations = True
-        self.room = Room("SHAPES")
-        self.before_store: list[Callable[[ShapeAppend], None]] = []
-        self.after_store: list[Callable[[ShapeAppend, Sequence[StoredEvent]], None]] = []
+        self.room = Room("LOG_1")
+        self.before_store: list[Callable[[ResourceAppend], None]] = []
+        self.after_store: list[Callable[[ResourceAppend, Sequence[StoredEvent]], None]] = []
 
     @property
     def last_position(self) -> int:
         """The position of the newest event."""
         return len(self.events)
 
-    def head(self, key: ShapeKey) -> int:
-        """The position of a shape's newest event, 0 for a shape without any."""
-        mine = self._of_shape.get(key)
+    def head(self, key: ResourceKey) -> int:
+        """The position of a resource's newest event, 0 for a resource without any."""
+        mine = self._of_resource.get(key)
         return mine[-1].position if mine else 0
 
-    def append(self, appends: Sequence[ShapeAppend]) -> list[int]:
+    def append(self, appends: Sequence[ResourceAppend]) -> list[int]:
         """Store all or nothing; raises ``AppendLostError`` or ``StreamFullError``."""
         for each in appends:
             found = self.head(each.key)
@@ -61,9 +61,9 @@ class LogStream:
         self.room.take(sum(len(each.events) for each in appends))
         return [self._store(each) for each in appends]
 
-    def _store(self, append: ShapeAppend) -> int:
+    def _store(self, append: ResourceAppend) -> int:
         stored: list[StoredEvent] = []
-        mine = self._of_shape.setdefault(append.key, [])
+        mine = self._of_resource.setdefault(append.key, [])
         for hook in self.before_store:
             hook(append)
         for event in append.events:
@@ -95,43 +95,43 @@ class LogStream:
         return self._followers_see if lagging else len(self.events)
 
     def of_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
-        """Give the events of the shapes of a kind, as a follower has them."""
+        """Give the events of the resources of a kind, as a follower has them."""
         visible = self._visible()
         return [
             each
-            for key, events in self._of_shape.items()
+            for key, events in self._of_resource.items()
             if (key.namespace, key.kind) == (namespace, kind)
             for each in events
             if each.position <= visible
         ]
 
-    def load(self, key: ShapeKey, *, from_leader: bool, use_snapshots: bool) -> LoadedShape:
-        """Give a shape's newest snapshot, and the events after it."""
+    def load(self, key: ResourceKey, *, from_leader: bool, use_cache: bool) -> LoadedResource:
+        """Give a resource's newest cached state, and the events after it."""
         visible = len(self.events) if from_leader else self._visible()
-        events = [each for each in self._of_shape.get(key, ()) if each.position <= visible]
+        events = [each for each in self._of_resource.get(key, ()) if each.position <= visible]
         head = events[-1].position if events else 0
-        position, payload = self._snapshots.get(key, (0, None))
-        if not use_snapshots or payload is None or position > head:
+        position, payload = self._states.get(key, (0, None))
+        if not use_cache or payload is None or position > head:
             position, payload = 0, None
         later = [each.event for each in events if each.position > position]
-        plain = LoadedShape(head, payload, later)
+        plain = LoadedResource(head, payload, later)
         return plain if self.recorded is None else self.recorded.loaded(key, plain)
 
-    # --- snapshots
+    # --- states
 
-    def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
+    def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
         """Keep states."""
-        self._snapshots.update(snapshots)
+        self._states.update(states)
         if self.recorded is not None:
-            self.recorded.keep(snapshots)
+            self.recorded.keep(states)
 
-    def erase_snapshots(self) -> None:
+    def erase_states(self) -> None:
         """Lose all states."""
-        self._snapshots.clear()
+        self._states.clear()
 
 
 class SimulatedLog:
-    """Implements ``reconciler.ports.ShapeLog`` for one process."""
+    """Implements ``reconciler.ports.EventLog`` for one process."""
 
     def __init__(self, stream: LogStream, network: Network) -> None:
         self._stream = stream
@@ -147,37 +147,36 @@ class SimulatedLog:
 
     async def load(
         self,
-        keys: Sequence[ShapeKey],
+        keys: Sequence[ResourceKey],
         *,
         from_leader: bool = False,
-        use_snapshots: bool = True,
-    ) -> Mapping[ShapeKey, LoadedShape]:
+        use_cache: bool = True,
+    ) -> Mapping[ResourceKey, LoadedResource]:
         stream = self._stream
 
-        def read() -> dict[ShapeKey, LoadedShape]:
+        def read() -> dict[ResourceKey, LoadedResource]:
             return {
-                key: stream.load(key, from_leader=from_leader, use_snapshots=use_snapshots)
-                for key in keys
+                key: stream.load(key, from_leader=from_leader, use_cache=use_cache) for key in keys
             }
 
         return await self._network.ask("load", read)
 
-    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
+    async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
         if len(appends) > 1 or len(appends[0].events) > _EVENTS_ONE_BY_ONE:
             return await self._network.ask("append", lambda: self._stream.append(appends))
         [each] = appends
         position = each.expected_position
         for event in each.events:  # as the JetStream log does it: a crash may leave half a turn
-            one = ShapeAppend(each.key, [event], position)
+            one = ResourceAppend(each.key, [event], position)
             [position] = await self._network.ask(
                 "append", lambda one=one: self._stream.append([one])
             )
         return [position]
 
-    async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
-        self._network.send("snapshots", lambda: self._stream.save_snapshots(snapshots))
+    async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
+        self._network.send("states", lambda: self._stream.save_states(states))
 
-    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
+    async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
         return await self._network.ask(
             "load", lambda: {key: self._stream.head(key) for key in keys}
         )
@@ -192,9 +191,9 @@ class SimulatedLog:
         after: int = 0,
         *,
         damaged: DamageListener | None = None,
-        most_shapes: int | None = None,
+        max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
-        return self._follow(after, LogChains(damaged or _nobody, after=after, most=most_shapes))
+        return self._follow(after, LogChains(damaged or _nobody, after=after, most=max_resources))
 
     @asynccontextmanager
     async def _follow(self, after: int, chains: LogChains) -> AsyncGenerator[EventFeed]:
@@ -235,7 +234,7 @@ class _Feed:
 
 
 class _CheckedFeed:
-    """Implements it for a log that may be damaged, as ``infra.bus.shape_log.CheckedFeed`` does."""
+    """Implements it for a log that may be damaged, as ``infra.bus.event_log.CheckedFeed`` does."""
 
     def __init__(
         self,

@@ -10,46 +10,46 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from events.integrity import LogDamagedError, Recorded, ShapeChain, next_digest
+from events.integrity import HistoryChain, LogDamagedError, Recorded, next_digest
 from events.log import LogEvent, log_place
-from events.names import ShapeKey
+from events.names import ResourceKey
 from events.subjects import log as log_subject
-from reconciler.ports import LoadedShape
+from reconciler.ports import LoadedResource
 from tests.simulation.plan import DamageLog
 
 
 @dataclass
 class RecordedLog:
-    """Every position's event, or None where it was lost, and the digest of each kept snapshot."""
+    """Every position's event, or None where it was lost, and the digest of each kept cached."""
 
     events: list[Recorded | None] = field(default_factory=list[Recorded | None])
-    _of_shape: dict[ShapeKey, list[int]] = field(default_factory=dict[ShapeKey, list[int]])
-    _digests: dict[ShapeKey, str] = field(default_factory=dict[ShapeKey, str])
-    _snapshots: dict[ShapeKey, tuple[int, str]] = field(
-        default_factory=dict[ShapeKey, tuple[int, str]]
+    _of_resource: dict[ResourceKey, list[int]] = field(default_factory=dict[ResourceKey, list[int]])
+    _digests: dict[ResourceKey, str] = field(default_factory=dict[ResourceKey, str])
+    _states: dict[ResourceKey, tuple[int, str]] = field(
+        default_factory=dict[ResourceKey, tuple[int, str]]
     )
 
-    def append(self, key: ShapeKey, event: LogEvent, payload: bytes) -> None:
+    def append(self, key: ResourceKey, event: LogEvent, payload: bytes) -> None:
         """Store an event with its digest."""
         digest = self._digests[key] = next_digest(self._digests.get(key, ""), payload)
         position = len(self.events) + 1
         subject = log_subject(key, log_place(event.data))
         self.events.append(Recorded(position, subject, payload, digest))
-        self._of_shape.setdefault(key, []).append(position)
+        self._of_resource.setdefault(key, []).append(position)
 
-    def keep(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
-        """Keep the digests at the positions of snapshots."""
-        for key, (position, _) in snapshots.items():
+    def keep(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
+        """Keep the digests at the positions of states."""
+        for key, (position, _) in states.items():
             recorded = self.events[position - 1]
             if recorded is not None:
-                self._snapshots[key] = position, recorded.digest
+                self._states[key] = position, recorded.digest
 
-    def damage(self, key: ShapeKey, step: DamageLog) -> int:
+    def damage(self, key: ResourceKey, step: DamageLog) -> int:
         """Flip a byte of an event, or lose an event that is not the newest; give its position.
 
         What is lost at the end cannot be told from a shorter history, but by what others remember.
         """
-        mine = self._of_shape.get(key, [])
+        mine = self._of_resource.get(key, [])
         if step.how == "lose":
             mine = mine[:-1]
         mine = [position for position in mine if self.events[position - 1] is not None]
@@ -66,22 +66,22 @@ class RecordedLog:
         )
         return position
 
-    def loaded(self, key: ShapeKey, plain: LoadedShape) -> LoadedShape:
+    def loaded(self, key: ResourceKey, plain: LoadedResource) -> LoadedResource:
         """Give what was loaded as far as it is sound, and where it is not."""
-        chain = ShapeChain()
-        if plain.snapshot is not None:
-            position, digest = self._snapshots.get(key, (0, ""))
-            chain = ShapeChain(None, digest, position)
+        chain = HistoryChain()
+        if plain.cached is not None:
+            position, digest = self._states.get(key, (0, ""))
+            chain = HistoryChain(None, digest, position)
         events: list[LogEvent] = []
         try:
             for recorded in self._there(key, chain.position, plain.last_position):
                 events.append(chain.take(recorded, str(key)))  # noqa: PERF401 - those before damage
         except LogDamagedError as error:
-            return LoadedShape(plain.last_position, plain.snapshot, events, error.damage)
-        return LoadedShape(plain.last_position, plain.snapshot, events)
+            return LoadedResource(plain.last_position, plain.cached, events, error.damage)
+        return LoadedResource(plain.last_position, plain.cached, events)
 
-    def _there(self, key: ShapeKey, after: int, last: int) -> Iterable[Recorded]:
-        for position in self._of_shape.get(key, ()):
+    def _there(self, key: ResourceKey, after: int, last: int) -> Iterable[Recorded]:
+        for position in self._of_resource.get(key, ()):
             recorded = self.events[position - 1]
             if recorded is not None and after < position <= last:
                 yield recorded

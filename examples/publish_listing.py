@@ -1,8 +1,8 @@
-"""Publish what an API holds, as an observer of another team does: a complete snapshot of a scope.
+"""Publish what an API holds, as an observer of another team does: a complete listing of a scope.
 
-    python examples/publish_snapshot.py default Shape < objects.json
+    python examples/publish_listing.py default Shape < objects.json
 
-The input is a JSON array of objects with a name, a uid, fields and labels. The snapshot is
+The input is a JSON array of objects with a name, a uid, fields and labels. The listing is
 completed only when all were read: one that breaks off proves nothing, and deletes nothing.
 """
 
@@ -19,20 +19,18 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 
 async def main(provider_config: str, kind: str) -> None:
     async with (
-        connect(NATS_URL, source="examples/publish_snapshot", patience_seconds=5) as client,
-        client.snapshot(provider_config, kind) as snapshot,
+        connect(NATS_URL, source="examples/publish_listing", patience_seconds=5) as client,
+        client.listing(provider_config, kind) as listing,
     ):
         # Read the API inside the block: its beginning is the logical time of what is seen.
         for thing in msgspec.json.decode(sys.stdin.buffer.read(), type=list[ExternalObject]):
-            await snapshot.add(thing)
-    print(f"published {snapshot.count} objects")
+            await listing.add(thing)
+    print(f"published {listing.count} objects")
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit(
-            "usage: python examples/publish_snapshot.py <ProviderConfig> <kind> < objects.json"
-        )
+        sys.exit("usage: python examples/publish_listing.py <ProviderConfig> <kind> < objects.json")
     try:
         asyncio.run(main(sys.argv[1], sys.argv[2]))
     except BusError as error:

@@ -1,4 +1,4 @@
-"""The event log on the stream SHAPES: one event a message, one compare-and-set a shape."""
+"""The event log on the stream LOG_1: one event a message, one compare-and-set a resource."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log, encode_log
 from events.integrity import (
     DIGEST_HEADER,
+    HistoryChain,
     LogChains,
     LogDamage,
     LogDamagedError,
     Recorded,
-    ShapeChain,
 )
 from events.log import LogEvent, log_place
-from events.names import ShapeKey
-from events.subjects import log_filter, log_filter_of, state_snapshot
+from events.names import ResourceKey
+from events.subjects import cached_state, log_filter, log_filter_of
 from infra.bus.patience import patiently
 from infra.bus.removed import telling_what_to_do
-from infra.bus.streams import SHAPES, SNAPSHOTS, find_log
+from infra.bus.streams import LOG, STATES, find_log
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
     AppendConflictError,
@@ -49,8 +49,8 @@ from reconciler.ports import (
     AppendLostError,
     AppendRefusedError,
     DamageListener,
-    LoadedShape,
-    ShapeAppend,
+    LoadedResource,
+    ResourceAppend,
     StoredEvent,
 )
 
@@ -65,20 +65,20 @@ _logger = structlog.get_logger(__name__)
 
 
 class _Heads(NamedTuple):
-    """A shape's newest position, and its newest message of each class if they reach up to it."""
+    """A resource's newest position, and its newest message of each class if they reach up to it."""
 
     newest: int
     messages: Sequence[StoredMessage]
 
 
-class JetStreamShapeLog:
-    """Implements ``reconciler.ports.ShapeLog``; make it with ``open_log``."""
+class JetStreamLog:
+    """Implements ``reconciler.ports.EventLog``; make it with ``open_log``."""
 
     def __init__(self, nc: Client, log_id: str, epoch: str = "") -> None:
         self._nc = nc
         self._log_id = log_id
         self._epoch = epoch
-        self._sequences = Sequences(nc, SHAPES, sequence_of=log_filter_of, digested=True)
+        self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, digested=True)
 
     @property
     def log_id(self) -> str:
@@ -92,10 +92,10 @@ class JetStreamShapeLog:
 
     # --- writing
 
-    async def append(self, appends: Sequence[ShapeAppend]) -> Sequence[int]:
-        """Append for many shapes in one atomic batch; see the port.
+    async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
+        """Append for many resources in one atomic batch; see the port.
 
-        One or two events of one shape go as plain publishes instead, the second upon the first:
+        One or two events of one resource go as plain publishes instead, the second upon the first:
         that is several times faster than a batch of two (ADR 0007). A crash between them leaves a
         turn half stored, which is harmless: the cause is delivered again, and what is missing is
         decided from the state.
@@ -128,34 +128,34 @@ class JetStreamShapeLog:
         await self._nc.flush()  # the server has them, as after a crash at this step
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
-    async def save_snapshots(self, snapshots: Mapping[ShapeKey, tuple[int, bytes]]) -> None:
-        """Keep states; a failure is only logged, for a snapshot saves time and holds no truth."""
+    async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
+        """Keep states; a failure is only logged, for a cache saves time and holds no truth."""
         messages = [
             OutgoingMessage(
-                state_snapshot(key),
+                cached_state(key),
                 payload,
                 {
                     _POSITION_HEADER: str(position),
                     DIGEST_HEADER: self._known_digest(key, position) or _NO_DIGEST,
                 },
             )
-            for key, (position, payload) in snapshots.items()
+            for key, (position, payload) in states.items()
         ]
         for result in await publish_many(self._nc, messages):
             if isinstance(result, Exception):
-                _logger.info("a snapshot was not stored", error=str(result))
+                _logger.info("a cached state was not stored", error=str(result))
 
-    def _known_digest(self, key: ShapeKey, position: int) -> str:
+    def _known_digest(self, key: ResourceKey, position: int) -> str:
         head = self._sequences.known_head(log_filter(key), position)
         return "" if head is None else head.digest
 
     # --- loading
 
-    async def newest_positions(self, keys: Sequence[ShapeKey]) -> Mapping[ShapeKey, int]:
-        """Return each shape's newest position.
+    async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        """Return each resource's newest position.
 
         The only server answers for all at once. In a cluster one that lags behind could answer
-        that: there the leader is asked, shape by shape.
+        that: there the leader is asked, resource by resource.
         """
         names = {log_filter(key): key for key in keys}
         newest = await self._sequences.newest(names, from_leader=is_clustered(self._nc))
@@ -163,40 +163,40 @@ class JetStreamShapeLog:
 
     async def load(
         self,
-        keys: Sequence[ShapeKey],
+        keys: Sequence[ResourceKey],
         *,
         from_leader: bool = False,
-        use_snapshots: bool = True,
-    ) -> Mapping[ShapeKey, LoadedShape]:
-        """Load many shapes.
+        use_cache: bool = True,
+    ) -> Mapping[ResourceKey, LoadedResource]:
+        """Load many resources.
 
-        One read for all of them; for those with a longer history one more for all their snapshots,
+        One read for all of them; for those with a longer history one more for all their states,
         and a few for the events of each, many at once.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
-            snapshots = await self._snapshots(longer) if use_snapshots else {}
+            states = await self._states(longer) if use_cache else {}
             loaded |= await self._load_whole(
-                {key: heads for key, heads in longer.items() if key not in snapshots}
+                {key: heads for key, heads in longer.items() if key not in states}
             )
             longer = {key: heads for key, heads in longer.items() if key not in loaded}
             rest = await asyncio.gather(
-                *(self._load_long(key, heads, snapshots.get(key)) for key, heads in longer.items())
+                *(self._load_long(key, heads, states.get(key)) for key, heads in longer.items())
             )
             loaded |= dict(zip(longer, rest, strict=True))
         return loaded
 
     async def _load_short(
-        self, keys: Sequence[ShapeKey], *, from_leader: bool
-    ) -> tuple[dict[ShapeKey, LoadedShape], dict[ShapeKey, _Heads]]:
-        """Load the shapes whose newest events are all they have; give the heads of the others."""
+        self, keys: Sequence[ResourceKey], *, from_leader: bool
+    ) -> tuple[dict[ResourceKey, LoadedResource], dict[ResourceKey, _Heads]]:
+        """Load the resources whose newest events are all they have; return the others' heads."""
         filters = {log_filter(key): key for key in keys}
-        heads: dict[ShapeKey, list[StoredMessage]] = {key: [] for key in keys}
-        for message in await last_for_subjects(self._nc, SHAPES, list(filters)):
+        heads: dict[ResourceKey, list[StoredMessage]] = {key: [] for key in keys}
+        for message in await last_for_subjects(self._nc, LOG, list(filters)):
             heads[_key_of(message.subject)].append(message)
         leaders = await self._sequences.newest(filters, from_leader=True) if from_leader else {}
-        loaded: dict[ShapeKey, LoadedShape] = {}
-        longer: dict[ShapeKey, _Heads] = {}
+        loaded: dict[ResourceKey, LoadedResource] = {}
+        longer: dict[ResourceKey, _Heads] = {}
         for key, messages in heads.items():
             head = max((message.seq for message in messages), default=0)
             newest = head
@@ -210,8 +210,10 @@ class JetStreamShapeLog:
                 loaded[key] = short
         return loaded, longer
 
-    async def _load_whole(self, longer: Mapping[ShapeKey, _Heads]) -> dict[ShapeKey, LoadedShape]:
-        """Load all of some histories, of many shapes at once; without those that are not sound.
+    async def _load_whole(
+        self, longer: Mapping[ResourceKey, _Heads]
+    ) -> dict[ResourceKey, LoadedResource]:
+        """Load all of some histories, of many resources at once; without those that are not sound.
 
         Of each it reads what is missing before the newest event of each subject, and no more: with
         a wildcard, or up to a message that is known, the server looks through the log message by
@@ -227,87 +229,85 @@ class JetStreamShapeLog:
             for key, found in known.items()
             if subjects[key] and (missing := max(found, default=0) - len(found)) > 0
         }:
-            read = await read_starts(self._nc, SHAPES, list(starts.values()))
+            read = await read_starts(self._nc, LOG, list(starts.values()))
             for key, messages in zip(starts, read, strict=True):
                 known[key] |= _by_version(messages)
         whole = {key: self._whole(key, found.values()) for key, found in known.items() if found}
         return {
-            key: shape
-            for key, shape in whole.items()
-            if shape is not None and shape.last_position == longer[key].newest
+            key: resource
+            for key, resource in whole.items()
+            if resource is not None and resource.last_position == longer[key].newest
         }
 
     async def _load_long(
-        self, key: ShapeKey, heads: _Heads, snapshot: StoredMessage | None
-    ) -> LoadedShape:
-        position = _position(snapshot)
+        self, key: ResourceKey, heads: _Heads, cached: StoredMessage | None
+    ) -> LoadedResource:
+        position = _position(cached)
         if position > heads.newest:
-            snapshot, position = None, 0  # of another log: it knows more than there is
-        digest = _snapshot_digest(snapshot)
-        if snapshot is not None and digest is None:
-            snapshot, position = None, 0  # of a release without digests
-        if snapshot is None:
-            return await self._checked_tail(key, ShapeChain(), heads.newest, None)
+            cached, position = None, 0  # of another log: it knows more than there is
+        digest = _cached_digest(cached)
+        if cached is not None and digest is None:
+            cached, position = None, 0  # of a release without digests
+        if cached is None:
+            return await self._checked_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
-            self._remember(key, ShapeChain(None, digest or "", position))
-            return LoadedShape(position, snapshot.payload, ())
-        chain = ShapeChain(None, digest or "", position)
-        return await self._checked_tail(key, chain, heads.newest, snapshot.payload)
+            self._remember(key, HistoryChain(None, digest or "", position))
+            return LoadedResource(position, cached.payload, ())
+        chain = HistoryChain(None, digest or "", position)
+        return await self._checked_tail(key, chain, heads.newest, cached.payload)
 
     async def _checked_tail(
-        self, key: ShapeKey, chain: ShapeChain, head: int, snapshot: bytes | None
-    ) -> LoadedShape:
+        self, key: ResourceKey, chain: HistoryChain, head: int, cached: bytes | None
+    ) -> LoadedResource:
         """Read what is behind a chain's end, and see that it goes on with it."""
         messages = await self._tail(key, chain.position, head)
-        shape, events = str(key), list[LogEvent]()
+        resource, events = str(key), list[LogEvent]()
         try:
             for message in messages:
-                events.append(chain.take(_recorded(message), shape))
+                events.append(chain.take(_recorded(message), resource))
         except LogDamagedError as error:
-            return LoadedShape(messages[-1].seq, snapshot, events, error.damage)
+            return LoadedResource(messages[-1].seq, cached, events, error.damage)
         self._remember(key, chain)
-        return LoadedShape(chain.position, snapshot, events)
+        return LoadedResource(chain.position, cached, events)
 
-    def _whole(self, key: ShapeKey, messages: Iterable[StoredMessage]) -> LoadedShape | None:
+    def _whole(self, key: ResourceKey, messages: Iterable[StoredMessage]) -> LoadedResource | None:
         """Return the history if these messages are all of it, and sound; None to look closer."""
-        chain, shape, events = ShapeChain(), str(key), list[LogEvent]()
+        chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
-                events.append(chain.take(_recorded(message), shape))
+                events.append(chain.take(_recorded(message), resource))
         except LogDamagedError:
             return None
         self._remember(key, chain)
-        return LoadedShape(chain.position, None, events)
+        return LoadedResource(chain.position, None, events)
 
-    async def _tail(self, key: ShapeKey, after: int, head: int) -> list[StoredMessage]:
-        """Read a shape's events behind a position, at least up to ``head``."""
+    async def _tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
+        """Read a resource's events behind a position, at least up to ``head``."""
         for _ in range(_LEADER_TRIES):
             messages = await self._sequences.read(log_filter(key), after=after)
             if messages and messages[-1].seq >= head:
                 return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # a follower answered that lags behind
-        raise BusUnavailableError(f"{SHAPES}: no reader has {key} up to {head} yet")
+        raise BusUnavailableError(f"{LOG}: no reader has {key} up to {head} yet")
 
-    def _remember(self, key: ShapeKey, chain: ShapeChain) -> None:
+    def _remember(self, key: ResourceKey, chain: HistoryChain) -> None:
         head = Head(chain.position, chain.digest, chain.version)
         self._sequences.heads.put(log_filter(key), head)
 
-    async def _snapshots(self, keys: Iterable[ShapeKey]) -> dict[ShapeKey, StoredMessage]:
-        found = await last_for_subjects(self._nc, SNAPSHOTS, [state_snapshot(key) for key in keys])
+    async def _states(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, StoredMessage]:
+        found = await last_for_subjects(self._nc, STATES, [cached_state(key) for key in keys])
         by_subject = {message.subject: message for message in found}
         return {
-            key: by_subject[subject]
-            for key in keys
-            if (subject := state_snapshot(key)) in by_subject
+            key: by_subject[subject] for key in keys if (subject := cached_state(key)) in by_subject
         }
 
     # --- reading
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the shapes of one kind in one namespace, each up to damage."""
+        """Read every event of the resources of one kind in one namespace, each up to damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
-        async with follow(self._nc, SHAPES, filters=filters) as follower:
+        async with follow(self._nc, LOG, filters=filters) as follower:
             async for some in follower.replay():  # up to what the leader has
                 messages += some
         return _sound_of_some(messages)
@@ -317,15 +317,15 @@ class JetStreamShapeLog:
         after: int = 0,
         *,
         damaged: DamageListener | None = None,
-        most_shapes: int | None = None,
+        max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log from behind a position."""
-        return self._follow(after, LogChains(damaged or _tell, after=after, most=most_shapes))
+        return self._follow(after, LogChains(damaged or _tell, after=after, most=max_resources))
 
     @asynccontextmanager
     async def _follow(self, after: int, chains: LogChains) -> AsyncGenerator[CheckedFeed]:
         async with AsyncExitStack() as stack:
-            log_from = follow(self._nc, SHAPES, start_seq=after + 1)
+            log_from = follow(self._nc, LOG, start_seq=after + 1)
             follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
             feed = CheckedFeed(follower, chains)
             feed.check_end()
@@ -333,12 +333,12 @@ class JetStreamShapeLog:
 
     async def missing_events(self) -> int:
         """Count the positions that hold no event: a log never removes anything."""
-        state = await stream_state(self._nc, SHAPES)
+        state = await stream_state(self._nc, LOG)
         return state.last_seq - state.messages
 
     async def last_position(self) -> int:
         """Return the position of the newest event."""
-        return (await patiently(self._nc, lambda: stream_state(self._nc, SHAPES))).last_seq
+        return (await patiently(self._nc, lambda: stream_state(self._nc, LOG))).last_seq
 
 
 class CheckedFeed:
@@ -382,32 +382,32 @@ def _sound(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredE
 
 
 def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the sound part of some shapes' histories; others have positions between them."""
-    chains: dict[str, ShapeChain] = {}
+    """Return the sound part of some resources' histories; others have positions between them."""
+    chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []
     for message in messages:
-        shape = str(_key_of(message.subject))
-        if shape in damaged:
+        resource = str(_key_of(message.subject))
+        if resource in damaged:
             continue
-        chain = chains.setdefault(shape, ShapeChain())
+        chain = chains.setdefault(resource, HistoryChain())
         try:
-            events.append(StoredEvent(message.seq, chain.take(_recorded(message), shape)))
+            events.append(StoredEvent(message.seq, chain.take(_recorded(message), resource)))
         except LogDamagedError as error:
-            damaged.add(shape)
+            damaged.add(resource)
             _tell(error.damage)
     return events
 
 
-async def open_log(nc: Client) -> JetStreamShapeLog:
+async def open_log(nc: Client) -> JetStreamLog:
     """Open the log; raises ``NotFoundOnBusError`` if there is none yet."""
     identity = await find_log(nc)
-    return JetStreamShapeLog(nc, identity.log_id, identity.epoch)
+    return JetStreamLog(nc, identity.log_id, identity.epoch)
 
 
 def _entry(sequence: str, event: LogEvent) -> Entry:
     place = sequence[:-1] + log_place(event.data)  # in the place of the filter's last token
-    return Entry(sequence, event.shapeversion, place, encode_log(event))
+    return Entry(sequence, event.resourceversion, place, encode_log(event))
 
 
 @contextlib.contextmanager
@@ -421,22 +421,22 @@ def _refused() -> Generator[None]:
         raise AppendRefusedError(str(error)) from error
 
 
-def _position(snapshot: StoredMessage | None) -> int:
-    if snapshot is None or snapshot.headers is None:
+def _position(cached: StoredMessage | None) -> int:
+    if cached is None or cached.headers is None:
         return 0
-    text = snapshot.headers.get(_POSITION_HEADER, "0")
+    text = cached.headers.get(_POSITION_HEADER, "0")
     return int(text) if text.isdecimal() else 0
 
 
-def _snapshot_digest(snapshot: StoredMessage | None) -> str | None:
-    """Read the digest of the history that a snapshot holds; None if nobody wrote it down."""
-    found = None if snapshot is None else (snapshot.headers or {}).get(DIGEST_HEADER)
+def _cached_digest(cached: StoredMessage | None) -> str | None:
+    """Read the digest of the history that a cached state holds; None if nobody wrote it down."""
+    found = None if cached is None else (cached.headers or {}).get(DIGEST_HEADER)
     return "" if found == _NO_DIGEST else found
 
 
-def _key_of(subject: str) -> ShapeKey:
-    """Read the key out of any subject below a shape's, also of one that no event has."""
-    return ShapeKey(*subject.split(".")[1:4])
+def _key_of(subject: str) -> ResourceKey:
+    """Read the key out of any subject below a resource's, also of one that no event has."""
+    return ResourceKey(*subject.split(".")[1:4])
 
 
 def _by_sequence(message: StoredMessage) -> int:
@@ -452,7 +452,7 @@ def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
     found: dict[int, StoredMessage] = {}
     for message in messages:
         with contextlib.suppress(InvalidMessageError):
-            found[decode_log(message.payload).shapeversion] = message
+            found[decode_log(message.payload).resourceversion] = message
     return found
 
 

@@ -1,4 +1,4 @@
-"""Takes in the snapshots that other teams' observers publish, by the same rules as our own."""
+"""Takes in the listings that other teams' observers publish, by the same rules as our own."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import structlog
 
-from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem
+from events.intake import ListingBegan, ListingCompleted, ListingItem
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.ports import (
     DeadLetter,
     DecisionSink,
     IntakeDelivery,
-    SnapshotDelivery,
-    SnapshotReader,
+    ListingDelivery,
+    ListingReader,
 )
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.listing import SnapshotAssembler, SnapshotRefusedError, check_scope
+from reconciler.roles.listing import ListingAssembler, ListingRefusedError, check_scope
 from reconciler.roles.observer import Observer
 from reconciler.roles.providers import ProviderPool
 
 ABANDONED_SECONDS = 300.0
-"""A snapshot that is not completed by then never will be."""
+"""A listing that is not completed by then never will be."""
 
 _MAX_OPEN = 256
 _MAX_REMEMBERED = 1_000
@@ -33,20 +33,20 @@ _logger = structlog.get_logger(__name__)
 
 
 class _Open(NamedTuple):
-    """A snapshot that is being received, and the part that began it."""
+    """A listing that is being received, and the part that began it."""
 
     since: float
-    snapshot: SnapshotAssembler
-    beginning: SnapshotDelivery
+    listing: ListingAssembler
+    beginning: ListingDelivery
 
 
-class ForeignSnapshots:
-    """Assembles snapshots from the bus; a broken one proves nothing, and becomes a dead letter."""
+class ForeignListings:
+    """Assembles listings from the bus; a broken one proves nothing, and becomes a dead letter."""
 
     def __init__(
         self,
         *,
-        reader: SnapshotReader,
+        reader: ListingReader,
         sink: DecisionSink,
         observer: Observer,
         configurations: Configurations,
@@ -68,55 +68,55 @@ class ForeignSnapshots:
             for delivery in await self._reader.next_batch():
                 try:
                     await self._take(delivery)
-                except (SnapshotRefusedError, ConfigurationError, ProviderError) as error:
+                except (ListingRefusedError, ConfigurationError, ProviderError) as error:
                     await self._refuse(delivery, str(error))
                 except Exception as error:
-                    _logger.debug("a snapshot failed", subject=delivery.subject, exc_info=True)
+                    _logger.debug("a listing failed", subject=delivery.subject, exc_info=True)
                     await self._refuse(delivery, f"{type(error).__name__}: {error}")
 
-    async def _take(self, delivery: SnapshotDelivery) -> None:
-        """Take one part; raises ``SnapshotRefusedError`` where it makes the whole useless."""
+    async def _take(self, delivery: ListingDelivery) -> None:
+        """Take one part; raises ``ListingRefusedError`` where it makes the whole useless."""
         subject, part = delivery.subject, delivery.part
-        if isinstance(part, SnapshotBegan):
+        if isinstance(part, ListingBegan):
             self._refused.pop(subject, None)
             await self._forget_abandoned()
             self._begin(subject, part, delivery)
         elif subject in self._refused:
             return  # it was told once
-        elif isinstance(part, SnapshotItem):
+        elif isinstance(part, ListingItem):
             self._assembler(subject).add([part.object])
-        elif isinstance(part, SnapshotCompleted):
+        elif isinstance(part, ListingCompleted):
             await self._complete(subject, part)
         else:
-            raise SnapshotRefusedError("a part of it could not be read")
+            raise ListingRefusedError("a part of it could not be read")
 
-    def _begin(self, subject: str, part: SnapshotBegan, delivery: SnapshotDelivery) -> None:
+    def _begin(self, subject: str, part: ListingBegan, delivery: ListingDelivery) -> None:
         tokens = subject.split(".")
         if len(tokens) != _SUBJECT_TOKENS or tokens[1:3] != [part.provider_config, part.kind]:
-            raise SnapshotRefusedError(
+            raise ListingRefusedError(
                 f"it says {part.provider_config}.{part.kind} on {subject}: "
-                "publish on snapshot.<provider config>.<kind>.<id>"
+                "publish on listing.<provider config>.<kind>.<id>"
             )
         config = self._configurations.by_name.get(part.provider_config)
         if config is None:
-            raise SnapshotRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
+            raise ListingRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
         check_scope(part, config)
-        snapshot = SnapshotAssembler(part, delivery.stored_at)
-        self._open[subject] = _Open(self._clock(), snapshot, delivery)
+        listing = ListingAssembler(part, delivery.stored_at)
+        self._open[subject] = _Open(self._clock(), listing, delivery)
 
-    def _assembler(self, subject: str) -> SnapshotAssembler:
+    def _assembler(self, subject: str) -> ListingAssembler:
         opened = self._open.get(subject)
         if opened is None:
-            raise SnapshotRefusedError("its beginning did not come, or it was dropped before")
-        return opened.snapshot
+            raise ListingRefusedError("its beginning did not come, or it was dropped before")
+        return opened.listing
 
-    async def _complete(self, subject: str, part: SnapshotCompleted) -> None:
-        snapshot = self._assembler(subject)
+    async def _complete(self, subject: str, part: ListingCompleted) -> None:
+        listing = self._assembler(subject)
         del self._open[subject]
-        objects = snapshot.complete(part.count)
-        began = snapshot.began
+        objects = listing.complete(part.count)
+        began = listing.began
         provider = self._providers.get(began.provider_config, began.kind)
-        await self._observer.publish_changes(snapshot, objects, provider)
+        await self._observer.publish_changes(listing, objects, provider)
 
     async def _forget_abandoned(self) -> None:
         """Drop what was never completed: its observer went away, and nothing was concluded."""
@@ -127,13 +127,13 @@ class ForeignSnapshots:
             elif len(self._open) >= _MAX_OPEN:
                 await self._refuse(opened.beginning, f"{_MAX_OPEN} others are open")
 
-    async def _refuse(self, delivery: SnapshotDelivery, reason: str) -> None:
+    async def _refuse(self, delivery: ListingDelivery, reason: str) -> None:
         subject = delivery.subject
         self._open.pop(subject, None)
         self._refused[subject] = None
         while len(self._refused) > _MAX_REMEMBERED:
             del self._refused[next(iter(self._refused))]
-        _logger.warning("snapshot refused", subject=subject, reason=reason)
+        _logger.warning("listing refused", subject=subject, reason=reason)
         letter = IntakeDelivery(
             position=delivery.position,
             subject=subject,
@@ -144,7 +144,7 @@ class ForeignSnapshots:
             receipt=None,
         )
         try:
-            if await self._sink.bury([DeadLetter("snapshot", reason, letter)]):
+            if await self._sink.store_dead_letters([DeadLetter("listing", reason, letter)]):
                 _logger.warning("there is no room for a dead letter", subject=subject)
         except Exception as error:  # noqa: BLE001 - its observer sends the next one
             _logger.warning("a dead letter was not stored", subject=subject, error=str(error))

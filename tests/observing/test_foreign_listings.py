@@ -1,7 +1,7 @@
-"""Snapshots from another team's observer: believed by the same rules as our own listings.
+"""Listings from another team's observer: believed by the same rules as our own listings.
 
 Our own observer looks once at the start and then not for an hour, so that what is found is found by
-the snapshot.
+the listing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from events.envelope import encode_snapshot_part
+from events.envelope import encode_listing_part
 from events.external import ExternalObject
-from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
+from events.intake import ListingBegan, ListingCompleted, ListingItem, ListingPart
 from events.log import DriftDetected
 from events.manifest import Scope
-from events.subjects import snapshot
-from reconciler.roles.listing import SnapshotAssembler, SnapshotRefusedError
+from events.subjects import listing
+from reconciler.roles.listing import ListingAssembler, ListingRefusedError
 from tests.scenarios.harness import World, api_config, every, manifest, now, only
 
 HOUR = 3600.0
@@ -26,7 +26,7 @@ NAMES = ("team-1", "team-2", "team-3")
 
 @pytest.fixture
 async def told(bare_world: World) -> World:
-    """Three converged shapes, of which nobody but the snapshots tells news."""
+    """Three converged resources, of which nobody but the listings tells news."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(
@@ -42,8 +42,8 @@ async def told(bare_world: World) -> World:
 
 
 async def refusals(world: World) -> list[str]:
-    """Why snapshots were refused, as the dead letters say."""
-    return [each.reason for each in await world.dead_letters() if each.stage == "snapshot"]
+    """Why listings were refused, as the dead letters say."""
+    return [each.reason for each in await world.dead_letters() if each.stage == "listing"]
 
 
 async def seen(world: World, *left_out: str) -> list[ExternalObject]:
@@ -61,11 +61,11 @@ async def seen(world: World, *left_out: str) -> list[ExternalObject]:
     ]
 
 
-async def send(world: World, parts: Sequence[SnapshotPart]) -> None:
-    subject = snapshot("default", "Shape", uuid.uuid4().hex)
+async def send(world: World, parts: Sequence[ListingPart]) -> None:
+    subject = listing("default", "Shape", uuid.uuid4().hex)
     for number, part in enumerate(parts):
         await world.nc.request(
-            subject, encode_snapshot_part(f"p-{number}", "their-observer", part, time=now())
+            subject, encode_listing_part(f"p-{number}", "their-observer", part, time=now())
         )
 
 
@@ -79,9 +79,9 @@ async def whole(
 ) -> None:
     if as_of is None:
         as_of = await world.client.observation_time()
-    began = SnapshotBegan("default", kind, as_of, prefix)
-    items = [SnapshotItem(each) for each in objects]
-    await send(world, [began, *items, SnapshotCompleted(len(objects))])
+    began = ListingBegan("default", kind, as_of, prefix)
+    items = [ListingItem(each) for each in objects]
+    await send(world, [began, *items, ListingCompleted(len(objects))])
 
 
 async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
@@ -93,14 +93,14 @@ async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
     assert await world.log_position() == position
 
 
-async def test_a_complete_snapshot_finds_drift_loss_and_strays(told: World):
+async def test_a_complete_listing_finds_drift_loss_and_strays(told: World):
     world = told
     await world.human.changes("team-1", color="Green")
     await world.human.deletes("team-2")
     await world.human.makes("team-x")
 
     began = await world.client.observation_time()
-    async with world.client.snapshot("default", "Shape", prefix="team-") as writer:
+    async with world.client.listing("default", "Shape", prefix="team-") as writer:
         for each in await seen(world):
             await writer.add(each)
     assert began > 0
@@ -115,13 +115,13 @@ async def test_a_complete_snapshot_finds_drift_loss_and_strays(told: World):
     assert only(DriftDetected, await world.facts("team-2")).missing
 
 
-async def test_a_snapshot_that_lacks_an_item_proves_nothing(told: World):
+async def test_a_listing_that_lacks_an_item_proves_nothing(told: World):
     world, position = told, await told.log_position()
     as_of = await world.client.observation_time()
-    items = [SnapshotItem(each) for each in await seen(world, "team-3")]
-    began = SnapshotBegan("default", "Shape", as_of, "team-")
+    items = [ListingItem(each) for each in await seen(world, "team-3")]
+    began = ListingBegan("default", "Shape", as_of, "team-")
 
-    await send(world, [began, *items, SnapshotCompleted(3)])
+    await send(world, [began, *items, ListingCompleted(3)])
 
     await nothing_came_of_it(world, position, "2 objects came, but 3 were sent")
 
@@ -129,29 +129,29 @@ async def test_a_snapshot_that_lacks_an_item_proves_nothing(told: World):
 async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(told: World):
     world, position = told, await told.log_position()
     as_of = await world.client.observation_time()
-    first, second = [SnapshotItem(each) for each in await seen(world, "team-3")]
-    began = SnapshotBegan("default", "Shape", as_of, "team-")
+    first, second = [ListingItem(each) for each in await seen(world, "team-3")]
+    began = ListingBegan("default", "Shape", as_of, "team-")
 
-    await send(world, [began, first, second, second, SnapshotCompleted(3)])
+    await send(world, [began, first, second, second, ListingCompleted(3)])
 
     await nothing_came_of_it(world, position, "2 objects came, but 3 were sent")
 
 
-async def test_a_snapshot_without_its_beginning_is_refused(told: World):
+async def test_a_listing_without_its_beginning_is_refused(told: World):
     position = await told.log_position()
-    items = [SnapshotItem(each) for each in await seen(told)]
-    await send(told, [*items, SnapshotCompleted(3)])
+    items = [ListingItem(each) for each in await seen(told)]
+    await send(told, [*items, ListingCompleted(3)])
     await nothing_came_of_it(told, position, "its beginning did not come")
 
 
 @pytest.mark.parametrize("prefix", [None, "team-1"])
-async def test_a_snapshot_of_another_scope_proves_nothing(told: World, prefix: str | None):
+async def test_a_listing_of_another_scope_proves_nothing(told: World, prefix: str | None):
     position = await told.log_position()
     await whole(told, await seen(told, "team-2", "team-3"), prefix=prefix)
     await nothing_came_of_it(told, position, "it is of scope prefix=")
 
 
-async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a_snapshot(
+async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a_listing(
     told: World,
 ):
     world, position = told, await told.log_position()
@@ -163,7 +163,7 @@ async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a
     assert await world.human.finds("somebody-elses")
 
 
-async def test_a_snapshot_from_before_our_effect_proves_nothing(told: World):
+async def test_a_listing_from_before_our_effect_proves_nothing(told: World):
     world = told
     as_of = await world.client.observation_time()
     before = await seen(world)
@@ -171,7 +171,7 @@ async def test_a_snapshot_from_before_our_effect_proves_nothing(told: World):
     await world.declare("team-1", color="Purple")
     await world.until_outcome("team-4", "Converged")
     await world.until_outcome("team-1", "Converged", generation=2)
-    await world.human.makes("team-x")  # the snapshot shows it: so we see that it was taken in
+    await world.human.makes("team-x")  # the listing shows it: so we see that it was taken in
     position_of_stray = [*before, *(each for each in await seen(world) if each.name == "team-x")]
 
     await whole(world, position_of_stray, as_of=as_of)
@@ -179,7 +179,7 @@ async def test_a_snapshot_from_before_our_effect_proves_nothing(told: World):
     async def stray_is_gone() -> bool:
         return await world.human.finds("team-x") is None
 
-    await world.until(stray_is_gone, "the snapshot was taken in")
+    await world.until(stray_is_gone, "the listing was taken in")
     await world.until_settled()
     assert await world.human.effects("team-4") == ["POST"]
     assert await world.human.effects("team-1") == ["POST", "PUT"]
@@ -187,21 +187,21 @@ async def test_a_snapshot_from_before_our_effect_proves_nothing(told: World):
         assert every(DriftDetected, await world.facts(name)) == []
 
 
-async def test_a_snapshot_for_nobody_is_refused(told: World):
+async def test_a_listing_for_nobody_is_refused(told: World):
     position = await told.log_position()
-    subject = snapshot("nowhere", "Shape", "s-1")
-    began = SnapshotBegan("nowhere", "Shape", 1)
-    await told.nc.request(subject, encode_snapshot_part("p", "them", began, time=now()))
+    subject = listing("nowhere", "Shape", "s-1")
+    began = ListingBegan("nowhere", "Shape", 1)
+    await told.nc.request(subject, encode_listing_part("p", "them", began, time=now()))
     await nothing_came_of_it(told, position, "'nowhere' is not declared")
-    await told.nc.request(snapshot("default", "Shape", "s-2"), b"not JSON")
+    await told.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
     await nothing_came_of_it(told, position, "could not be read")
     await whole(told, await seen(told), kind="Blob")
     await nothing_came_of_it(told, position, "it says default.Blob")
 
 
 def test_an_object_without_the_labels_of_the_scope_is_refused():
-    began = SnapshotBegan("default", "Shape", 1, labels={"team": "a"})
-    assembler = SnapshotAssembler(began, None)
+    began = ListingBegan("default", "Shape", 1, labels={"team": "a"})
+    assembler = ListingAssembler(began, None)
     assembler.add([ExternalObject("mine", {}, labels={"team": "a", "more": "x"})])
-    with pytest.raises(SnapshotRefusedError, match="'theirs' is not of its scope"):
+    with pytest.raises(ListingRefusedError, match="'theirs' is not of its scope"):
         assembler.add([ExternalObject("theirs", {}, labels={"team": "b"})])

@@ -1,4 +1,4 @@
-"""Snapshots that other observers publish on ``snapshot.<config>.<kind>.<id>``."""
+"""Listings that other observers publish on ``listing.<config>.<kind>.<id>``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import AsyncExitStack
 
 from nats.aio.client import Client
 
-from events.envelope import InvalidMessageError, decode_snapshot_part
-from events.intake import SnapshotPart
+from events.envelope import InvalidMessageError, decode_listing_part
+from events.intake import ListingPart
 from infra.bus.patience import patiently
-from infra.bus.streams import OBSERVATIONS
+from infra.bus.streams import LISTINGS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
-from reconciler.ports import SnapshotDelivery
+from reconciler.ports import ListingDelivery
 
 
-class JetStreamSnapshotReader:
-    """Implements ``reconciler.ports.SnapshotReader``.
+class JetStreamListingReader:
+    """Implements ``reconciler.ports.ListingReader``.
 
-    It reads from now on: a snapshot whose beginning came before is incomplete for us, and its
+    It reads from now on: a listing whose beginning came before is incomplete for us, and its
     observer will publish the next one.
     """
 
@@ -28,15 +28,15 @@ class JetStreamSnapshotReader:
         self._follower: Follower | None = None
         self._stack = AsyncExitStack()
 
-    async def next_batch(self) -> Sequence[SnapshotDelivery]:
+    async def next_batch(self) -> Sequence[ListingDelivery]:
         """Wait for parts."""
         if self._follower is None:
             self._follower = await patiently(self._nc, self._from_now_on)
         return [_part(message) for message in await anext(self._follower)]
 
     async def _from_now_on(self) -> Follower:
-        last = (await stream_state(self._nc, OBSERVATIONS)).last_seq
-        parts = follow(self._nc, OBSERVATIONS, start_seq=last + 1)
+        last = (await stream_state(self._nc, LISTINGS)).last_seq
+        parts = follow(self._nc, LISTINGS, start_seq=last + 1)
         return await self._stack.enter_async_context(parts)
 
     async def close(self) -> None:
@@ -44,10 +44,10 @@ class JetStreamSnapshotReader:
         await self._stack.aclose()
 
 
-def _part(message: StoredMessage) -> SnapshotDelivery:
-    part: SnapshotPart | None
+def _part(message: StoredMessage) -> ListingDelivery:
+    part: ListingPart | None
     try:
-        part = decode_snapshot_part(message.payload)
+        part = decode_listing_part(message.payload)
     except InvalidMessageError:
         part = None
-    return SnapshotDelivery(message.seq, message.subject, message.time, message.payload, part)
+    return ListingDelivery(message.seq, message.subject, message.time, message.payload, part)

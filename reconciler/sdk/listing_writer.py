@@ -1,4 +1,4 @@
-"""Publishing a snapshot: all objects of a scope, as another team's observer saw them."""
+"""Publishing a listing: all objects of a scope, as another team's observer saw them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final, Self
 
 from events import subjects
 from events.external import ExternalObject
-from events.intake import SnapshotBegan, SnapshotCompleted, SnapshotItem, SnapshotPart
+from events.intake import ListingBegan, ListingCompleted, ListingItem, ListingPart
 from infra.bus.client_bus import JetStreamClientBus
 
 _PARTS_AT_ONCE: Final = 500
 
 
-class SnapshotWriter:
-    """One snapshot: ``async with`` it, and ``add`` every object of the scope.
+class ListingWriter:
+    """One listing: ``async with`` it, and ``add`` every object of the scope.
 
     It is completed, and so proves what is absent, only if the block ends without an error. Begin to
     list the API inside the block: the beginning holds the logical time of what is seen.
@@ -32,8 +32,8 @@ class SnapshotWriter:
     ) -> None:
         self._bus = bus
         self._began = (provider_config, kind, prefix, labels)
-        self._subject = subjects.snapshot(provider_config, kind, uuid.uuid4().hex)
-        self._waiting: list[SnapshotPart] = []
+        self._subject = subjects.listing(provider_config, kind, uuid.uuid4().hex)
+        self._waiting: list[ListingPart] = []
         self._names: set[str] = set()
 
     @property
@@ -45,22 +45,22 @@ class SnapshotWriter:
         """Publish the beginning; raises the ``BusError`` of the failure."""
         as_of = await self._bus.last_intake_position()
         provider_config, kind, prefix, labels = self._began
-        began = SnapshotBegan(provider_config, kind, as_of, prefix, labels)
-        await self._bus.store_snapshot_parts(self._subject, [began])
+        began = ListingBegan(provider_config, kind, as_of, prefix, labels)
+        await self._bus.store_listing_parts(self._subject, [began])
         return self
 
     async def add(self, thing: ExternalObject) -> None:
         """Publish an object; soon, and in any case before the end of the block.
 
-        Raises ``ValueError`` for an object of another scope, which would spoil the snapshot.
+        Raises ``ValueError`` for an object of another scope, which would spoil the listing.
         """
         _config, _kind, prefix, labels = self._began
         if not thing.name.startswith(prefix or "") or not labels.items() <= thing.labels.items():
             raise ValueError(
-                f"object {thing.name!r} with labels {thing.labels} is not of the snapshot's scope: "
+                f"object {thing.name!r} with labels {thing.labels} is not of the listing's scope: "
                 f"prefix {prefix!r}, labels {labels}"
             )
-        self._waiting.append(SnapshotItem(thing))
+        self._waiting.append(ListingItem(thing))
         self._names.add(thing.name)
         if len(self._waiting) >= _PARTS_AT_ONCE:
             await self._flush()
@@ -74,9 +74,9 @@ class SnapshotWriter:
         if kind is not None:
             return
         await self._flush()
-        await self._bus.store_snapshot_parts(self._subject, [SnapshotCompleted(self.count)])
+        await self._bus.store_listing_parts(self._subject, [ListingCompleted(self.count)])
 
     async def _flush(self) -> None:
         parts, self._waiting = self._waiting, []
         if parts:
-            await self._bus.store_snapshot_parts(self._subject, parts)
+            await self._bus.store_listing_parts(self._subject, parts)

@@ -1,0 +1,51 @@
+"""Listings that other observers publish, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from events.envelope import InvalidMessageError, decode_listing_part
+from events.intake import ListingPart
+from reconciler.ports import ListingDelivery
+from tests.simulation.bus.reading import Pushed
+from tests.simulation.clock import date_of
+from tests.simulation.network import Network
+
+
+class Listings:
+    """What the server has of them."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self.parts: list[ListingDelivery] = []
+        self.after_store: list[Callable[[], None]] = []
+
+    def store(self, subject: str, payload: bytes) -> None:
+        """Store a part."""
+        part: ListingPart | None
+        try:
+            part = decode_listing_part(payload)
+        except InvalidMessageError:
+            part = None
+        stored_at = date_of(self._time())
+        self.parts.append(ListingDelivery(len(self.parts) + 1, subject, stored_at, payload, part))
+        for hook in self.after_store:
+            hook()
+
+
+class SimulatedListingReader:
+    """Implements ``reconciler.ports.ListingReader`` for one process: it reads from now on."""
+
+    def __init__(self, listings: Listings, network: Network) -> None:
+        self._listings = listings
+        self._network = network
+        self._pushed: Pushed[ListingDelivery] | None = None
+
+    async def next_batch(self) -> Sequence[ListingDelivery]:
+        if self._pushed is None:
+            parts = self._listings.parts
+            self._pushed = Pushed(parts, self._network, len(parts), "feed")
+            self._listings.after_store.append(self._pushed.send)
+        return await self._pushed.next()
+
+    async def close(self) -> None: ...
