@@ -71,7 +71,7 @@ def _users(
     finalizers: bool,
 ) -> list[User]:
     if names and (principal is None or len(namespaces) > 1):
-        raise UsageError("--user names users of one PRINCIPAL, and of one --namespace for a service")
+        raise UsageError("--user names users of one PRINCIPAL; of a service, in one --namespace")
     if principal == "service" and not namespaces:
         raise UsageError("a service needs its --namespace")
     if principal not in (None, "service") and namespaces:

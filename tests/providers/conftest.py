@@ -15,9 +15,9 @@ import pytest
 from events.manifest import Limits, ProviderConfigSpec
 from reconciler.kinds import Kind
 from reconciler.provider import Provider
+from reconciler.provider.http_faults import Proxy
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect
-from tests.providers.proxy import Proxy
 
 
 def pytest_asyncio_loop_factories(

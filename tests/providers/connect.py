@@ -9,7 +9,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action, Operation
-from events.manifest import Fields, Scope
+from events.manifest import Fields
 from reconciler.kinds import Kind
 from reconciler.provider import Provider
 
@@ -46,10 +46,3 @@ def upon(operation: Operation, thing: ExternalObject | None, fields: Fields) -> 
     return msgspec.structs.replace(
         action(operation, thing.name, fields), uid=thing.uid, version=thing.version
     )
-
-
-async def listing(
-    provider: Provider, scope: Scope, *, page_size: int = 100
-) -> list[ExternalObject]:
-    """List a scope completely."""
-    return [thing async for page in provider.pages(scope, page_size=page_size) for thing in page]

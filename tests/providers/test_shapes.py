@@ -22,9 +22,10 @@ from reconciler.errors import (
     TransientError,
 )
 from reconciler.provider import Provider
-from tests.providers.connect import Connect, action, listing, upon
+from reconciler.provider.contract import listing
+from reconciler.provider.http_faults import Proxy, answer
+from tests.providers.connect import Connect, action, upon
 from tests.providers.permit import Permit
-from tests.providers.proxy import Proxy, answer
 
 FIELDS = {"type": "Square", "color": "Red"}
 FOUND = answer(200, '{"name": "foo", "type": "Star", "color": "Mauve", "extra": 1}')

@@ -1,0 +1,355 @@
+"""The contract of a provider as test cases: subclass them, and pytest runs them on your API.
+
+::
+
+    class TestBucket(ProviderContract, HttpFaultContract):
+        kind = BUCKET
+        fields: ClassVar = {"size": 1}
+        other_fields: ClassVar = {"size": 2}
+
+        @pytest.fixture
+        def endpoint(self) -> str:
+            return "http://127.0.0.1:8080"
+
+What a case needs that the kind's ``Capabilities`` do not declare makes it skip, with the reason.
+`reconciler.provider.http_faults` has the cases of what happens on the way to an HTTP API. Needs
+``pip install reconciler[contract]``; nothing of the product imports this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import ClassVar, Literal, Protocol
+from uuid import uuid4
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from events.external import ExternalObject
+from events.log import Action, Operation
+from events.manifest import Fields, Limits, ProviderConfigSpec, Scope
+from reconciler.errors import ConflictError, NotFoundError, PermanentError
+from reconciler.kinds import Kind
+from reconciler.provider import Effect, Provider
+
+Capability = Literal["idempotency_keys", "deterministic_names", "labels", "conditional_writes"]
+
+LABELS = {"reconciler/owner": "test", "team": "a+b & c=d/e"}
+BAD_NAMES = ("..", "a/b", "", "a\n")
+
+
+class Connect(Protocol):
+    """Builds a provider that is closed at the end of the test."""
+
+    def __call__(
+        self, endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
+    ) -> Provider:
+        """Build it for an endpoint."""
+        ...
+
+
+class ContractCase:
+    """What each case works with; subclasses say which kind it is, and where its API is.
+
+    ``fields`` and ``other_fields`` are two valid specs that differ.
+    """
+
+    kind: Kind
+    fields: ClassVar[Fields]
+    other_fields: ClassVar[Fields]
+
+    @pytest.fixture
+    def endpoint(self) -> str:
+        """Where the API is, for ``ProviderConfig.spec.endpoint``."""
+        raise NotImplementedError("override the fixture `endpoint`")
+
+    @pytest.fixture
+    def name(self) -> str:
+        """A name that no other case uses; also a prefix of which no other name starts."""
+        return f"t{uuid4().hex[:12]}"
+
+    @pytest_asyncio.fixture
+    async def connect(self) -> AsyncIterator[Connect]:
+        """Build providers from the kind."""
+        built: list[Provider] = []
+
+        def build(
+            endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
+        ) -> Provider:
+            assert self.kind.connect is not None, f"{self.kind.name} has no external API"
+            config = ProviderConfigSpec(
+                provider=self.kind.provider,
+                endpoint=endpoint,
+                limits=Limits(request_timeout_seconds=timeout_seconds),
+            )
+            built.append(self.kind.connect(config, secret=secret))
+            return built[-1]
+
+        yield build
+        for provider in built:
+            await provider.close()
+
+    @pytest.fixture
+    def provider(self, endpoint: str, connect: Connect) -> Provider:
+        """The provider, connected to its API."""
+        return connect(endpoint)
+
+    def can(self, *wanted: Capability) -> bool:
+        """Return whether the kind declares one of some capabilities."""
+        return any(getattr(self.kind.capabilities, each) for each in wanted)
+
+    def needs(self, *wanted: Capability) -> None:
+        """Skip the case if the kind declares none of them."""
+        if not self.can(*wanted):
+            pytest.skip(f"{self.kind.name} declares no {' and no '.join(wanted)}")
+
+    def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
+        """Write an action as a decider does, with a key of its own and no preconditions."""
+        unique = uuid4().hex
+        return Action(
+            action_id=unique,
+            idempotency_key=f"key-{unique}",
+            operation=operation,
+            generation=1,
+            provider_config="default",
+            external_name=name,
+            because=("test",),
+            fields={} if fields is None else self.kind.checked_fields(fields),
+            labels=LABELS if self.can("labels") else {},
+        )
+
+    def upon(
+        self, operation: Operation, thing: ExternalObject | None, fields: Fields | None = None
+    ) -> Action:
+        """Write an action on an object as it was seen."""
+        assert thing is not None
+        return msgspec.structs.replace(
+            self.action(operation, thing.name, fields), uid=thing.uid, version=thing.version
+        )
+
+    async def made(self, provider: Provider, name: str) -> ExternalObject:
+        """Create an object."""
+        effect = await provider.create(self.action("Create", name, self.fields))
+        assert effect.object is not None
+        return effect.object
+
+    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
+        """Return whether an object has the fields that were declared, in the normal form."""
+        assert thing is not None
+        return self.kind.normalize(thing.fields) == self.kind.checked_fields(fields)
+
+
+class ProviderContract(ContractCase):
+    """What ``reconciler.provider.Provider`` promises, whatever lies between it and its API."""
+
+    pytestmark = pytest.mark.asyncio
+
+    async def test_a_created_object_is_read_as_it_was_declared(
+        self, provider: Provider, name: str
+    ) -> None:
+        effect = await provider.create(self.action("Create", name, self.fields))
+
+        assert effect.object is not None
+        assert not effect.replayed
+        assert effect.object == await provider.read(name)
+        assert effect.object.name == name
+        assert effect.object.labels == (LABELS if self.can("labels") else {})
+        assert effect.object.uid
+        assert effect.object.version or not self.can("conditional_writes")
+        assert self.is_as_declared(effect.object, self.fields)
+
+    async def test_a_second_create_with_the_same_key_has_no_second_effect(
+        self, provider: Provider, name: str
+    ) -> None:
+        self.needs("idempotency_keys", "deterministic_names")
+        create = self.action("Create", name, self.fields)
+        first = await provider.create(create)
+
+        assert await repeated(provider.create(create)) == first.object
+        assert await listing(provider, Scope(prefix=name)) == [first.object]
+
+    async def test_a_second_create_with_the_same_key_says_that_the_answer_was_kept(
+        self, provider: Provider, name: str
+    ) -> None:
+        self.needs("idempotency_keys")
+        create = self.action("Create", name, self.fields)
+        first = await provider.create(create)
+        second = await provider.create(create)
+
+        assert (second.object, second.replayed) == (first.object, True)
+
+    async def test_a_create_on_a_strangers_object_shows_the_obstacle_and_changes_nothing(
+        self, provider: Provider, name: str
+    ) -> None:
+        self.needs("deterministic_names")
+        stranger = await self.made(provider, name)
+
+        with pytest.raises(ConflictError) as caught:
+            await provider.create(self.action("Create", name, self.other_fields))
+        assert caught.value.obstacle == stranger
+        assert await provider.read(name) == stranger
+
+    async def test_an_update_replaces_fields_and_labels_and_keeps_the_uid(
+        self, provider: Provider, name: str
+    ) -> None:
+        created = await self.made(provider, name)
+        update = self.upon("Update", created, self.other_fields)
+        labels = {"only": "this"} if self.can("labels") else {}
+        updated = (await provider.update(msgspec.structs.replace(update, labels=labels))).object
+
+        assert updated is not None
+        assert updated == await provider.read(name)
+        assert updated.uid == created.uid
+        assert updated.version != created.version or not self.can("conditional_writes")
+        assert updated.labels == labels
+        assert self.is_as_declared(updated, self.other_fields)
+
+    async def test_an_update_without_a_version_replaces_what_is_there(
+        self, provider: Provider, name: str
+    ) -> None:
+        created = await self.made(provider, name)
+        update = self.upon("Update", created, self.other_fields)
+        effect = await provider.update(msgspec.structs.replace(update, version=None))
+
+        assert effect.object == await provider.read(name) != created
+
+    async def test_an_update_of_an_old_version_shows_what_is_there_now(
+        self, provider: Provider, name: str
+    ) -> None:
+        self.needs("conditional_writes")
+        old = await self.made(provider, name)
+        now = (await provider.update(self.upon("Update", old, self.other_fields))).object
+
+        with pytest.raises(ConflictError) as caught:
+            await provider.update(self.upon("Update", old, self.fields))
+        assert caught.value.obstacle == now
+        assert await provider.read(name) == now
+
+    async def test_an_update_of_an_absent_object_finds_nothing(
+        self, provider: Provider, name: str
+    ) -> None:
+        gone = await self.made(provider, name)
+        await provider.delete(self.upon("Delete", gone))
+
+        with pytest.raises(NotFoundError):
+            await provider.update(self.upon("Update", gone, self.other_fields))
+        with pytest.raises(NotFoundError):
+            await provider.update(self.action("Update", name, self.other_fields))
+
+    @pytest.mark.parametrize("with_version", [True, False])
+    async def test_an_update_spares_another_object_that_has_taken_the_name(
+        self, provider: Provider, name: str, with_version: bool
+    ) -> None:
+        ours = await self.made(provider, name)
+        await provider.delete(self.upon("Delete", ours))
+        stranger = await self.made(provider, name)
+        update = self.upon("Update", ours, self.other_fields)
+        if not with_version:
+            update = msgspec.structs.replace(update, version=None)
+
+        with pytest.raises((ConflictError, NotFoundError)) as caught:
+            await provider.update(update)
+        if isinstance(caught.value, ConflictError) or self.can("deterministic_names"):
+            assert caught.value.obstacle == stranger
+        assert await provider.read(name) == stranger
+
+    async def test_a_deleted_object_is_read_as_absent(self, provider: Provider, name: str) -> None:
+        created = await self.made(provider, name)
+        effect = await provider.delete(self.upon("Delete", created))
+
+        assert (effect.object, effect.absent) == (None, False)
+        assert await provider.read(name) is None
+
+    async def test_a_deletion_does_not_mind_another_version(
+        self, provider: Provider, name: str
+    ) -> None:
+        created = await self.made(provider, name)
+        await provider.update(self.upon("Update", created, self.other_fields))
+        await provider.delete(self.upon("Delete", created))
+
+        assert await provider.read(name) is None
+
+    async def test_a_deletion_spares_another_object_that_has_taken_the_name(
+        self, provider: Provider, name: str
+    ) -> None:
+        ours = await self.made(provider, name)
+        await provider.delete(self.upon("Delete", ours))
+        stranger = await self.made(provider, name)
+
+        if self.can("deterministic_names"):
+            with pytest.raises(ConflictError) as caught:
+                await provider.delete(self.upon("Delete", ours))
+            assert caught.value.obstacle == stranger
+        else:  # where the API makes the ids, ours is simply gone
+            assert (await provider.delete(self.upon("Delete", ours))).absent
+        assert await provider.read(name) == stranger
+
+    async def test_deleting_what_is_absent_is_a_success(
+        self, provider: Provider, name: str
+    ) -> None:
+        effect = await provider.delete(self.action("Delete", name))
+        assert (effect.object, effect.absent) == (None, True), "not this call deleted it"
+        delete = msgspec.structs.replace(self.action("Delete", name), uid="uid-of-ours")
+        assert (await provider.delete(delete)).absent
+
+    async def test_an_absent_object_is_read_as_none(self, provider: Provider, name: str) -> None:
+        assert await provider.read(name) is None
+
+    async def test_a_listing_in_small_pages_is_complete(
+        self, provider: Provider, name: str
+    ) -> None:
+        created = [await self.made(provider, f"{name}-{number}") for number in range(7)]
+        found = await listing(provider, Scope(prefix=name), page_size=3)
+
+        assert sorted(found, key=lambda thing: thing.name) == created
+
+    async def test_a_listing_shows_the_scopes_prefix_only(
+        self, provider: Provider, name: str
+    ) -> None:
+        wanted = [await self.made(provider, f"{name}-a{number}") for number in range(2)]
+        await self.made(provider, f"{name}-b")
+        found = await listing(provider, Scope(prefix=f"{name}-a"))
+
+        assert sorted(found, key=lambda thing: thing.name) == wanted
+        assert await listing(provider, Scope(prefix=f"{name}-c")) == []
+
+    async def test_a_listing_shows_the_scopes_labels_only(
+        self, provider: Provider, name: str
+    ) -> None:
+        self.needs("labels")
+        team = {"team": "x+y & z=1/2", "run": name}
+        for suffix, labels in {"a-both": team, "a-one": {"run": name}, "b-both": team}.items():
+            create = self.action("Create", f"{name}-{suffix}", self.fields)
+            await provider.create(msgspec.structs.replace(create, labels=labels))
+
+        async def names(scope: Scope) -> list[str]:
+            found = await listing(provider, scope)
+            return sorted(thing.name.removeprefix(f"{name}-") for thing in found)
+
+        assert await names(Scope(labels=team)) == ["a-both", "b-both"]
+        assert await names(Scope(prefix=f"{name}-a", labels=team)) == ["a-both"]
+
+    async def test_a_name_that_the_api_cannot_have_is_refused(self, provider: Provider) -> None:
+        for name in BAD_NAMES:
+            if self.kind.name_problem(name) is None:
+                continue
+            with pytest.raises(PermanentError):
+                await provider.create(self.action("Create", name, self.fields))
+            with pytest.raises(PermanentError):
+                await provider.delete(self.action("Delete", name))
+
+
+async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:
+    """Return what a repeated write shows: its answer, or what it says is in its way."""
+    try:
+        return (await call).object
+    except ConflictError as conflict:
+        return conflict.obstacle
+
+
+async def listing(
+    provider: Provider, scope: Scope, *, page_size: int = 100
+) -> list[ExternalObject]:
+    """List a scope completely."""
+    return [thing async for page in provider.pages(scope, page_size=page_size) for thing in page]

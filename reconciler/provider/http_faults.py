@@ -1,0 +1,346 @@
+"""What happens on the way to an HTTP API, as test cases: see `reconciler.provider.contract`.
+
+A proxy stands before the real API, and does harm to single requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from events.manifest import Scope
+from reconciler.errors import (
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Provider
+from reconciler.provider.contract import (
+    BAD_NAMES,
+    Connect,
+    ContractCase,
+    listing,
+    repeated,
+)
+
+IMPATIENT_SECONDS: Final = 2.0
+"""For what never comes; half of it must do for a connection, on a busy machine, too."""
+
+
+class Harm(Enum):
+    """What happens to a request; bytes in its place are an answer that the API never sees."""
+
+    NONE = auto()
+    LOSE_REPLY = auto()  # the API does it, then the connection is cut
+    CUT_REPLY = auto()  # the API does it, and half of its answer arrives
+    HOLD_REPLY = auto()  # the API does it, and nothing arrives until the client gives up
+
+
+def answer(status: int, body: str = "", **headers: str) -> bytes:
+    """Write an HTTP answer."""
+    lines = [f"HTTP/1.1 {status} Planned", f"Content-Length: {len(body.encode())}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "Connection: close", "", body]).encode()
+
+
+@dataclass
+class Proxy:
+    """Forwards one request a connection to ``upstream``, unless a harm is planned for it.
+
+    Requests with ``spared`` methods are forwarded in any case.
+    """
+
+    upstream: str
+    spared: Collection[str] = ()
+    plan: deque[Harm | bytes] = field(default_factory=deque[Harm | bytes])
+    requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    heads: list[str] = field(default_factory=list[str])
+    _server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        """Listen on a port of loopback."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        _class: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Listen no more."""
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    @property
+    def url(self) -> str:
+        """Where the proxy is, with the path of the API that it stands before."""
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}{urlsplit(self.upstream).path.rstrip('/')}"
+
+    def methods(self) -> list[str]:
+        """Return the methods of all requests."""
+        return [method for method, _ in self.requests]
+
+    async def fetch(self, path: str) -> bytes:
+        """Read a path of the API, as an answer that can be planned."""
+        return await self._ask(f"GET {path} HTTP/1.1\r\nHost: test", b"")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head, body = await _read_request(reader)
+            method, path, _ = head.split(" ", 2)
+            self.requests.append((method, path))
+            self.heads.append(head)
+            await self._treat(head, body, reader, writer)
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client is gone: that is part of some plans
+        finally:
+            writer.close()
+
+    async def _treat(
+        self, head: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        is_spared = head.split(" ", 1)[0] in self.spared
+        harm = self.plan.popleft() if self.plan and not is_spared else Harm.NONE
+        if isinstance(harm, bytes):
+            writer.write(harm)
+            return
+        reply = await self._ask(head, body)
+        match harm:
+            case Harm.NONE:
+                writer.write(reply)
+            case Harm.CUT_REPLY:
+                writer.write(reply[: len(reply) - 5])
+            case Harm.HOLD_REPLY:
+                await reader.read()
+            case Harm.LOSE_REPLY:
+                pass
+
+    async def _ask(self, head: str, body: bytes) -> bytes:
+        to = urlsplit(self.upstream)
+        reader, writer = await asyncio.open_connection(to.hostname, to.port)
+        writer.write(_closing(head) + b"\r\n\r\n" + body)
+        reply = await reader.read()
+        writer.close()
+        reply_head, _, reply_body = reply.partition(b"\r\n\r\n")
+        return _closing(reply_head.decode("latin-1")) + b"\r\n\r\n" + reply_body
+
+
+def _closing(head: str) -> bytes:
+    """Have a head say that its connection ends: nobody shall send a second request over it."""
+    lines = [line for line in head.split("\r\n") if not line.lower().startswith("connection:")]
+    return "\r\n".join([*lines, "Connection: close"]).encode("latin-1")
+
+
+async def _read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().removesuffix("\r\n\r\n")
+    length = 0
+    for line in head.split("\r\n"):
+        if line.lower().startswith("content-length:"):
+            length = int(line.split(":")[1])
+    return head, await reader.readexactly(length)
+
+
+class HttpFaultContract(ContractCase):
+    """What a provider promises when the way to its HTTP API fails.
+
+    ``secret_header`` is how its requests carry the secret ``s3cr3t``, in lower case.
+    """
+
+    pytestmark = pytest.mark.asyncio
+    secret_header = "authorization: bearer s3cr3t"
+
+    @pytest_asyncio.fixture
+    async def proxy(self, endpoint: str) -> AsyncIterator[Proxy]:
+        """A proxy before the API."""
+        async with Proxy(endpoint) as running:
+            yield running
+
+    @pytest.fixture
+    def harmed(self, proxy: Proxy, connect: Connect) -> Provider:
+        """The provider, connected to its API through the proxy."""
+        return connect(proxy.url)
+
+    @pytest.mark.parametrize(
+        "harm", [answer(503), Harm.LOSE_REPLY, Harm.CUT_REPLY, answer(200, "{")]
+    )
+    async def test_a_listing_that_fails_before_its_end_raises(
+        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str, harm: Harm | bytes
+    ) -> None:
+        for number in range(4):
+            await self.made(provider, f"{name}-{number}")
+        scope = Scope(prefix=name)
+        assert len(await listing(harmed, scope, page_size=2)) == 4  # noqa: PLR2004
+        requests = len(proxy.requests)
+        proxy.plan.extend([*[Harm.NONE] * (requests - 1), harm])
+
+        with pytest.raises(TransientError):
+            await listing(harmed, scope, page_size=2)
+        assert len(proxy.requests) == 2 * requests
+
+    async def test_a_refused_connection_is_transient_since_nothing_was_sent(
+        self, endpoint: str, connect: Connect, name: str
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        nobody = connect(f"http://127.0.0.1:{port}{urlsplit(endpoint).path}")
+
+        for call in (
+            nobody.create(self.action("Create", name, self.fields)),
+            nobody.update(self.action("Update", name, self.fields)),
+            nobody.delete(self.action("Delete", name)),
+            nobody.read(name),
+            listing(nobody, Scope()),
+        ):
+            with pytest.raises(TransientError):
+                await call
+
+    async def test_a_read_without_an_answer_in_time_is_transient(
+        self, proxy: Proxy, connect: Connect, name: str
+    ) -> None:
+        impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
+        proxy.plan.append(Harm.HOLD_REPLY)
+
+        with pytest.raises(TransientError):
+            await impatient.read(name)
+
+    async def test_a_write_without_an_answer_in_time_has_an_unknown_result(
+        self, proxy: Proxy, connect: Connect, name: str
+    ) -> None:
+        impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
+        proxy.spared = ("GET",)
+        proxy.plan.append(Harm.HOLD_REPLY)
+
+        with pytest.raises(UnknownResultError):
+            await impatient.create(self.action("Create", name, self.fields))
+
+    @pytest.mark.parametrize("harm", [Harm.LOSE_REPLY, Harm.CUT_REPLY])
+    async def test_a_create_whose_answer_was_lost_has_one_effect_when_repeated(
+        self, harmed: Provider, proxy: Proxy, name: str, harm: Harm
+    ) -> None:
+        self.needs("idempotency_keys", "deterministic_names")
+        create = self.action("Create", name, self.fields)
+        proxy.spared = ("GET",)
+        proxy.plan.append(harm)
+        with pytest.raises(UnknownResultError):
+            await harmed.create(create)
+        made = await harmed.read(name)
+
+        assert made is not None
+        assert await repeated(harmed.create(create)) == made == await harmed.read(name)
+        assert await listing(harmed, Scope(prefix=name)) == [made]
+
+    async def test_an_update_whose_answer_was_lost_has_one_effect_when_repeated(
+        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
+    ) -> None:
+        created = await self.made(provider, name)
+        update = self.upon("Update", created, self.other_fields)
+        proxy.spared = ("GET",)
+        proxy.plan.append(Harm.LOSE_REPLY)
+        with pytest.raises(UnknownResultError):
+            await harmed.update(update)
+        made = await provider.read(name)
+
+        assert self.is_as_declared(await repeated(harmed.update(update)), self.other_fields)
+        now = await provider.read(name)
+        assert self.is_as_declared(now, self.other_fields)
+        if self.can("idempotency_keys", "conditional_writes"):
+            assert now == made
+
+    async def test_a_deletion_whose_answer_was_lost_succeeds_when_repeated(
+        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
+    ) -> None:
+        delete = self.upon("Delete", await self.made(provider, name))
+        proxy.spared = ("GET",)
+        proxy.plan.append(Harm.LOSE_REPLY)
+        with pytest.raises(UnknownResultError):
+            await harmed.delete(delete)
+
+        assert (await harmed.delete(delete)).object is None
+        assert await provider.read(name) is None
+
+    @pytest.mark.parametrize(
+        ("planned", "error"),
+        [
+            (answer(503, Retry_After="7"), TransientError),
+            (answer(429, Retry_After="7"), ThrottledError),
+            (answer(500), UnknownResultError),
+            (answer(502), UnknownResultError),
+            (answer(200, "<html>"), UnknownResultError),
+            (answer(201, "{}"), UnknownResultError),
+            (b"not http at all\r\n\r\n", UnknownResultError),
+            (answer(400, '{"detail": "no good"}'), PermanentError),
+            (answer(401), TransientError),
+            (answer(403), TransientError),
+            (answer(307, Location="http://elsewhere.example/"), TransientError),
+        ],
+    )
+    async def test_the_answer_to_a_write_decides_its_error_class(
+        self,
+        harmed: Provider,
+        proxy: Proxy,
+        name: str,
+        planned: bytes,
+        error: type[ProviderError],
+    ) -> None:
+        proxy.spared = ("GET",)
+        proxy.plan.append(planned)
+
+        with pytest.raises(error) as caught:
+            await harmed.create(self.action("Create", name, self.fields))
+        assert type(caught.value) is error
+        assert len([each for each in proxy.methods() if each != "GET"]) == 1
+        if b"Retry-After" in planned:
+            assert caught.value.retry_after_seconds == 7  # noqa: PLR2004
+
+    async def test_an_answer_about_another_object_is_not_believed(
+        self, provider: Provider, harmed: Provider, proxy: Proxy, endpoint: str, name: str
+    ) -> None:
+        await self.made(provider, name)
+        await harmed.read(name)
+        requests = len(proxy.requests)
+        lie = await Proxy(endpoint).fetch(proxy.requests[-1][1])
+        proxy.plan.extend([*[Harm.NONE] * (requests - 1), lie])
+
+        with pytest.raises(TransientError, match="it is about"):
+            await harmed.read(f"{name}-2")
+
+    async def test_a_name_that_the_api_cannot_have_is_never_sent(
+        self, harmed: Provider, proxy: Proxy
+    ) -> None:
+        for name in BAD_NAMES:
+            if self.kind.name_problem(name) is None:
+                continue
+            with pytest.raises(PermanentError):
+                await harmed.delete(self.action("Delete", name))
+            with pytest.raises(PermanentError):
+                await harmed.create(self.action("Create", name, self.fields))
+        assert proxy.requests == []
+
+    async def test_the_secret_is_sent_and_in_no_message(
+        self, proxy: Proxy, connect: Connect, name: str
+    ) -> None:
+        let_in = connect(proxy.url, secret="s3cr3t\n")
+        proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
+
+        with pytest.raises(TransientError) as caught:
+            await let_in.create(self.action("Create", name, self.fields))
+        assert self.secret_header in proxy.heads[0].lower()
+        assert "s3cr3t" not in str(caught.value)
+        assert "credentialsRef" in str(caught.value)

@@ -1,0 +1,99 @@
+"""An API with next to nothing, in memory: it makes the ids, and has no labels, versions or keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, ProviderConfigSpec, Scope
+from reconciler.errors import NotFoundError
+from reconciler.kinds import Kind
+from reconciler.provider import Capabilities, Effect
+
+
+@dataclass
+class PlainApi:
+    """Notes by id; a title is no key, and two notes may have one."""
+
+    notes: dict[str, tuple[str, Fields]] = field(default_factory=dict[str, tuple[str, Fields]])
+    ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def add(self, title: str, fields: Fields) -> str:
+        number = f"n{next(self.ids)}"
+        self.notes[number] = (title, fields)
+        return number
+
+
+class NoteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``Note``'s spec."""
+
+    text: str
+    pinned: bool = False
+
+
+class NotesProvider:
+    """Finds by title what it has not made, and goes by the id of what it knows."""
+
+    def __init__(self, api: PlainApi) -> None:
+        self._api = api
+
+    async def create(self, action: Action) -> Effect:
+        return Effect(self._shown(self._api.add(action.external_name, action.fields)))
+
+    async def update(self, action: Action) -> Effect:
+        number = action.uid or self._find(action.external_name)
+        if number is None or number not in self._api.notes:
+            raise NotFoundError(f"no note {number or action.external_name!r}")
+        self._api.notes[number] = (action.external_name, action.fields)
+        return Effect(self._shown(number))
+
+    async def delete(self, action: Action) -> Effect:
+        number = action.uid or self._find(action.external_name)
+        absent = number is None or self._api.notes.pop(number, None) is None
+        return Effect(None, absent=absent)
+
+    async def read(self, external_name: str) -> ExternalObject | None:
+        number = self._find(external_name)
+        return None if number is None else self._shown(number)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        del page_size  # all at once
+        shown = [self._shown(number) for number in self._api.notes]
+        yield [thing for thing in shown if scope.has(thing.name, {})]
+
+    async def close(self) -> None:
+        pass
+
+    def _find(self, title: str) -> str | None:
+        return next((one for one, (name, _) in self._api.notes.items() if name == title), None)
+
+    def _shown(self, number: str) -> ExternalObject:
+        title, fields = self._api.notes[number]
+        return ExternalObject(title, fields, number, None, {})
+
+
+_API = PlainApi()
+
+
+def _connect(config: ProviderConfigSpec, *, secret: str | None) -> NotesProvider:
+    del config, secret
+    return NotesProvider(_API)
+
+
+NOTE = Kind(
+    name="Note",
+    api_version="notes/v1",
+    provider="notes",
+    schema=NoteFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=False, labels=False, conditional_writes=False
+    ),
+    connect=_connect,
+)
