@@ -29,8 +29,9 @@ from events.log import (
     SpecDeclared,
     event_type,
 )
-from events.manifest import Policy, ProviderConfigSpec
+from events.manifest import Policy
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut

@@ -14,7 +14,9 @@ import msgspec
 from events.dead_letter import DeadLetterRecord
 from events.intake import INTAKE_TYPES, LISTING_TYPE, Answer, ListingPart
 from events.log import LogEvent
-from events.manifest import Manifest, Policy, ProviderConfigRef, ProviderConfigSpec, ShapeRefSpec
+from events.manifest import Manifest, Policy, ProviderConfigRef
+from events.provider_config import ProviderConfigSpec
+from events.reference import ReferenceSpec
 from events.subjects import REPLY_HEADER
 
 VERSION: Final = "1.0.0"
@@ -67,7 +69,7 @@ _PLAIN: Final[tuple[object, ...]] = (
     Policy,
     ProviderConfigRef,
     ProviderConfigSpec,
-    ShapeRefSpec,
+    ReferenceSpec,
     ListingPart,
     *INTAKE_TYPES.values(),
 )

@@ -46,8 +46,8 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
 )
-from events.manifest import SHAPE_REF_KIND, ShapeRefSpec, target_of
 from events.names import ResourceKey
+from events.reference import ReferenceSpec, is_reference, target_of
 
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
@@ -243,9 +243,9 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.declared = True
     row.throttled_until = row.breaker_until = None
     row.target_declared = None
-    if row.kind == SHAPE_REF_KIND:
+    if is_reference(row.key):
         row.target = str(target_of(data.fields))
-        row.on_withdrawal = msgspec.convert(data.fields, ShapeRefSpec).on_withdrawal
+        row.on_withdrawal = msgspec.convert(data.fields, ReferenceSpec).on_withdrawal
     row.paused = data.policy.paused
     _stop_waiting(row)
 

@@ -16,16 +16,10 @@ from typing import cast
 
 import msgspec
 
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
-    PROVIDER_CONFIG_KIND,
-    SHAPE_REF_KIND,
-    Fields,
-    InvalidManifestError,
-    ProviderConfigSpec,
-    ShapeRefSpec,
-)
+from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError
 from events.names import SYSTEM_NAMESPACE
+from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
+from events.reference import REFERENCE_KIND, ReferenceSpec
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
@@ -118,14 +112,14 @@ def _without_secret(fields: Fields) -> Fields:
 
 PROVIDER_CONFIG = Kind(
     name=PROVIDER_CONFIG_KIND,
-    api_version=PROVIDER_CONFIG_API_VERSION,
+    api_version=RECONCILER_API_VERSION,
     schema=ProviderConfigSpec,
     namespace=SYSTEM_NAMESPACE,
     normalize=_without_secret,
 )
 """How an external API is configured: itself a kind, declared like everything else."""
 
-SHAPE_REF = Kind(name=SHAPE_REF_KIND, api_version=PROVIDER_CONFIG_API_VERSION, schema=ShapeRefSpec)
+REFERENCE = Kind(name=REFERENCE_KIND, api_version=RECONCILER_API_VERSION, schema=ReferenceSpec)
 """Somebody's reliance on a resource of somebody else."""
 
 
@@ -138,7 +132,7 @@ class KindRegistry(Mapping[str, Kind]):
         *,
         installed: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, SHAPE_REF, *kinds)}
+        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, REFERENCE, *kinds)}
         self.providers = {
             provider: tuple(kind.name for kind in self.of_provider(provider))
             for provider in sorted({kind.provider for kind in self._kinds.values()} - {""})

@@ -11,15 +11,9 @@ import msgspec
 from nats.aio.client import Client as Connection
 
 from events.log import OutcomeName
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
-    PROVIDER_CONFIG_KIND,
-    Fields,
-    Manifest,
-    Metadata,
-    ProviderConfigSpec,
-)
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from infra.bus.streams import INTAKE, LOG, worker_consumers
 from infra.jetstream.connection import api_request
 from infra.jetstream.reads import stream_state
@@ -59,7 +53,7 @@ class Bus:
         """Declare a ProviderConfig, and wait until it is taken in."""
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
-        config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self._expect([config.key], "Converged")
         await self._client.declare(config)
         await self.expected()

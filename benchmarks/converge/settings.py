@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.manifest import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec
 
 RARE_RESYNC_SECONDS = 3_600.0
 """So long that no listing comes in between: what is counted belongs to the phase."""

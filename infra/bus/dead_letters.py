@@ -22,7 +22,7 @@ from events.dead_letter import (
     count_discarded,
     make_record,
 )
-from events.manifest import PROVIDER_CONFIG_KIND
+from events.provider_config import may_hold_a_secret
 from events.subjects import DISCARDED, HANDLED, deadletter, deadletter_filter, namespace_of
 from infra.bus.streams import DEAD_LETTERS_PER_NAMESPACE, DEADLETTERS, RATES
 from infra.jetstream.append import append
@@ -235,15 +235,6 @@ def _identity(headers: Mapping[str, str] | None) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def may_hold_a_secret(subject: str) -> bool:
-    """Whether a refused message was to be a ``ProviderConfig``: that is where people put tokens.
-
-    Of such a one only the reason is kept.
-    """
-    tokens = subject.split(".")
-    return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
 
 
 def _discarded(message: StoredMessage | None) -> list[Discarded]:

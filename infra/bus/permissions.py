@@ -14,8 +14,8 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from events import subjects
-from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE, ResourceKey, check_token
+from events.provider_config import config_key
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
@@ -57,7 +57,7 @@ ALL_STREAMS: Final = (
     ROWS,
 )
 _EVERY: Final = ResourceKey("*", "*", "*")
-_CONFIGURATION: Final = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "*")
+_CONFIGURATION: Final = config_key("*")
 _API: Final = "$JS.API"
 _BY_MACHINES: Final = ("reference", "observed", "result", "timer")
 """Intake that only the reconciler's own roles write; people and services declare the rest."""

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from yarl import URL
 
-from events.manifest import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.answers import Answer, inconclusive, refusal
 from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
 from infra.providers.endpoint import authorization, checked_endpoint

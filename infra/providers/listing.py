@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from events.external import ExternalObject
-from events.manifest import Scope
+from events.provider_config import Scope
 from reconciler.errors import TransientError
 
 

@@ -18,7 +18,8 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Fields, ProviderConfigSpec, Scope
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import Answer, decoded, decoded_about, problem_text, refusal
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment

@@ -25,7 +25,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
     Answer,
     decoded,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from events.manifest import Tls
+from events.provider_config import Tls
 from reconciler.errors import ConfigurationError
 
 

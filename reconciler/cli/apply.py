@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest, take_apart
+from events.manifest import InvalidManifestError, Manifest, take_apart
+from events.provider_config import is_config
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import CommandError
@@ -92,7 +93,7 @@ async def _declare(
         return []
     results: list[Result] = []
     async with client_of(connection) as client:
-        configs = [read for read in good if read.key.kind == PROVIDER_CONFIG_KIND]
+        configs = [read for read in good if is_config(read.key)]
         for group in (configs, good[len(configs) :]):
             results += await _declare_group(client, group, timeout_seconds)
         if wait:

@@ -10,21 +10,14 @@ from nats.aio.client import Client
 
 from events.intake import Declared
 from events.log import SpecDeclared, SpecWithdrawn
-from events.manifest import (
-    DEFAULT_PROVIDER_CONFIG,
-    PROVIDER_CONFIG_API_VERSION,
-    PROVIDER_CONFIG_KIND,
-    Manifest,
-    Metadata,
-    ProviderConfigSpec,
-)
-from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.manifest import DEFAULT_PROVIDER_CONFIG, RECONCILER_API_VERSION, Manifest, Metadata
+from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec, config_key
 from infra.bus.event_log import JetStreamLog, open_log
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
 from reconciler.wiring import Running
 
-KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, DEFAULT_PROVIDER_CONFIG)
+KEY = config_key(DEFAULT_PROVIDER_CONFIG)
 _LOCAL = "http://127.0.0.1:"
 _PATIENCE_SECONDS = 30.0
 
@@ -96,7 +89,7 @@ def _message(spec: ProviderConfigSpec, current: SpecDeclared | None) -> IntakeMe
         annotations={} if current is None else current.annotations,
     )
     fields = msgspec.to_builtins(spec, str_keys=True)
-    manifest = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+    manifest = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
     return IntakeMessageOut("desired", KEY, Declared(manifest), uuid.uuid4().hex)
 
 

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from events.log import OutcomeName
-from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import SYSTEM_NAMESPACE
+from events.provider_config import PROVIDER_CONFIG_KIND
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async

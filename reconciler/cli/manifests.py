@@ -18,8 +18,9 @@ from typing import Any, Final, cast
 import msgspec
 import yaml
 
-from events.manifest import PROVIDER_CONFIG_KIND, InvalidManifestError, Manifest
-from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
+from events.manifest import InvalidManifestError, Manifest
+from events.names import InvalidNameError, ResourceKey
+from events.provider_config import home_of, is_config
 from reconciler.cli.errors import CommandError
 from reconciler.sdk.messages import checked_manifest
 
@@ -71,7 +72,7 @@ class Documents:
 
     def put_configs_first(self) -> None:
         """Sort so that what others need comes first; the order is otherwise kept."""
-        self.good.sort(key=lambda read: read.key.kind != PROVIDER_CONFIG_KIND)
+        self.good.sort(key=lambda read: not is_config(read.key))
 
     def problems(self) -> list[str]:
         """Tell what cannot be used, in the order of the files."""
@@ -199,7 +200,7 @@ def _with_namespace(document: dict[str, Any], namespace: str) -> dict[str, Any]:
     metadata: Any = document.get("metadata")
     if not isinstance(metadata, Mapping) or "namespace" in metadata:
         return document
-    place = SYSTEM_NAMESPACE if document.get("kind") == PROVIDER_CONFIG_KIND else namespace
+    place = home_of(str(document.get("kind")), namespace)
     return {**document, "metadata": {**metadata, "namespace": place}}
 
 

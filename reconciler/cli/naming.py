@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from events.manifest import PROVIDER_CONFIG_KIND
-from events.names import SYSTEM_NAMESPACE, ResourceKey, check_token
+from events.names import ResourceKey, check_token
+from events.provider_config import home_of
 from reconciler.cli.errors import UsageError
 from reconciler.kinds import installed_kinds
 
@@ -66,7 +66,7 @@ def named(
     if not names:
         raise UsageError(f"{what} what of kind {kind}? Give at least one name")
     registered = _registered(kind)
-    place = namespace or (SYSTEM_NAMESPACE if registered == PROVIDER_CONFIG_KIND else "default")
+    place = namespace or home_of(registered, "default")
     return list(
         dict.fromkeys(
             ResourceKey.parse(name) if "/" in name else ResourceKey.checked(place, registered, name)

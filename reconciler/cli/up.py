@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from nats.aio.client import Client
 
-from events.manifest import LEAST_SECONDS, MAX_SECONDS
+from events.provider_config import LEAST_SECONDS, MAX_SECONDS
 from infra.jetstream.access import Access
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.connection import (

@@ -15,7 +15,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec, Scope
 
 
 class Capabilities(msgspec.Struct, frozen=True):

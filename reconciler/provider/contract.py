@@ -28,7 +28,8 @@ import pytest_asyncio
 
 from events.external import ExternalObject
 from events.log import Action, Operation
-from events.manifest import Fields, Limits, ProviderConfigSpec, Scope
+from events.manifest import Fields
+from events.provider_config import Limits, ProviderConfigSpec, Scope
 from reconciler.errors import ConflictError, NotFoundError, PermanentError
 from reconciler.kinds import Kind
 from reconciler.provider import Effect, Provider

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from events.manifest import Scope
+from events.provider_config import Scope
 from reconciler.errors import (
     PermanentError,
     ProviderError,

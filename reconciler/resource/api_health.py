@@ -21,7 +21,7 @@ from events.log import (
     BreakerProbed,
     ResourceEvent,
 )
-from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec, Retry
+from events.provider_config import ProviderConfigSpec, Retry, is_config
 from reconciler.resource.backoff import delay
 from reconciler.resource.state import ApiHealth, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled
@@ -42,7 +42,7 @@ def report(said: ApiReported, state: ResourceState, context: Context) -> Facts:
 
 
 def _news(said: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
-    if context.key.kind != PROVIDER_CONFIG_KIND or not state.desired.is_declared:
+    if not is_config(context.key) or not state.desired.is_declared:
         return None
     if said.state != "Throttled" and said.as_of != state.api.version:
         return None  # its call began before the breaker moved

@@ -24,7 +24,8 @@ from events.log import (
     RetryScheduled,
     event_id,
 )
-from events.manifest import Fields, ProviderConfigSpec, Retry
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Retry
 from reconciler.provider import Capabilities
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.difference import Wanted, differences

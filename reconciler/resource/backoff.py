@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from events.manifest import Retry
+from events.provider_config import Retry
 
 SPREAD = 0.1
 """Share of the API's own wish by which resources come later: not all at once."""

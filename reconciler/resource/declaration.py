@@ -10,13 +10,9 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import (
-    PROVIDER_CONFIG_KIND,
-    Declaration,
-    InvalidManifestError,
-    take_apart,
-)
+from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import InvalidNameError
+from events.provider_config import is_config
 from reconciler.kinds import Kind
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
@@ -153,7 +149,7 @@ def _check_external_name(taken: Declaration, kind: Kind, context: Context) -> No
 def _check_provider(taken: Declaration, context: Context) -> None:
     """Refuse a configuration that nobody here could use: it would wait, and look well, for ever."""
     provider, known = taken.fields.get("provider"), context.providers
-    if context.key.kind != PROVIDER_CONFIG_KIND or known is None or not isinstance(provider, str):
+    if not is_config(context.key) or known is None or not isinstance(provider, str):
         return
     if provider not in known:
         raise InvalidManifestError(

@@ -11,14 +11,9 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.intake import LossCount
 from events.log import ActionDecided, FieldDifference, OwnershipClaimed, OwnershipReleased
-from events.manifest import (
-    PROVIDER_CONFIG_KIND,
-    SHAPE_REF_KIND,
-    DeletionGuard,
-    Policy,
-    ProviderConfigSpec,
-    target_of,
-)
+from events.manifest import Policy
+from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
+from events.reference import is_reference, target_of
 from reconciler.kinds import Kind
 from reconciler.resource.api_health import standing_of_api
 from reconciler.resource.attempt import (
@@ -93,7 +88,7 @@ def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     """Resources without an object, such as a ProviderConfig, are what they are declared."""
     if not state.desired.is_declared:
         return Settled("Deleted", "Withdrawn") if state.desired.generation else NOTHING_TO_SAY
-    if context.key.kind == SHAPE_REF_KIND:
+    if is_reference(context.key):
         return _reference(state)
     return (
         _unknown_provider(state, context)
@@ -105,7 +100,7 @@ def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
 def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
     """Report a configuration whose provider was known when it was declared, and is no more."""
     spec = state.desired.spec
-    if context.key.kind != PROVIDER_CONFIG_KIND or context.providers is None or spec is None:
+    if not is_config(context.key) or context.providers is None or spec is None:
         return None
     provider = spec.fields.get("provider")
     if provider in context.providers:

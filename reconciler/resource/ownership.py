@@ -16,7 +16,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.intake import OnWithdrawal
-from events.manifest import Ownership, ProviderConfigSpec
+from events.provider_config import Ownership, ProviderConfigSpec
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context

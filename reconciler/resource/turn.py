@@ -10,8 +10,8 @@ import msgspec
 
 from events.intake import Answer, IntakeData
 from events.log import LogEvent, OutcomeName, ResourceEvent, RetryScheduled
-from events.manifest import ProviderConfigSpec
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from reconciler.kinds import Kind
 from reconciler.provider import Capabilities
 from reconciler.resource.owner_label import owner

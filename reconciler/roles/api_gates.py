@@ -23,8 +23,14 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import PROVIDER_CONFIG_KIND, Breaker, ProviderConfigSpec
-from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.names import SYSTEM_NAMESPACE
+from events.provider_config import (
+    PROVIDER_CONFIG_KIND,
+    Breaker,
+    ProviderConfigSpec,
+    config_key,
+    config_name,
+)
 from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter, LogCertainty, RateStore
 from reconciler.roles.api_gate import ApiGate, GateReport
 from reconciler.roles.api_member import Member
@@ -34,7 +40,6 @@ from reconciler.roles.rate_limit import RateLimiter
 _FOLDED = frozenset(
     {SpecDeclared, SpecWithdrawn, ApiThrottled, BreakerOpened, BreakerProbed, BreakerClosed}
 )
-_PREFIX = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
 STANDSTILL_SECONDS = 3.0
 """Who looks at the clock every half second, and finds so much gone, did not run meanwhile."""
 
@@ -103,9 +108,11 @@ class ApiGates:
 
     def apply(self, event: LogEvent) -> None:
         """Fold an event of any resource; most say nothing about an API."""
-        if type(event.data) not in _FOLDED or not event.subject.startswith(_PREFIX):
+        if type(event.data) not in _FOLDED:
             return
-        name = event.subject.removeprefix(_PREFIX)
+        name = config_name(event.subject)
+        if name is None:
+            return
         member = self._members.setdefault(name, Member(name, Breaker().failures))
         if event.resourceversion > member.seen:
             self.of(name).apply(member, event, self._now())
@@ -167,8 +174,7 @@ class ApiGates:
             report.failures,
             report.message,
         )
-        key = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, report.config)
-        return IntakeMessageOut("result", key, data, self._new_id())
+        return IntakeMessageOut("result", config_key(report.config), data, self._new_id())
 
     # --- which configuration has which gate
 

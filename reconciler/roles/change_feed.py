@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
-from events.manifest import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.resource.backoff import delay

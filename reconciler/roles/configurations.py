@@ -9,8 +9,8 @@ import structlog
 
 from events.integrity import LogDamage
 from events.log import LogEvent, SpecDeclared, SpecWithdrawn
-from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec, config_name
 from reconciler.ports import EventLog
 
 _log = structlog.get_logger(__name__)
@@ -58,9 +58,8 @@ class Configurations:
 
     def mark_damage(self, damage: LogDamage) -> None:
         """Use a configuration no more whose history is not what was written."""
-        namespace, _, rest = damage.resource.partition("/")
-        kind, _, name = rest.partition("/")
-        if kind != PROVIDER_CONFIG_KIND or namespace != SYSTEM_NAMESPACE or name in self._damaged:
+        name = config_name(damage.resource)
+        if name is None or name in self._damaged:
             return
         _log.error("a ProviderConfig is not used, its log is damaged", name=name, where=str(damage))
         self._damaged.add(name)
@@ -75,8 +74,8 @@ class Configurations:
         """Fold an event of any resource; most say nothing about a configuration."""
         if type(event.data) not in (SpecDeclared, SpecWithdrawn):
             return
-        namespace, kind, name = event.subject.split("/")
-        if kind != PROVIDER_CONFIG_KIND or namespace != SYSTEM_NAMESPACE:
+        name = config_name(event.subject)
+        if name is None:
             return
         if name in self._damaged or event.resourceversion <= self._versions.get(name, 0):
             return  # seen already: our own append came first

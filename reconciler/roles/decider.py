@@ -22,8 +22,8 @@ import structlog
 
 from events.intake import Answer, Declared, Withdrawn
 from events.integrity import LogDamage
-from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ResourceKey
+from events.provider_config import is_config
 from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import (
@@ -170,7 +170,7 @@ class Decider:
         began = asyncio.get_running_loop().time()
         await self._add_what_overtook(work)
         # Configurations first: the resources of the same batch may need them.
-        first = {key: each for key, each in work.items() if key.kind == PROVIDER_CONFIG_KIND}
+        first = {key: each for key, each in work.items() if is_config(key)}
         if first:
             await self._settle(first, began)
         rest = {key: each for key, each in work.items() if key not in first}
@@ -491,7 +491,7 @@ class Decider:
         news, now = _News(), self._now()
         for each in done:
             news.add(each, now)
-            if each.key.kind == PROVIDER_CONFIG_KIND:
+            if is_config(each.key):
                 for event in each.turn.events:
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)

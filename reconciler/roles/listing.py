@@ -13,8 +13,8 @@ from datetime import datetime
 
 from events.external import ExternalObject, digest
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
-from events.manifest import ProviderConfigSpec, is_within
 from events.names import ResourceKey, name_for_external
+from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log
 from reconciler.roles.slices import in_slices

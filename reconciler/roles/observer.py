@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
-from events.manifest import ProviderConfigSpec
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError

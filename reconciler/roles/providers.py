@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from events.manifest import CredentialsRef, ProviderConfigSpec
+from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.kinds import KindRegistry
 from reconciler.provider import Capabilities, Provider

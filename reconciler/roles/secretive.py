@@ -10,7 +10,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Scope
+from events.provider_config import Scope
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Effect, Provider, WatchingProvider
 from reconciler.secrecy import Secrecy

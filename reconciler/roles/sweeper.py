@@ -16,8 +16,8 @@ import structlog
 
 from events.intake import TimerFired
 from events.log import LogEvent, SpecDeclared, SpecWithdrawn
-from events.manifest import SHAPE_REF_KIND
 from events.names import ResourceKey
+from events.reference import is_reference
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.failpoints import Failpoint, reach
@@ -134,7 +134,7 @@ class Sweeper:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""
         if type(event.data) not in (SpecDeclared, SpecWithdrawn):
             return
-        if event.subject.split("/")[1] == SHAPE_REF_KIND or event.subject in self._targets:
+        if is_reference(event.key) or event.subject in self._targets:
             self._soon.set()
 
     def _has_its_configuration_now(self, row: StatusRow) -> bool:

@@ -22,7 +22,7 @@ from events.log import (
     SpecDeclared,
     event_type,
 )
-from events.manifest import Breaker, CredentialsRef, Limits, ProviderConfigSpec
+from events.provider_config import Breaker, CredentialsRef, Limits, ProviderConfigSpec
 from infra.bus.rates import JetStreamRates
 from reconciler.call_permit import may_call
 from reconciler.errors import (

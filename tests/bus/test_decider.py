@@ -12,8 +12,9 @@ from events.envelope import encode_intake
 from events.external import ExternalObject
 from events.intake import ActionError, Answer, Declared, IntakeData, Reported, TimerFired, Withdrawn
 from events.log import Action, ActionDecided, SpecDeclared, SpecWithdrawn
-from events.manifest import Manifest, Metadata, ProviderConfigSpec
+from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from events.subjects import Intake
 from events.subjects import log as log_subject
 from infra.bus.event_log import JetStreamLog

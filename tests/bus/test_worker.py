@@ -23,8 +23,8 @@ from events.log import (
     Operation,
     ResourceEvent,
 )
-from events.manifest import ProviderConfigSpec, Scope
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, Scope
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
 from reconciler.errors import ProviderError

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from events.manifest import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow

@@ -7,7 +7,7 @@ from nats.aio.client import Client
 
 from events.intake import TimerFired
 from events.log import OutcomeRecorded
-from events.manifest import Retry
+from events.provider_config import Retry
 from events.subjects import log
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.rows import JetStreamRows

@@ -13,15 +13,9 @@ import msgspec
 from nats.aio.client import Client
 
 from events.log import OutcomeRecorded
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
-    PROVIDER_CONFIG_KIND,
-    Breaker,
-    Limits,
-    Manifest,
-    Metadata,
-)
+from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE
+from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits
 from infra.bus.copies import copies
 from infra.bus.streams import LOG, OUTCOMES
 from infra.jetstream.connection import api_request
@@ -170,9 +164,7 @@ async def told(
         )
         fields = msgspec.to_builtins(config, str_keys=True)
         metadata = Metadata("default", SYSTEM_NAMESPACE)
-        await sdk.declare(
-            Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
-        )
+        await sdk.declare(Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields))
         story = Story(cluster, processes, nc, sdk, api_url)
         following = asyncio.create_task(story.follow())
         try:

@@ -22,8 +22,9 @@ from events.envelope import (
 from events.external import ExternalObject
 from events.intake import ListingItem
 from events.log import OutcomeRecorded
-from events.manifest import InvalidManifestError, Manifest, ProviderConfigSpec
+from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey
+from events.provider_config import ProviderConfigSpec
 from events.subjects import INTAKE_KINDS, Intake, parse_intake, parse_stored_intake
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE

@@ -23,18 +23,9 @@ from nats.aio.client import Client
 from events.envelope import decode_log, encode_intake
 from events.intake import Declared, Withdrawn
 from events.log import LogEvent, OutcomeRecorded
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
-    PROVIDER_CONFIG_KIND,
-    Fields,
-    Limits,
-    Manifest,
-    Metadata,
-    ProviderConfigSpec,
-    Retry,
-    Scope,
-)
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, Limits, ProviderConfigSpec, Retry, Scope
 from events.subjects import intake, log_filter, outcome
 from infra.bus.intake import store_all
 from infra.bus.streams import (
@@ -206,7 +197,7 @@ class Lane:
         )
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
-        config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         await self.tell(config.key, Declared(config))
 
     async def tell(

@@ -14,14 +14,9 @@ import pytest
 
 from events.intake import Declared
 from events.log import LogEvent, OutcomeRecorded
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
-    PROVIDER_CONFIG_KIND,
-    Manifest,
-    Metadata,
-    ProviderConfigSpec,
-)
+from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE
+from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from infra.bus.streams import ensure_topology
 from infra.jetstream.connection import OLDEST_SERVER, require_jetstream
 from reconciler.ports import IntakeMessageOut
@@ -54,7 +49,7 @@ async def test_a_resource_converges_over_a_server_in_a_container(
     nats_container: NatsContainer, shapes_url: str
 ) -> None:
     config = Manifest(
-        PROVIDER_CONFIG_API_VERSION,
+        RECONCILER_API_VERSION,
         PROVIDER_CONFIG_KIND,
         Metadata("default", SYSTEM_NAMESPACE),
         msgspec.to_builtins(ProviderConfigSpec(provider="shapes", endpoint=shapes_url)),

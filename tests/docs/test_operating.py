@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from events.log import OutcomeName
-from events.manifest import Manifest, Policy, ProviderConfigSpec, take_apart
+from events.manifest import Manifest, Policy, take_apart
+from events.provider_config import ProviderConfigSpec
 from reconciler.cli.exits import Exit
 from reconciler.kinds import installed_kinds
 from tests.cli.runner import Inside

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import get_args
 
-from events.manifest import Ownership
+from events.provider_config import Ownership
 from reconciler.resource.ownership import Evidence, LabelSays, Verdict, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "ownership.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from events.manifest import Limits
+from events.provider_config import Limits
 from infra.bus.streams import worker_consumers
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest

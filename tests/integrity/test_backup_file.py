@@ -10,8 +10,8 @@ import pytest
 from nats.aio.client import Client
 
 from events.log import Action
-from events.manifest import ProviderConfigSpec
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from events.subjects import log_filter
 from infra.backup.file import MAGIC
 from infra.bus.event_log import JetStreamLog, open_log

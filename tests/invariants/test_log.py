@@ -20,8 +20,8 @@ from events.log import (
     ResourceEvent,
     RetryScheduled,
 )
-from events.manifest import Retry
 from events.names import ResourceKey
+from events.provider_config import Retry
 from events.subjects import log, parse_stored_intake
 from infra.bus.streams import INTAKE, LOG, TIMERS
 from infra.jetstream.connection import api_request

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from events.log import ActionDecided, DriftDetected, LogEvent, RetryScheduled, SpecDeclared
-from events.manifest import Limits, Retry
 from events.names import ResourceKey
+from events.provider_config import Limits, Retry
 from events.subjects import schedule
 from infra.bus.streams import INTAKE, LOG, TIMERS, worker_consumers
 from infra.jetstream.connection import api_request

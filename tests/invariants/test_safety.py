@@ -9,8 +9,8 @@ import pytest
 from events.external import ExternalObject
 from events.intake import Observed
 from events.log import ActionDecided, ActionFailed, DriftDetected, OwnershipReleased
-from events.manifest import CredentialsRef
 from events.names import ResourceKey
+from events.provider_config import CredentialsRef
 from infra.bus.streams import LOG
 from infra.jetstream.reads import read_subject
 from reconciler.resource.owner_label import OWNER_LABEL, owner

@@ -14,8 +14,8 @@ from events.envelope import encode_intake
 from events.external import ExternalObject
 from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
 from events.log import ActionDecided, ActionFailed, SpecDeclared
-from events.manifest import ProviderConfigSpec
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from events.subjects import Intake
 from infra.bus.event_log import JetStreamLog
 from infra.bus.streams import TIMERS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from events.external import ExternalObject
 from events.log import Action, ActionDecided, ActionRetried
-from events.manifest import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.shapes import SHAPE, ShapesProvider
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.provider import Effect, Provider

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.log import BreakerClosed, BreakerOpened, ResourceEvent, SpecDeclared, SpecWithdrawn
-from events.manifest import Breaker, Policy, ProviderConfigSpec, Retry, Scope
+from events.manifest import Policy
 from events.names import ResourceKey
+from events.provider_config import Breaker, ProviderConfigSpec, Retry, Scope
 from projections.read_models import ReadModels
 from reconciler.call_permit import may_call
 from reconciler.errors import ThrottledError, TransientError

@@ -10,8 +10,9 @@ import pytest
 
 from events.intake import Withdrawn
 from events.log import ActionDecided, DriftDetected, FieldDifference
-from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata, Scope
+from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata
 from events.names import ResourceKey, name_for_external
+from events.provider_config import Scope
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, every, only, shape

@@ -15,7 +15,7 @@ from events.envelope import encode_listing_part
 from events.external import ExternalObject
 from events.intake import ListingBegan, ListingCompleted, ListingItem, ListingPart
 from events.log import DriftDetected
-from events.manifest import Scope
+from events.provider_config import Scope
 from events.subjects import listing
 from reconciler.roles.listing import ListingAssembler, ListingRefusedError
 from tests.scenarios.harness import World, api_config, every, manifest, now, only

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.intake import Observed, StrayCount
 from events.log import ExternalObserved, HoldApproved, LogEvent, SpecDeclared
-from events.manifest import Policy, ProviderConfigSpec, Scope
+from events.manifest import Policy
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from events.intake import OnWithdrawal, Referenced
-from events.manifest import SHAPE_REF_KIND
 from events.names import ResourceKey
+from events.reference import REFERENCE_KIND
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.references import reference_messages
 
 TARGET = ResourceKey("default", "Shape", "foo")
-REFERENCE = ResourceKey("default", SHAPE_REF_KIND, "shop-needs-foo")
+REFERENCE = ResourceKey("default", REFERENCE_KIND, "shop-needs-foo")
 
 
 def _told(

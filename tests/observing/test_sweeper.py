@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from events.intake import TimerFired
-from events.manifest import ProviderConfigSpec
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from infra.providers.shapes import SHAPE
 from projections.read_models import ReadModels
 from projections.status import StatusRow

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from events.manifest import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.kinds import Kind
 from reconciler.provider import Provider
 from reconciler.provider.http_faults import Proxy

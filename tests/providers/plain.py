@@ -10,7 +10,8 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Fields, ProviderConfigSpec, Scope
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.errors import NotFoundError
 from reconciler.kinds import Kind
 from reconciler.provider import Capabilities, Effect

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from events.manifest import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.errors import ProviderError, ThrottledError, TransientError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.http_faults import Harm, Proxy, answer

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from events.external import ExternalObject
-from events.manifest import Scope
+from events.provider_config import Scope
 from reconciler import errors
 from reconciler.errors import ProviderError
 from reconciler.provider import Provider

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from events.manifest import Fields, Scope
+from events.manifest import Fields
+from events.provider_config import Scope
 from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract

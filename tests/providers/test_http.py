@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from events.manifest import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.http import HttpApi
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (

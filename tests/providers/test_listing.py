@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from events.external import ExternalObject
-from events.manifest import Scope
+from events.provider_config import Scope
 from infra.providers.listing import Page, all_pages
 from reconciler.errors import TransientError
 

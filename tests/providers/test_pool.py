@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from events.log import Action
-from events.manifest import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec
 from reconciler.kinds import Kind, KindRegistry
 from reconciler.provider import Effect
 from reconciler.roles.configurations import Configurations

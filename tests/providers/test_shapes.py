@@ -9,7 +9,8 @@ import pytest
 
 from events.external import ExternalObject
 from events.log import Operation
-from events.manifest import InvalidManifestError, Scope
+from events.manifest import InvalidManifestError
+from events.provider_config import Scope
 from infra.providers.shapes import SHAPE, name_problem
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (

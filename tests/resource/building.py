@@ -22,16 +22,9 @@ from events.intake import (
     Withdrawn,
 )
 from events.log import Action, LogEvent, OutcomeRecorded, ResourceEvent
-from events.manifest import (
-    PROVIDER_CONFIG_KIND,
-    DeletionGuard,
-    Fields,
-    Manifest,
-    Metadata,
-    ProviderConfigSpec,
-    Scope,
-)
+from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, DeletionGuard, ProviderConfigSpec, Scope
 from reconciler.kinds import PROVIDER_CONFIG, Kind
 from reconciler.provider import Capabilities, Provider
 from reconciler.resource.decide import decide

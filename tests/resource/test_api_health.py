@@ -17,8 +17,9 @@ from events.log import (
     OutcomeRecorded,
     ResourceEvent,
 )
-from events.manifest import PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND
+from events.manifest import RECONCILER_API_VERSION
 from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND
 from reconciler.kinds import PROVIDER_CONFIG
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS, PROBE_TIMEOUTS
 from reconciler.resource.state import ApiHealth
@@ -41,7 +42,7 @@ def configured(fields: dict[str, Any] = FIELDS) -> Story:
 
 
 def declare(story: Story, fields: dict[str, Any]) -> list[ResourceEvent]:
-    declared = manifest(fields, key=BILLING, api_version=PROVIDER_CONFIG_API_VERSION)
+    declared = manifest(fields, key=BILLING, api_version=RECONCILER_API_VERSION)
     return story.turn(Declared(declared))
 
 

@@ -21,7 +21,7 @@ from events.log import (
     OwnershipReleased,
     RetryScheduled,
 )
-from events.manifest import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec
 from tests.resource.building import (
     BLOCK,
     CONFIG,

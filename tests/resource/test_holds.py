@@ -28,7 +28,7 @@ from events.log import (
     ResourceEvent,
 )
 from events.names import ResourceKey
-from reconciler.kinds import SHAPE_REF
+from reconciler.kinds import REFERENCE
 from tests.resource.building import (
     CONFIG,
     EXCLUSIVE,
@@ -215,7 +215,7 @@ def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
 
 def test_a_reference_says_whether_its_target_is_declared():
     key = ResourceKey("shop", "ShapeRef", "needs-foo")
-    story = Story(kind=SHAPE_REF, configs={}, key=key)
+    story = Story(kind=REFERENCE, configs={}, key=key)
     story.declare({"target": {"kind": "Shape", "name": "foo"}}, api_version="reconciler/v1")
     assert story.outcome == ""
     story.turn(TargetSeen("default/Shape/foo", declared=False))

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
-from events.manifest import DeletionGuard, Scope
+from events.provider_config import DeletionGuard, Scope
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     CONFIG,

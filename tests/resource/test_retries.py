@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from events.intake import ActionError, ErrorClass
 from events.log import ActionAbandoned, ActionDecided, ActionRetried, LookupDecided, RetryScheduled
-from events.manifest import Retry
+from events.provider_config import Retry
 from reconciler.resource.attempt import MAX_CONFLICTS
 from reconciler.resource.backoff import MAX_SECONDS, delay
 from tests.resource.building import (

@@ -24,19 +24,16 @@ from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
 from events.intake import TYPE_OF_INTAKE, Answer, IntakeData, Withdrawn
 from events.log import LogEvent, OutcomeRecorded, ResourceEvent
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import (
     PROVIDER_CONFIG_KIND,
     DeletionGuard,
-    Fields,
     Limits,
-    Manifest,
-    Metadata,
     ProviderConfigSpec,
     Retry,
     Scope,
 )
-from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.subjects import REPLY_HEADER, Intake, intake, outcome
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.intake import JetStreamIntakeWriter
@@ -292,7 +289,7 @@ class World:
         """Declare a configuration; when that returns, the running decider knows it."""
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
-        config = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         await self.client.declare(config)
 
     async def declare(

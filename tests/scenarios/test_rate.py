@@ -6,7 +6,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from events.manifest import Limits
+from events.provider_config import Limits
 from reconciler.wiring import Role
 from tests.scenarios.harness import World, api_config, manifest
 from tests.scenarios.processes import workers

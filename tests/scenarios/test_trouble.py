@@ -19,8 +19,8 @@ from events.log import (
     OutcomeRecorded,
     RetryScheduled,
 )
-from events.manifest import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
 from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
 from infra.bus.streams import LOG, make_worker_consumer, worker_consumers
 from infra.jetstream.connection import api_request
 from reconciler.wiring import Role

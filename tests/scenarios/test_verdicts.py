@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from events.log import OwnershipClaimed
-from events.manifest import DeletionGuard
+from events.provider_config import DeletionGuard
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.scenarios.harness import World, api_config, only, shape
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from events.manifest import Tls
+from events.provider_config import Tls
 from infra.bus.permission_files import User, server_configuration
 from infra.bus.permissions import PRINCIPALS, Principal, principal_permissions, service_permissions
 from infra.jetstream.access import VARIABLE_PREFIX, Access

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from events.manifest import Limits, ProviderConfigSpec, Scope, Tls
+from events.provider_config import Limits, ProviderConfigSpec, Scope, Tls
 from infra.bus.patience import patiently
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access

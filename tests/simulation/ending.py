@@ -16,15 +16,9 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import (
-    SHAPE_REF_KIND,
-    Fields,
-    InvalidManifestError,
-    Policy,
-    take_apart,
-    target_of,
-)
+from events.manifest import Fields, InvalidManifestError, Policy, take_apart
 from events.names import InvalidNameError, ResourceKey
+from events.reference import REFERENCE_KIND, target_of
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
 from reconciler.resource.owner_label import OWNER_LABEL, owner
@@ -44,7 +38,7 @@ _SCRUBBED_SECONDS = FIRST_AFTER_SECONDS + 15.0
 _MAX_LETTING_GO = 6
 _MAX_ROUNDS = 40
 _MAX_ANSWERS = 3
-_DECLARED_KINDS = ("Shape", SHAPE_REF_KIND)
+_DECLARED_KINDS = ("Shape", REFERENCE_KIND)
 _RETRIED = ("Transient", "Throttled", "Unknown")
 
 
@@ -200,14 +194,14 @@ def _of_resource(world: World, key: ResourceKey, wanted: _Wanted | None) -> Iter
     if state.outcome is None and (state.desired.generation or state.observed.object is not None):
         yield f"{key}: no outcome was told"
         return
-    problem = None if key.kind == SHAPE_REF_KIND else _problem(world, key, state)
+    problem = None if key.kind == REFERENCE_KIND else _problem(world, key, state)
     if problem is not None:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
         yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
 
 
 def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> bool:
-    if key.kind != SHAPE_REF_KIND or state.desired.spec is None:
+    if key.kind != REFERENCE_KIND or state.desired.spec is None:
         return False
     return target_of(state.desired.spec.fields) in world.damaged
 

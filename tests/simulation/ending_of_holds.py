@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from events.manifest import SHAPE_REF_KIND, target_of
 from events.names import ResourceKey
+from events.reference import REFERENCE_KIND, target_of
 from projections.status import LOG_DAMAGED
 from tests.simulation.publishing import is_held_for_a_person
 from tests.simulation.world import World
@@ -40,7 +40,7 @@ def _references(world: World) -> Iterator[str]:
     expected: dict[ResourceKey, dict[str, str]] = {}
     for key, state in states.items():
         if (
-            key.kind != SHAPE_REF_KIND
+            key.kind != REFERENCE_KIND
             or not state.desired.is_declared
             or state.desired.spec is None
         ):

@@ -11,7 +11,8 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Fields, ProviderConfigSpec, Scope
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.errors import (
     ConflictError,
     NotFoundError,

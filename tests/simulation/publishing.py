@@ -21,21 +21,18 @@ from events.intake import (
     ListingPart,
     Withdrawn,
 )
-from events.manifest import (
-    PROVIDER_CONFIG_API_VERSION,
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import (
     PROVIDER_CONFIG_KIND,
-    SHAPE_REF_KIND,
     DeletionGuard,
-    Fields,
     Limits,
     LossGuard,
-    Manifest,
-    Metadata,
     ProviderConfigSpec,
     Retry,
     Scope,
 )
-from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.reference import REFERENCE_KIND
 from events.subjects import Intake
 from events.subjects import intake as intake_subject
 from events.subjects import listing as listing_subject
@@ -72,7 +69,7 @@ def resource_key(name: str) -> ResourceKey:
 
 def reference_key(name: str) -> ResourceKey:
     """Give the identity of one of the plan's references."""
-    return ResourceKey("default", SHAPE_REF_KIND, name)
+    return ResourceKey("default", REFERENCE_KIND, name)
 
 
 class _Published(NamedTuple):
@@ -135,9 +132,7 @@ class Publisher:
             "target": {"kind": "Shape", "name": step.target},
             "onWithdrawal": step.on_withdrawal,
         }
-        manifest = Manifest(
-            PROVIDER_CONFIG_API_VERSION, SHAPE_REF_KIND, Metadata(step.name), fields
-        )
+        manifest = Manifest(RECONCILER_API_VERSION, REFERENCE_KIND, Metadata(step.name), fields)
         self.publish(key, Declared(manifest), step.number)
 
     def configure(self, step: p.Configure) -> None:
@@ -160,7 +155,7 @@ class Publisher:
         )
         metadata = Metadata(CONFIG_KEY.name, SYSTEM_NAMESPACE)
         fields = msgspec.to_builtins(spec, str_keys=True)
-        manifest = Manifest(PROVIDER_CONFIG_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        manifest = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self.publish(CONFIG_KEY, Declared(manifest))
 
     # --- what holds a resource
@@ -190,7 +185,7 @@ class Publisher:
         for key, state in list(self._checks.states.items()):
             for each in state.holds.finalizers:
                 self.publish(key, FinalizerReleased(each.name), source=each.holder)
-            if key.kind == SHAPE_REF_KIND and state.desired.is_declared:
+            if key.kind == REFERENCE_KIND and state.desired.is_declared:
                 self.publish(key, Withdrawn())
 
     def approve_all(self) -> None:

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from nats.aio.client import Client
 
-from events.manifest import PROVIDER_CONFIG_KIND, ProviderConfigSpec
-from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import ProviderConfigSpec, config_key
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
@@ -39,16 +38,12 @@ async def check_apis(nc: Client) -> list[Finding]:
     try:
         return await asyncio.gather(
             *(
-                check_api(rows.get(_config_row(name)), name, config, kinds, pool)
+                check_api(rows.get(str(config_key(name))), name, config, kinds, pool)
                 for name, config in sorted(configurations.by_name.items())
             )
         )
     finally:
         await pool.close()
-
-
-def _config_row(name: str) -> str:
-    return str(ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name))
 
 
 async def check_api(

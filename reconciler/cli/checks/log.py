@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from nats.aio.client import Client
 
-from events.manifest import PROVIDER_CONFIG_KIND
 from events.names import ResourceKey
+from events.provider_config import is_config
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
@@ -105,7 +105,7 @@ def _declared_only(rows: Sequence[StatusRow]) -> Finding:
 def check_watched(rows: Iterable[StatusRow]) -> Finding:
     """Tell what belongs to a ProviderConfig that is not declared (any more)."""
     rows = list(rows)
-    known = {row.name for row in rows if row.kind == PROVIDER_CONFIG_KIND and row.declared}
+    known = {row.name for row in rows if is_config(row.key) and row.declared}
     lost = [
         f"{row.key} ({row.provider_config})"
         for row in rows
