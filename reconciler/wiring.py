@@ -16,9 +16,9 @@ from infra.bus.foreign_listings import JetStreamListingReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim_for_ever
 from infra.bus.log_watch import watch_log
-from infra.bus.patience import patiently
 from infra.bus.rates import JetStreamRates
-from infra.bus.removed import check_intake_positions
+from infra.bus.removals import check_intake_positions
+from infra.bus.retries import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.access import ANYBODY, Access

@@ -9,8 +9,8 @@ import msgspec
 
 from events.integrity import LogChains, LogDamage
 from events.log import LogEvent
+from infra.backup.backup import recorded
 from infra.backup.file import Backup, Saved
-from infra.backup.saving import recorded
 
 Progress = Callable[[int], object]
 """Called with the number of bytes or events done."""

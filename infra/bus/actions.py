@@ -14,8 +14,8 @@ from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class
 from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
-from infra.bus.patience import patiently
-from infra.bus.removed import telling_what_to_do
+from infra.bus.removals import telling_what_to_do
+from infra.bus.retries import patiently
 from infra.bus.streams import LOG, WORKERS, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError

@@ -32,7 +32,7 @@ from infra.bus.outcome_feeds import (
     readable,
 )
 from infra.bus.outcome_feeds import durable as open_durable
-from infra.bus.patience import patiently
+from infra.bus.retries import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, LOG, OUTCOMES
 from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailableError

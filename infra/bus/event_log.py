@@ -24,8 +24,8 @@ from events.integrity import (
 from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import cached_state, log_filter, log_filter_of
-from infra.bus.patience import patiently
-from infra.bus.removed import telling_what_to_do
+from infra.bus.removals import telling_what_to_do
+from infra.bus.retries import patiently
 from infra.bus.streams import LOG, STATES, find_log
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (

@@ -9,7 +9,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_listing_part
 from events.intake import ListingPart
-from infra.bus.patience import patiently
+from infra.bus.retries import patiently
 from infra.bus.streams import LISTINGS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state

@@ -18,7 +18,7 @@ from events.subjects import (
     stored_tokens,
 )
 from events.subjects import intake as intake_subject
-from infra.bus.removed import telling_what_to_do
+from infra.bus.removals import telling_what_to_do
 from infra.bus.streams import (
     DECIDER_GROUP,
     INTAKE,

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent
-from infra.bus.removed import LOG_GONE
+from infra.bus.removals import LOG_GONE
 from infra.bus.streams import LOG
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import BusUnavailableError, NotFoundOnBusError, StreamReplacedError

@@ -10,7 +10,7 @@ import structlog
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from infra.bus.patience import patiently
+from infra.bus.retries import patiently
 from infra.bus.streams import OUTCOMES, follower_names
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, ack, nak, terminate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.backup.saving import SavedLog, save_log
+from infra.backup.backup import SavedLog, save_log
 from infra.bus.streams import find_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console

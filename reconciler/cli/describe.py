@@ -35,7 +35,7 @@ from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, print_structured
-from reconciler.cli.reading import find_resource, models_of
+from reconciler.cli.search import find_resource, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.resource.evolve import evolve

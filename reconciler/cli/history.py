@@ -10,7 +10,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.reading import find_resource
+from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.sdk.history import History
 

@@ -100,7 +100,7 @@ def _unknown(command: str) -> int:
 
 
 def _report_usage(error: CycloptsError, command: str) -> int:
-    from reconciler.cli.misuse import told  # noqa: PLC0415 - only when something failed
+    from reconciler.cli.usage_errors import told  # noqa: PLC0415 - only when something failed
 
     print(f"error: {told(error, command)}", file=sys.stderr)
     return Exit.USAGE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.backup.file import Backup
 from infra.backup.inspection import inspect
-from infra.backup.restoring import Plan, RestoredLog, plan_restoration, restore_log
+from infra.backup.restoration import Plan, RestoredLog, plan_restoration, restore_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit

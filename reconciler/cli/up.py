@@ -31,8 +31,8 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.logs import configure_logs
 from reconciler.cli.main import STARTED
 from reconciler.cli.output import print_json_line
+from reconciler.cli.signals import until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
-from reconciler.cli.stopping import until_stopped
 from reconciler.wiring import ROLES, Role, connected, initialise, running
 
 _PATIENCE_SECONDS = 15.0

@@ -24,8 +24,8 @@ from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Namespace
 from reconciler.cli.output import print_json_line
-from reconciler.cli.reading import known_kind, log_speaks_of
-from reconciler.cli.stopping import until_stopped
+from reconciler.cli.search import known_kind, log_speaks_of
+from reconciler.cli.signals import until_stopped
 from reconciler.cli.summaries import summary
 
 Lines = Literal["table", "json"]

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
-import time
-import uuid
-from collections.abc import Callable
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import structlog
@@ -34,6 +29,7 @@ from events.provider_config import (
 from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter, LogCertainty, RateStore
 from reconciler.roles.api_gate import ApiGate, GateReport
 from reconciler.roles.api_member import Member
+from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.rate_limit import RateLimiter
 
@@ -72,20 +68,17 @@ class ApiGates:
         intake: IntakeWriter,
         rates: RateStore,
         log: LogCertainty | None = None,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        chance: Chance = REAL,
     ) -> None:
-        self._reporter = f"{name}#{new_id()[:8]}"
+        self._reporter = f"{name}#{chance.new_id()[:8]}"
         self._configurations = configurations
         self._intake = intake
         self._rates = rates
         self._log = log
-        self._now = now
-        self._clock = clock
-        self._jitter = jitter
-        self._new_id = new_id
+        self._now = chance.now
+        self._clock = chance.clock
+        self._jitter = chance.jitter
+        self._new_id = chance.new_id
         self._members: dict[str, Member] = {}
         self._gates: dict[str, ApiGate] = {}
         self._by_config: dict[str, ApiGate] = {}

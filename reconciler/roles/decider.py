@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 
@@ -39,10 +38,11 @@ from reconciler.ports import (
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
+from reconciler.roles.delays import Postponed
 from reconciler.roles.first_positions import placed
-from reconciler.roles.postponed import Postponed
-from reconciler.roles.refusing import tell_refused, undecidable, understand, unreadable
+from reconciler.roles.refusals import tell_refused, undecidable, understand, unreadable
 from reconciler.roles.repository import MAX_EVENTS_AT_ONCE, Commit, KeptResource, ResourceRepository
 
 _MAX_COMMANDS_A_TURN = 200
@@ -129,8 +129,7 @@ class Decider:
         kinds: KindRegistry,
         configurations: Configurations,
         lost: Sequence[LogDamage] = (),
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        jitter: Callable[[], float] = random.random,
+        chance: Chance = REAL,
     ) -> None:
         self._reader = reader
         self._log = log
@@ -140,8 +139,8 @@ class Decider:
         self._repository = ResourceRepository(log)
         for damage in lost:
             self._repository.hold(damage)
-        self._now = now
-        self._jitter = jitter
+        self._now = chance.now
+        self._jitter = chance.jitter
         self._one_by_one: set[ResourceKey] = set()
         self._undecided: dict[ResourceKey, str] = {}
         self._postponed = Postponed(reader.share)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from events.intake import Declared, Withdrawn
 from reconciler.ports import IntakeDelivery
 from reconciler.resource.turn import Command
-from reconciler.roles.refusing import understand
+from reconciler.roles.refusals import understand
 
 
 def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:

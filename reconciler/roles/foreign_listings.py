@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -17,6 +15,7 @@ from reconciler.ports import (
     ListingDelivery,
     ListingReader,
 )
+from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import ListingAssembler, ListingRefusedError, check_scope
 from reconciler.roles.observer import Observer
@@ -51,14 +50,14 @@ class ForeignListings:
         observer: Observer,
         configurations: Configurations,
         providers: ProviderPool,
-        clock: Callable[[], float] = time.monotonic,
+        chance: Chance = REAL,
     ) -> None:
         self._reader = reader
         self._sink = sink
         self._observer = observer
         self._configurations = configurations
         self._providers = providers
-        self._clock = clock
+        self._clock = chance.clock
         self._open: dict[str, _Open] = {}
         self._refused: dict[str, None] = {}
 

@@ -7,11 +7,7 @@ an API tells of changes, the next listing begins earlier.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
 
 import structlog
 from msgspec.structs import replace
@@ -30,6 +26,7 @@ from reconciler.provider import Provider
 from reconciler.roles.api_gate import TurnedAwayError
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.cancellation import is_being_cancelled
+from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.change_feed import ChangeFeed, is_followed
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import (
@@ -71,10 +68,7 @@ class Observer:
         gates: ApiGates,
         sink: DecisionSink | None = None,
         catch_up: Callable[[float], Awaitable[None]] | None = None,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        chance: Chance = REAL,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
@@ -84,11 +78,11 @@ class Observer:
         self._log_id = log_id
         self._sink = sink
         self._catch_up = catch_up
-        self._now = now
-        self._clock = clock
+        self._now = chance.now
+        self._clock = chance.clock
         self._gates = gates
-        self._jitter = jitter
-        self._new_id = new_id
+        self._jitter = chance.jitter
+        self._new_id = chance.new_id
         self._watches: dict[_Place, asyncio.Task[None]] = {}
         self._feeds: dict[_Place, asyncio.Task[None]] = {}
         self._next: dict[_Place, NextListing] = {}

@@ -7,13 +7,9 @@ wiring, so that what is simulated is what runs.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from events.integrity import LogDamage
@@ -31,6 +27,7 @@ from reconciler.ports import (
     RowStore,
 )
 from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
 from reconciler.roles.foreign_listings import ForeignListings
@@ -46,16 +43,6 @@ Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 Run = Coroutine[None, None, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chance:
-    """What is not the same in another run: clocks, jitter and random ids."""
-
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    clock: Callable[[], float] = time.monotonic
-    jitter: Callable[[], float] = random.random
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +112,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         intake=ports.intake,
         rates=ports.rates,
         log=ports.watch,
-        now=chance.now,
-        clock=chance.clock,
-        jitter=chance.jitter,
-        new_id=chance.new_id,
+        chance=chance,
     )
     for damage in lost:
         configurations.mark_damage(damage)
@@ -218,8 +202,7 @@ def _decider(parts: Running) -> list[Run]:
         kinds=parts.kinds,
         configurations=parts.configurations,
         lost=parts.lost,
-        now=ports.chance.now,
-        jitter=ports.chance.jitter,
+        chance=ports.chance,
     )
     return [decider.run()]
 
@@ -236,8 +219,7 @@ def _worker(parts: Running) -> list[Run]:
         configurations=parts.configurations,
         providers=parts.providers,
         gates=parts.gates,
-        now=ports.chance.now,
-        clock=ports.chance.clock,
+        chance=ports.chance,
     )
     return [worker.run()]
 
@@ -254,18 +236,14 @@ def _observer(parts: Running) -> list[Run]:
         gates=parts.gates,
         sink=ports.sink,
         catch_up=parts.feed.catch_up,
-        now=chance.now,
-        clock=chance.clock,
-        jitter=chance.jitter,
-        new_id=chance.new_id,
+        chance=chance,
     )
     sweeper = Sweeper(
         intake=ports.intake,
         configurations=parts.configurations,
         kinds=parts.kinds,
         models=parts.models,
-        now=chance.now,
-        new_id=chance.new_id,
+        chance=chance,
     )
     parts.feed.subscribe(sweeper.notice)
     reader = ports.listing_reader()
@@ -276,7 +254,7 @@ def _observer(parts: Running) -> list[Run]:
         observer=parts.observer,
         configurations=parts.configurations,
         providers=parts.providers,
-        clock=chance.clock,
+        chance=chance,
     )
     return [parts.observer.run(), sweeper.run(), foreign.run()]
 

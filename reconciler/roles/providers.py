@@ -12,7 +12,7 @@ from reconciler.errors import ConfigurationError
 from reconciler.kinds import KindRegistry
 from reconciler.provider import Capabilities, Provider
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.secretive import SecretiveProvider, secretive, without_secret
+from reconciler.roles.secret_guard import SecretiveProvider, secretive, without_secret
 from reconciler.secrecy import Secrecy
 
 _MAX_CALL_SECONDS = 120.0

@@ -6,10 +6,9 @@ Timers are hints. This is what makes losing one cost time and never truth.
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 import structlog
@@ -24,6 +23,7 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.resource.backoff import is_over
+from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.references import reference_messages
 
@@ -56,15 +56,14 @@ class Sweeper:
         configurations: Configurations,
         kinds: KindRegistry,
         models: ReadModels,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        chance: Chance = REAL,
     ) -> None:
         self._intake = intake
         self._configurations = configurations
         self._kinds = kinds
         self._models = models
-        self._now = now
-        self._new_id = new_id
+        self._now = chance.now
+        self._new_id = chance.new_id
         self._soon = asyncio.Event()
         self._targets: set[str] = set()
         self._woken: dict[ResourceKey, _Woken] = {}

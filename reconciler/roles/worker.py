@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -50,6 +50,7 @@ from reconciler.roles.api_gate import ApiGate
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.call_slots import CallSlots
 from reconciler.roles.cancellation import is_being_cancelled
+from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.oversize import is_too_long
 from reconciler.roles.providers import ProviderPool
@@ -84,8 +85,7 @@ class Worker:
         configurations: Configurations,
         providers: ProviderPool,
         gates: ApiGates,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        clock: Callable[[], float] | None = None,
+        chance: Chance = REAL,
     ) -> None:
         self._name = name
         self._reader = reader
@@ -93,8 +93,8 @@ class Worker:
         self._log = log
         self._configurations = configurations
         self._providers = providers
-        self._now = now
-        self._clock = clock or asyncio.get_running_loop().time
+        self._now = chance.now
+        self._clock = chance.clock
         self._gates = gates
         self._to_take_from = configurations.names
         self._taking_changed = asyncio.Event()

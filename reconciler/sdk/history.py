@@ -29,7 +29,7 @@ from nats.aio.client import Client
 from events.envelope import decode_log
 from events.integrity import LogDamage
 from events.names import ResourceKey
-from infra.bus.patience import patiently
+from infra.bus.retries import patiently
 from infra.eventstore.bus import Bus, RunningLoop
 from infra.eventstore.factory import CREATE_TABLE, EVENT_LAYOUT_TOPIC, JetStreamFactory
 from infra.eventstore.recorders import JetStreamAggregateRecorder

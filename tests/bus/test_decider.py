@@ -22,6 +22,7 @@ from infra.jetstream.publish import publish
 from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from reconciler.resource import decide
+from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
 from tests.bus.histories import history_of, new_key
@@ -91,7 +92,7 @@ def decider(
         sink=bus,
         kinds=installed_kinds(),
         configurations=Configurations() if configurations is None else configurations,
-        now=now,
+        chance=Chance(now=now),
     )
 
 

@@ -32,6 +32,7 @@ from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ResourceAppend
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.oversize import MAX_OBJECT_BYTES
 from reconciler.roles.providers import ProviderPool
@@ -175,7 +176,7 @@ async def at_work(
         configurations=configurations,
         providers=ProviderPool(KindRegistry([kind]), configurations),
         gates=ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates()),
-        clock=clock,
+        chance=Chance(clock=clock),
     )
     running = asyncio.create_task(worker.run())
     try:

@@ -165,7 +165,7 @@ def _child_named(parent: int, name: str) -> int:
 
 STUBBORN = """
 import asyncio
-from reconciler.cli.stopping import until_stopped
+from reconciler.cli.signals import until_stopped
 
 async def work():
     print("working", flush=True)

@@ -17,7 +17,7 @@ import uvloop
 
 from reconciler.cli.errors import report
 from reconciler.cli.logs import configure_logs
-from reconciler.cli.stopping import until_stopped
+from reconciler.cli.signals import until_stopped
 from reconciler.failpoints import VARIABLE
 from reconciler.wiring import ROLES, Role, connected, initialise, running
 

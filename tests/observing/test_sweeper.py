@@ -16,6 +16,7 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
+from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import MAX_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
 
@@ -52,7 +53,7 @@ class Scene:
             configurations=self.configurations,
             kinds=KindRegistry([SHAPE]),
             models=models,
-            now=lambda: self.now,
+            chance=Chance(now=lambda: self.now),
         )
 
     def wait(self, until: datetime) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from events.envelope import MAX_MESSAGE_BYTES
 from events.log import OutcomeRecorded
-from reconciler.roles import refusing
+from reconciler.roles import refusals
 from reconciler.sdk import (
     Answer,
     Client,
@@ -143,4 +143,4 @@ async def test_source_must_be_usable(stack: Stack) -> None:
 
 
 def test_longest_message_is_what_the_decider_takes() -> None:
-    assert refusing.MAX_MESSAGE_BYTES == MAX_MESSAGE_BYTES
+    assert refusals.MAX_MESSAGE_BYTES == MAX_MESSAGE_BYTES

@@ -23,7 +23,7 @@ from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
 from reconciler.cli.logs import configure_logs
 from reconciler.errors import DeclarationRefusedError, ProviderError
-from reconciler.roles.secretive import without_secret
+from reconciler.roles.secret_guard import without_secret
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from events.provider_config import Limits, ProviderConfigSpec, Scope, Tls
-from infra.bus.patience import patiently
+from infra.bus.retries import patiently
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect, require_jetstream

@@ -10,9 +10,10 @@ from typing import cast
 from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
 from reconciler.kinds import KindRegistry
+from reconciler.roles.chance import Chance
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.observer import Observer
-from reconciler.roles.process import Chance, Ports, load, running_parts
+from reconciler.roles.process import Ports, load, running_parts
 from tests.simulation.api import Api
 from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
 from tests.simulation.bus.decisions import Decisions, SimulatedSink

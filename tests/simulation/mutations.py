@@ -54,7 +54,7 @@ from reconciler.roles.decider import Decider
 from reconciler.roles.listing import ListingAssembler
 from reconciler.roles.observer import Observer
 from reconciler.roles.projector import Projector
-from reconciler.roles.refusing import tell_refused
+from reconciler.roles.refusals import tell_refused
 from reconciler.roles.repository import (
     Commit,
     KeptResource,

@@ -23,8 +23,8 @@ from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.letters import discarded_text
 from reconciler.cli.log_replay import LogReplay, replay_from_start
-from reconciler.cli.reading import models_of
 from reconciler.cli.row_comparison import compare, differences
+from reconciler.cli.search import models_of
 from reconciler.sdk.dead_letters import collect, matching
 from reconciler.sdk.history import History
 

@@ -22,9 +22,9 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.integrity import LogDamage, next_digest
 from events.subjects import REPLY_HEADER
+from infra.backup.backup import recorded, save_log
 from infra.backup.file import Backup, Saved
 from infra.backup.inspection import Knowledge, content_of
-from infra.backup.saving import recorded, save_log
 from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
