@@ -445,10 +445,14 @@ def log_class(event: ResourceEvent) -> LogClass:
 
 
 def log_place(event: ResourceEvent) -> str:
-    """Return where below its resource an event is recorded: an action, beside its API's others."""
-    if isinstance(event, (ActionDecided, ActionRetried, LookupDecided)):
-        return f"action.{event.action.provider_config}"
-    return log_class(event)
+    """Return where below its resource an event is recorded: an action beside its API's others."""
+    match event:
+        case ActionDecided() | ActionRetried() | LookupDecided():
+            return f"action.{event.action.provider_config}"
+        case OutcomeRecorded():
+            return f"outcome.{event.outcome}"
+        case _:
+            return "fact"
 
 
 class LogEvent(msgspec.Struct, frozen=True):

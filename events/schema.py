@@ -7,13 +7,13 @@ code does. Pure: writing them to a file is the caller's.
 from __future__ import annotations
 
 from inspect import cleandoc
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast, get_args
 
 import msgspec
 
 from events.dead_letter import DeadLetterRecord
 from events.intake import INTAKE_TYPES, LISTING_TYPE, Answer, ListingPart
-from events.log import LogEvent
+from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest, Policy, ProviderConfigRef
 from events.provider_config import ProviderConfigSpec
 from events.reference import ReferenceSpec
@@ -211,7 +211,7 @@ def _channels() -> list[_Channel]:
         ),
         _Channel(
             "outcome",
-            f"outcome.{_ONE_RESOURCE}",
+            f"outcome.{_ONE_RESOURCE}.{{outcome}}",
             "How a generation of a resource stands (stream OUTCOMES, 30 days).",
             ["LogEvent"],
         ),
@@ -219,6 +219,12 @@ def _channels() -> list[_Channel]:
             "log",
             f"log.{_ONE_RESOURCE}.{{class}}",
             "The event log (stream LOG_1, for ever).",
+            ["LogEvent"],
+        ),
+        _Channel(
+            "recordedOutcome",
+            f"log.{_ONE_RESOURCE}.outcome.{{outcome}}",
+            "Outcomes in the event log; a rejected declaration has none.",
             ["LogEvent"],
         ),
         _Channel(
@@ -237,10 +243,11 @@ def _channels() -> list[_Channel]:
 
 
 _ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
-_SENT: Final = frozenset({"answer", "outcome", "log", "action", "deadletter"})
+_SENT: Final = frozenset({"answer", "outcome", "log", "recordedOutcome", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that begins with _INBOX."},
-    "class": {"enum": ["fact", "outcome"], "description": "What kind of event it is."},
+    "class": {"enum": ["fact"], "description": "What kind of event it is."},
+    "outcome": {"enum": list(get_args(OutcomeName)), "description": "How it stands."},
     "size": {"description": "Bytes that the message does not exceed, a power of two."},
     "stage": {"enum": ["intake", "declaration"], "description": "Where it was found unusable."},
 }

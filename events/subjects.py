@@ -6,9 +6,9 @@
                                        ``timer``; the server stores it in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by resource
 ``listing.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
-``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact`` or ``outcome``, or
+``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``, or
                                        ``action.<config>`` for the workers of one configuration
-``outcome.<ns>.<kind>.<name>``         the outcome stream for other services
+``outcome.<ns>.<kind>.<name>.<o>``     the outcome stream for other services, by the outcome
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``state.<ns>.<kind>.<name>``           a resource's state, kept to load it faster (a cache)
@@ -90,9 +90,14 @@ def log_filter_of(subject: str) -> str:
     return ".".join(subject.split(".")[:4]) + ".>"
 
 
-def outcome(key: ResourceKey) -> str:
-    """Where the outcomes of a resource are published."""
-    return f"outcome.{key.tokens}"
+def outcome(key: ResourceKey, name: str) -> str:
+    """Where outcomes of a resource are published: by the outcome's name, ``*`` for all."""
+    return f"outcome.{key.tokens}.{name}"
+
+
+def outcome_filter(tokens: str) -> str:
+    """All outcomes of resources that match ``namespace.kind.name``."""
+    return f"outcome.{tokens}.*"
 
 
 def schedule(key: ResourceKey, what: str) -> str:
@@ -178,8 +183,8 @@ def parse_intake(subject: str) -> tuple[Intake, ResourceKey]:
 def parse_log(subject: str) -> ResourceKey:
     """Read the key out of ``log.<ns>.<kind>.<name>.<class>…``; raises ``ValueError``."""
     parts = subject.split(".")
-    if parts[4:5] == ["action"]:
-        del parts[5:6]  # its configuration, which older releases left out
+    if parts[4:5] in (["action"], ["outcome"]):
+        del parts[5:6]  # its configuration, or which outcome
     if len(parts) != _LOG_TOKENS or parts[0] != "log":
         raise ValueError(f"subject {subject!r} is not of the event log")
     return ResourceKey(parts[1], parts[2], parts[3])

@@ -28,7 +28,7 @@ async def main(name: str) -> None:
     nc = await nats.connect(NATS_URL, max_reconnect_attempts=1, error_cb=ignore)
     js = nc.jetstream()
     outcomes = await js.subscribe(
-        f"outcome.default.Shape.{name}",
+        f"outcome.default.Shape.{name}.*",
         stream="OUTCOMES",
         ordered_consumer=True,
         config=ConsumerConfig(deliver_policy=DeliverPolicy.NEW),

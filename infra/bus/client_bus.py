@@ -222,9 +222,9 @@ class JetStreamClientBus:
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
         """Read each resource's newest outcome from the log, with its place among the outcomes."""
-        found = await self._last(LOG, [log(key, "outcome") for key in keys])
+        found = await self._last(LOG, [log(key, "outcome.*") for key in keys])
         try:
-            copies = await self._last(OUTCOMES, [outcome(each.event.key) for each in found])
+            copies = await self._last(OUTCOMES, [outcome(each.event.key, "*") for each in found])
         except BusDeniedError:  # a service whose permissions are of an older release
             copies = []
         by_key = {each.event.key: each for each in copies}
@@ -232,7 +232,12 @@ class JetStreamClientBus:
 
     async def _last(self, stream: str, subjects: Sequence[str]) -> list[StoredEvent]:
         read = last_of_each if self._is_bound else last_for_subjects
-        return readable(await patiently(self._nc, lambda: read(self._nc, stream, subjects)), stream)
+        found = await patiently(self._nc, lambda: read(self._nc, stream, subjects))
+        newest: dict[ResourceKey, StoredEvent] = {}
+        for each in readable(found, stream):  # the last of every outcome that a resource ever had
+            if each.position >= newest.get(each.event.key, each).position:
+                newest[each.event.key] = each
+        return list(newest.values())
 
     async def _placed(self, event: LogEvent, copy: StoredEvent | None) -> StoredEvent:
         """Find an event in the outcome stream; ``copy`` is the newest there of its resource."""

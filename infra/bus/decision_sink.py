@@ -107,7 +107,7 @@ def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
         actor=rejection.actor,
     )
     return OutgoingMessage(
-        outcome(rejection.key), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
+        outcome(rejection.key, "Rejected"), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
     )
 
 

@@ -10,6 +10,7 @@ import structlog
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
+from events.subjects import outcome_filter
 from infra.bus.retries import patiently
 from infra.bus.streams import OUTCOMES, follower_names
 from infra.jetstream.connection import api_request
@@ -89,7 +90,7 @@ async def followed(
 ) -> AsyncGenerator[FollowedOutcomes]:
     """Follow outcomes that match one of the patterns; ``after=None``: from now on."""
     first = await _first_wanted(nc, after)
-    filters = [f"outcome.{each}" for each in tokens]
+    filters = [outcome_filter(each) for each in tokens]
     async with AsyncExitStack() as stack:
         outcomes = follow(nc, OUTCOMES, filters=filters, start_seq=first)
         follower = await patiently(nc, lambda: stack.enter_async_context(outcomes))
@@ -112,12 +113,12 @@ async def followed_bound(
     ``BusDeniedError``, and ``BusRefusedError`` when all the consumers are in use.
     """
     namespace = tokens[0].split(".")[0]
-    pattern = tokens[0] if len(tokens) == 1 else f"{namespace}.>"
+    mine = outcome_filter(tokens[0]) if len(tokens) == 1 else f"outcome.{namespace}.>"
     outcomes = follow_as(
         nc,
         OUTCOMES,
         names=follower_names(namespace),
-        subject_filter=f"outcome.{pattern}",
+        subject_filter=mine,
         start_seq=None if after is None else after + 1,
     )
     async with AsyncExitStack() as stack:
@@ -139,7 +140,7 @@ async def durable(
 
     Raises ``IncompatibleStreamError`` for a name that is in use for other outcomes.
     """
-    await patiently(nc, lambda: _ensure_durable(nc, f"outcome.{tokens}", after, name))
+    await patiently(nc, lambda: _ensure_durable(nc, outcome_filter(tokens), after, name))
     feed = DurableOutcomes(nc, name)
     try:
         yield feed

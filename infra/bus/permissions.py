@@ -132,8 +132,8 @@ def service_exchanges(
         *_declared(mine, finalizers=finalizers),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
-        f"{_API}.DIRECT.GET.{LOG}.{subjects.log(mine, 'outcome')}",
-        f"{_API}.DIRECT.GET.{OUTCOMES}.{subjects.outcome(mine)}",  # where it stands there
+        f"{_API}.DIRECT.GET.{LOG}.{subjects.log(mine, 'outcome.*')}",
+        f"{_API}.DIRECT.GET.{OUTCOMES}.{subjects.outcome(mine, '*')}",  # where it stands there
     ]
     for name in (namespace, *follower_names(namespace)):
         asked.append(f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>")
@@ -228,7 +228,7 @@ def _decider() -> Iterator[str]:
     yield from _gets(STATES)
     yield subjects.log_filter(_EVERY)
     yield subjects.cached_state(_EVERY)
-    yield subjects.outcome(_EVERY)
+    yield subjects.outcome(_EVERY, "*")
     yield subjects.schedule(_EVERY, "*")
     yield from _dead_letters("intake", "declaration", "decision")
     yield f"{INBOX}.>"  # answers: to whoever asked

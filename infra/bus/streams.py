@@ -377,8 +377,9 @@ def _outcomes() -> Config:
                 "name": LOG,
                 "subject_transforms": [
                     {
-                        "src": "log.*.*.*.outcome",
-                        "dest": "outcome.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}",
+                        "src": "log.*.*.*.outcome.*",
+                        "dest": "outcome."
+                        "{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}.{{wildcard(4)}}",
                     }
                 ],
             }

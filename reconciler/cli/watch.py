@@ -14,6 +14,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import DriftDetected, LogEvent, OutcomeRecorded
+from events.subjects import outcome_filter
 from infra.bus.streams import LOG, OUTCOMES
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
@@ -102,7 +103,7 @@ async def _watch(nc: Client, tokens: str, output: Lines, *, since_start: bool) -
     if first_fact is None:
         first_fact = (await stream_state(nc, LOG)).last_seq + 1
     async with (
-        follow(nc, OUTCOMES, filters=[f"outcome.{tokens}"], start_seq=first_outcome) as outcomes,
+        follow(nc, OUTCOMES, filters=[outcome_filter(tokens)], start_seq=first_outcome) as outcomes,
         follow(nc, LOG, filters=[f"log.{tokens}.fact"], start_seq=first_fact) as facts,
     ):
         if since_start:
@@ -114,7 +115,7 @@ async def _watch(nc: Client, tokens: str, output: Lines, *, since_start: bool) -
 
 async def _oldest_kept(nc: Client, tokens: str) -> int | None:
     """Return the log position of the oldest outcome that is kept; None if nothing is kept."""
-    oldest = await read_subject(nc, OUTCOMES, f"outcome.{tokens}", limit=_LOOKED_AT)
+    oldest = await read_subject(nc, OUTCOMES, outcome_filter(tokens), limit=_LOOKED_AT)
     for message in oldest:  # what was rejected does not come from the log
         source = (message.headers or {}).get(_COPIED_FROM, "").split()
         if len(source) > 1 and source[1].isdecimal():

@@ -91,7 +91,7 @@ class Story:
 
     async def _is_told(self) -> bool:
         try:
-            recorded = await self._count(LOG, "log.*.*.*.outcome")
+            recorded = await self._count(LOG, "log.*.*.*.outcome.*")
             return recorded == await self._count(OUTCOMES, "outcome.>")
         except BusError:
             return False

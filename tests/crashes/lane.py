@@ -302,7 +302,8 @@ class Lane:
 
         async def is_there() -> bool:
             told.clear()
-            for message in await last_for_subjects(self.nc, OUTCOMES, [outcome(shape)]):
+            found = await last_for_subjects(self.nc, OUTCOMES, [outcome(shape, "*")])
+            for message in sorted(found, key=lambda one: one.seq)[-1:]:
                 data = decode_log(message.payload).data
                 assert isinstance(data, OutcomeRecorded)
                 told.append(f"{data.outcome} {data.reason} {data.message} @{data.generation}")

@@ -107,10 +107,10 @@ def test_the_product_reads_what_the_library_wrote(factory: JetStreamFactory) -> 
 
     messages = factory.bus.call(read_subject(factory.bus.nc, "LOG_1", subjects.log_filter(KEY)))
     assert [decode_log(message.payload) for message in messages] == events
-    assert [message.subject.rpartition(".")[2] for message in messages] == [
+    assert [message.subject.split(".", 4)[4] for message in messages] == [
         "fact",
         "fact",
-        "outcome",
+        "outcome.Deleted",
         "fact",
     ]
 

@@ -54,7 +54,7 @@ async def bus(tmp_path: Path, config: str) -> AsyncIterator[EmbeddedServer]:
 async def publish_outcomes(server: EmbeddedServer, count: int) -> None:
     payload = encode_log(event(KEY, 1))
     async with connected(server.url) as nc:
-        messages = [OutgoingMessage(outcome(KEY), payload) for _ in range(count)]
+        messages = [OutgoingMessage(outcome(KEY, "Converged"), payload) for _ in range(count)]
         results = await publish_many(nc, messages, timeout=PATIENCE_SECONDS)
         assert not [each for each in results if isinstance(each, Exception)]
 

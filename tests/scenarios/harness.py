@@ -424,7 +424,7 @@ class World:
 
     async def outcomes(self, key: ResourceKey) -> list[OutcomeRecorded]:
         """Everything on the outcome stream about a resource, as another service reads it."""
-        messages = await read_subject(self.nc, OUTCOMES, outcome(key))
+        messages = await read_subject(self.nc, OUTCOMES, outcome(key, "*"))
         told = [decode_log(message.payload).data for message in messages]
         return [each for each in told if isinstance(each, OutcomeRecorded)]
 

@@ -59,9 +59,9 @@ BEYOND = [
     "$JS.API.DIRECT.GET.LOG_1",
     "$JS.API.DIRECT.GET.OUTCOMES",
     "$JS.API.DIRECT.GET.OUTCOMES.outcome.other.Shape.foo",
-    "$JS.API.DIRECT.GET.LOG_1.log.other.Shape.foo.outcome",
+    "$JS.API.DIRECT.GET.LOG_1.log.other.Shape.foo.outcome.*",
     "$JS.API.DIRECT.GET.LOG_1.log.acme.Shape.foo.fact",
-    "$JS.API.DIRECT.GET.LOG_1.log.system.ProviderConfig.default.outcome",
+    "$JS.API.DIRECT.GET.LOG_1.log.system.ProviderConfig.default.outcome.*",
     "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.system.ProviderConfig.default",
     "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.system.>",
     "$JS.API.CONSUMER.CREATE.DEADLETTERS",
@@ -192,7 +192,7 @@ async def test_another_filter_or_name_inside_the_request_is_refused_too(
     "body",
     [
         {"seq": 1},
-        {"last_by_subj": "log.other.Shape.hidden.outcome"},
+        {"last_by_subj": "log.other.Shape.hidden.outcome.*"},
         {"multi_last": ["log.>"], "batch": 10},
         {"batch": 10, "seq": 1, "next_by_subj": "log.>"},
     ],
@@ -200,7 +200,7 @@ async def test_another_filter_or_name_inside_the_request_is_refused_too(
 async def test_a_read_of_something_else_inside_the_request_gives_nothing(
     guarded: Guarded, body: dict[str, Any]
 ) -> None:
-    subject = f"$JS.API.DIRECT.GET.{LOG}.log.acme.Shape.nothing.outcome"
+    subject = f"$JS.API.DIRECT.GET.{LOG}.log.acme.Shape.nothing.outcome.*"
     async with guarded.bus_as("acme") as nc:
         answer = await request(nc, subject, json.dumps(body).encode(), timeout=PATIENCE_SECONDS)
     assert (answer.headers or {}).get("Status") in ("404", "408")
