@@ -10,8 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from events.log import OutcomeName
-from events.names import SYSTEM_NAMESPACE
-from events.provider_config import PROVIDER_CONFIG_KIND
+from events.provider_config import home_of
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -19,7 +18,7 @@ from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import current_models
-from reconciler.cli.naming import check_names, same_kind
+from reconciler.cli.naming import check_names, registered, same_kind
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import print_structured
 from reconciler.kinds import installed_kinds
@@ -80,8 +79,7 @@ def _known_outcome(text: str) -> str:
 
 
 def _namespace_of(kind: str | None) -> str:
-    is_config = kind is not None and same_kind(kind, PROVIDER_CONFIG_KIND)
-    return SYSTEM_NAMESPACE if is_config else "default"
+    return "default" if kind is None else home_of(registered(kind), "default")
 
 
 async def _get(

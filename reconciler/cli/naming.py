@@ -65,16 +65,16 @@ def named(
         return list(dict.fromkeys(ResourceKey.parse(text) for text in (kind, *names)))
     if not names:
         raise UsageError(f"{what} what of kind {kind}? Give at least one name")
-    registered = _registered(kind)
-    place = namespace or home_of(registered, "default")
+    known = registered(kind)
+    place = namespace or home_of(known, "default")
     return list(
         dict.fromkeys(
-            ResourceKey.parse(name) if "/" in name else ResourceKey.checked(place, registered, name)
+            ResourceKey.parse(name) if "/" in name else ResourceKey.checked(place, known, name)
             for name in names
         )
     )
 
 
-def _registered(text: str) -> str:
-    """Give the kind that is meant, or the text as it is: its kind may not be installed here."""
+def registered(text: str) -> str:
+    """Return the kind that is meant, or the text as it is: it may not be installed here."""
     return next((kind for kind in installed_kinds() if same_kind(text, kind)), text)
