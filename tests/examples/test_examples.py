@@ -162,7 +162,7 @@ def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: li
     [
         ("audit_replay.py", []),
         ("declare_and_wait.py", []),
-        ("failure_counts.py", ["failures.db"]),
+        ("failure_counts.py", [":memory:"]),
         ("follow_outcomes.py", ["name"]),
         ("plain_nats.py", []),
         ("plain_service.py", []),
