@@ -1,6 +1,6 @@
 """Sequences of a stream: what one subject filter covers, appended to by compare-and-set.
 
-The one store under both of its faces: the decider's log (`infra.bus.resource_log`) and the
+The one store under both of its faces: the decider's log (`infra.bus.event_log`) and the
 recorders of the `eventsourcing` library (`infra.eventstore`). ADR 0023.
 """
 
