@@ -120,7 +120,8 @@ class JetStreamLog:
         for number, entry in enumerate(entries):
             if number:
                 reach(Failpoint.DECIDER_BETWEEN_EVENTS)
-                heads[entry.sequence] = self._sequences.heads.get(entry.sequence) or Head(position)
+                known = self._sequences.known_head(entry.sequence, position)
+                heads[entry.sequence] = known or await self._sequences.head_at(position)
             [position] = await self._sequences.append([entry], heads)
         return position
 

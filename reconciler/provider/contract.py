@@ -107,27 +107,17 @@ class ContractCase:
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Write an action as a decider does, with a key of its own and no preconditions."""
-        unique = uuid4().hex
-        return Action(
-            action_id=unique,
-            idempotency_key=f"key-{unique}",
-            operation=operation,
-            generation=1,
-            provider_config="default",
-            external_name=name,
-            because=("test",),
-            fields={} if fields is None else self.kind.checked_fields(fields),
-            labels=LABELS if self.can("labels") else {},
+        written = action(
+            operation, name, {} if fields is None else self.kind.checked_fields(fields)
         )
+        return written if self.can("labels") else msgspec.structs.replace(written, labels={})
 
     def upon(
         self, operation: Operation, thing: ExternalObject | None, fields: Fields | None = None
     ) -> Action:
         """Write an action on an object as it was seen."""
         assert thing is not None
-        return msgspec.structs.replace(
-            self.action(operation, thing.name, fields), uid=thing.uid, version=thing.version
-        )
+        return upon(self.action(operation, thing.name, fields), thing)
 
     async def made(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object."""
@@ -339,6 +329,27 @@ class ProviderContract(ContractCase):
                 await provider.create(self.action("Create", name, self.fields))
             with pytest.raises(PermanentError):
                 await provider.delete(self.action("Delete", name))
+
+
+def action(operation: Operation, name: str, fields: Fields) -> Action:
+    """Write an action with a key of its own, our labels and no preconditions."""
+    unique = uuid4().hex
+    return Action(
+        action_id=unique,
+        idempotency_key=f"key-{unique}",
+        operation=operation,
+        generation=1,
+        provider_config="default",
+        external_name=name,
+        because=("test",),
+        fields=fields,
+        labels=LABELS,
+    )
+
+
+def upon(written: Action, thing: ExternalObject) -> Action:
+    """Return an action as one on an object as it was seen."""
+    return msgspec.structs.replace(written, uid=thing.uid, version=thing.version)
 
 
 async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:

@@ -253,10 +253,11 @@ def _take_over(
     if judged.claim is not None:
         return _claimed(seen, judged.claim, state)
     if policy.adoption != "Adopt":
+        whose = "was let go when it was ours" if state.observed.was_let_go else "is not ours"
         return Settled(
             "Conflict",
             "AlreadyExists",
-            f"{seen.name!r} exists and is not ours: declare it with policy.adoption Adopt, "
+            f"{seen.name!r} exists and {whose}: declare it with policy.adoption Adopt, "
             "or under another name",
         )
     if said.label == "another's":

@@ -142,7 +142,7 @@ class History:
     async def get(self, key: ResourceKey, *, version: int | None = None) -> Past:
         """Read a resource's past as of a version, or as of now; of a damaged one, what is sound.
 
-        Raises ``BusError`` classes, and ``InvalidMessageError`` for an event of a newer release.
+        An event of a newer release is damage to this one. Raises ``BusError`` classes.
         """
         try:
             return await self._past(key, version)

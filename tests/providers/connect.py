@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from typing import Protocol
-from uuid import uuid4
-
-import msgspec
 
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from reconciler.kinds import Kind
-from reconciler.provider import Provider
-
-LABELS = {"reconciler/owner": "test", "team": "a+b & c=d/e"}
+from reconciler.provider import Provider, contract
+from reconciler.provider.contract import action
 
 
 class Connect(Protocol):
@@ -24,25 +20,7 @@ class Connect(Protocol):
     ) -> Provider: ...
 
 
-def action(operation: Operation, name: str, fields: Fields) -> Action:
-    """Write an action with a key of its own, and no preconditions."""
-    unique = uuid4().hex
-    return Action(
-        action_id=unique,
-        idempotency_key=f"key-{unique}",
-        operation=operation,
-        generation=1,
-        provider_config="default",
-        external_name=name,
-        because=("test",),
-        fields=fields,
-        labels=LABELS,
-    )
-
-
 def upon(operation: Operation, thing: ExternalObject | None, fields: Fields) -> Action:
     """Write an action on an object as it was seen."""
     assert thing is not None
-    return msgspec.structs.replace(
-        action(operation, thing.name, fields), uid=thing.uid, version=thing.version
-    )
+    return contract.upon(action(operation, thing.name, fields), thing)

@@ -10,9 +10,10 @@ import pytest
 from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.errors import ProviderError, ThrottledError, TransientError
 from reconciler.provider import Provider, WatchingProvider
+from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Harm, Proxy, answer
 from tests.providers.cases import CASES, Case
-from tests.providers.connect import Connect, action, upon
+from tests.providers.connect import Connect, upon
 
 WATCHING = [case for case in CASES if case.kind.watches]
 PATIENCE_SECONDS = 30.0

@@ -17,10 +17,10 @@ from events.provider_config import Scope
 from reconciler import errors
 from reconciler.errors import ProviderError
 from reconciler.provider import Provider
-from reconciler.provider.contract import listing
+from reconciler.provider.contract import action, listing
 from reconciler.provider.http_faults import Harm, Proxy, answer
 from tests.providers.cases import Case
-from tests.providers.connect import Connect, action, upon
+from tests.providers.connect import Connect, upon
 
 PAGE = (Path(__file__).parents[2] / "docs/adding-a-kind.md").read_text()
 TABLE = PAGE.split("<!-- tried by tests/providers/test_classification.py -->\n")[1].split("\n\n")[0]

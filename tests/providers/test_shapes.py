@@ -23,9 +23,9 @@ from reconciler.errors import (
     TransientError,
 )
 from reconciler.provider import Provider
-from reconciler.provider.contract import listing
+from reconciler.provider.contract import action, listing
 from reconciler.provider.http_faults import Proxy, answer
-from tests.providers.connect import Connect, action, upon
+from tests.providers.connect import Connect, upon
 from tests.providers.permit import Permit
 
 FIELDS = {"type": "Square", "color": "Red"}

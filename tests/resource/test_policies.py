@@ -334,3 +334,13 @@ def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_resource_i
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Paused"
     assert story.idle
+
+
+def test_what_was_let_go_untouched_is_told_from_what_never_was_ours():
+    story = converged()
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    story.declare()
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    assert story.state.outcome is not None
+    assert "was let go when it was ours" in story.state.outcome.message
