@@ -30,6 +30,19 @@ async def test_outcome_that_is_there_ends_the_wait_at_once(client: Client, name:
     assert again.position == first.position > 0
 
 
+async def test_the_newest_of_several_past_outcomes_ends_the_wait(client: Client, name: str) -> None:
+    key = shape(name).key
+    await client.declare(shape(name))
+    await client.wait_for(key, generation=1)
+    await client.withdraw(key)
+    gone = await client.wait_for(key, generation=2)
+
+    again = await client.wait_for(key, generation=2, timeout_seconds=2)
+
+    assert again == gone
+    assert again.outcome == "Deleted"
+
+
 async def test_a_past_outcome_is_a_place_to_go_on_from(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
