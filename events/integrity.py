@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from events.envelope import InvalidMessageError, decode_log
-from events.log import LogEvent, log_class, log_place
+from events.log import LogEvent, log_place
 from events.names import InvalidNameError, ResourceKey
 
 DIGEST_HEADER = "Reconciler-Digest"
@@ -44,7 +44,7 @@ Problem = Literal[
 ``Missing``: an event that should be there is not; ``Lost``: the newest ones are not, by what others
 remember. ``Changed``: an event is not what was stored. ``Unreadable``: not an event, or one that
 this release does not know. ``Misplaced``: under a subject that is not its own. ``Undigested``:
-written by something that keeps no digests, after others have.
+written by something that keeps no digests.
 """
 
 
@@ -76,7 +76,7 @@ class LogDamagedError(ValueError):
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False):
-    """An event as the log has it: its place, its bytes, and its digest (empty for none)."""
+    """An event as the log has it: its place, its bytes, and its digest, empty if it has none."""
 
     position: int
     subject: str
@@ -93,7 +93,7 @@ class HistoryChain:
     """The history of one resource, checked event by event.
 
     ``version`` is None as long as it is not known where the history begins: the first event is then
-    taken as it is. ``digest`` is empty as long as no event had one, ``position`` 0.
+    taken as it is. ``digest`` is empty and ``position`` 0 as long as none was taken.
     """
 
     __slots__ = ("digest", "position", "version")
@@ -135,11 +135,8 @@ class HistoryChain:
         if event.subject != resource:
             found = f"event {event.resourceversion} of {event.subject[:_SHOWN_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, resource, found)
-        place = recorded.subject.split(".", _PLACE)[_PLACE:]
-        if place == [log_place(event.data)]:
-            return
-        wanted = log_class(event.data)
-        if place != [wanted]:  # older releases recorded an action without its configuration
+        wanted = log_place(event.data)
+        if recorded.subject.split(".", _PLACE)[-1] != wanted:
             found = f"event {event.resourceversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, resource, found)
 
@@ -157,11 +154,9 @@ class HistoryChain:
 
     def _check_digest(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
         if not recorded.digest:
-            if self.digest:
-                found = f"event {event.resourceversion} without one"
-                expected = f"event {event.resourceversion} with a digest, as those before it"
-                raise self._damage("Undigested", recorded, resource, found, expected)
-            return
+            found = f"event {event.resourceversion} without one"
+            expected = f"event {event.resourceversion} with a digest"
+            raise self._damage("Undigested", recorded, resource, found, expected)
         if self.version is None and not self.digest:
             return
         digest = next_digest(self.digest, recorded.payload)
@@ -199,7 +194,6 @@ class LogChains:
         most: int | None = None,
     ) -> None:
         self.chains: dict[str, HistoryChain] = {}
-        self.undigested = 0
         self._tell = damaged
         self._position = after
         self._begins_with: int | None = None if after else 0
@@ -226,8 +220,6 @@ class LogChains:
             self._damaged.add(resource)
             self._tell(error.damage)
             return None
-        if not recorded.digest:
-            self.undigested += 1
         return event
 
     def _chain_of(self, resource: str) -> HistoryChain | None:

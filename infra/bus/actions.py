@@ -16,13 +16,12 @@ from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
 from infra.bus.removals import telling_what_to_do
 from infra.bus.retries import patiently
-from infra.bus.streams import LOG, WORKERS, make_worker_consumer
+from infra.bus.streams import LOG, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError
 from infra.jetstream.pull import PullGroup
 from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery
 
-_OF_OLDER_RELEASES_AT_ONCE = 64
 _OFFERED_AGAIN_SECONDS = 30.0
 _logger = structlog.get_logger(__name__)
 
@@ -32,9 +31,7 @@ class JetStreamActionReader:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._reader = PullGroup(
-            nc, LOG, [WORKERS], max_batch=_OF_OLDER_RELEASES_AT_ONCE, until_done=True
-        )
+        self._reader = PullGroup(nc, LOG, [], until_done=True)
         self._leased: dict[str, Delivered] = {}
 
     async def take_from(self, provider_config: str, most: int) -> None:

@@ -55,7 +55,6 @@ from reconciler.ports import (
 )
 
 _POSITION_HEADER: Final = "Reconciler-Position"
-_NO_DIGEST: Final = "none"
 _FACTS: Final = ".fact"
 _EVENTS_ONE_BY_ONE: Final = 2
 _LEADER_TRIES: Final = 40
@@ -135,10 +134,7 @@ class JetStreamLog:
             OutgoingMessage(
                 cached_state(key),
                 payload,
-                {
-                    _POSITION_HEADER: str(position),
-                    DIGEST_HEADER: self._known_digest(key, position) or _NO_DIGEST,
-                },
+                {_POSITION_HEADER: str(position), **self._digest_header(key, position)},
             )
             for key, (position, payload) in states.items()
         ]
@@ -146,9 +142,9 @@ class JetStreamLog:
             if isinstance(result, Exception):
                 _logger.info("a cached state was not stored", error=str(result))
 
-    def _known_digest(self, key: ResourceKey, position: int) -> str:
+    def _digest_header(self, key: ResourceKey, position: int) -> dict[str, str]:
         head = self._sequences.known_head(log_filter(key), position)
-        return "" if head is None else head.digest
+        return {DIGEST_HEADER: head.digest} if head is not None and head.digest else {}
 
     # --- loading
 
@@ -246,15 +242,12 @@ class JetStreamLog:
         position = _position(cached)
         if position > heads.newest:
             cached, position = None, 0  # of another log: it knows more than there is
-        digest = _cached_digest(cached)
-        if cached is not None and digest is None:
-            cached, position = None, 0  # of a release without digests
         if cached is None:
             return await self._checked_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
-            self._remember(key, HistoryChain(None, digest or "", position))
+            self._remember(key, HistoryChain(None, _cached_digest(cached), position))
             return LoadedResource(position, cached.payload, ())
-        chain = HistoryChain(None, digest or "", position)
+        chain = HistoryChain(None, _cached_digest(cached), position)
         return await self._checked_tail(key, chain, heads.newest, cached.payload)
 
     async def _checked_tail(
@@ -429,10 +422,9 @@ def _position(cached: StoredMessage | None) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _cached_digest(cached: StoredMessage | None) -> str | None:
-    """Read the digest of the history that a cached state holds; None if nobody wrote it down."""
-    found = None if cached is None else (cached.headers or {}).get(DIGEST_HEADER)
-    return "" if found == _NO_DIGEST else found
+def _cached_digest(cached: StoredMessage) -> str:
+    """Read the digest of the history that a cached state holds; empty if it was not known."""
+    return (cached.headers or {}).get(DIGEST_HEADER, "")
 
 
 def _key_of(subject: str) -> ResourceKey:

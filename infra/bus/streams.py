@@ -66,9 +66,7 @@ DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
 """So much of the stream's bytes, however many it may have: people raise that limit (ADR 0017)."""
 
 DECIDER_GROUP: Final = "deciders"
-WORKERS: Final = "workers"
-"""The consumer of what older releases decided, under subjects that name no configuration. Every
-worker asks there, and so shows that it runs: of the others it wants only what it can do soon."""
+_WORKERS: Final = "workers="
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
@@ -127,7 +125,7 @@ def decider_consumers() -> list[str]:
 
 def worker_consumer(provider_config: str) -> str:
     """Name the consumer of the actions of one configuration; no durable name has an = otherwise."""
-    return f"{WORKERS}={provider_config}"
+    return f"{_WORKERS}{provider_config}"
 
 
 async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
@@ -136,7 +134,7 @@ async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
         names = await consumer_names(nc, LOG)
     except NotFoundOnBusError:
         return []
-    mine = sorted(name for name in names if name.partition("=")[0] == WORKERS)
+    mine = sorted(name for name in names if name.startswith(_WORKERS))
     return [await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None) for name in mine]
 
 
@@ -449,16 +447,15 @@ async def _consumers(nc: Client) -> list[tuple[str, Config]]:
         (INTAKE, _decider_consumer(name, subject_filter))
         for name, subject_filter in zip(decider_consumers(), filters, strict=True)
     ]
-    names = {WORKERS, *(each["name"] for each in await worker_consumers(nc))}
-    return [*deciders, *((LOG, _worker_consumer(name)) for name in sorted(names))]
+    names = [each["name"] for each in await worker_consumers(nc)]
+    return [*deciders, *((LOG, _worker_consumer(name)) for name in names)]
 
 
 def _worker_consumer(name: str) -> Config:
-    place = subjects.log(ResourceKey("*", "*", "*"), "action")
-    _, _, provider_config = name.partition("=")
+    place = f"action.{name.removeprefix(_WORKERS)}"
     return {
         "durable_name": name,
-        "filter_subject": f"{place}.{provider_config}" if provider_config else place,
+        "filter_subject": subjects.log(ResourceKey("*", "*", "*"), place),
         "deliver_policy": "all",
         "ack_policy": "explicit",
         "ack_wait": _LEASE,

@@ -28,13 +28,9 @@ def _no_progress(_position: int) -> None: ...
 
 
 class Integrity(msgspec.Struct, frozen=True, rename="camel"):
-    """What came of checking versions and digests of the whole log.
-
-    ``undigested`` counts the events of releases that kept no digests: their versions are checked.
-    """
+    """What came of checking versions and digests of the whole log."""
 
     resources: int
-    undigested: int
     damage: list[LogDamage]
 
 
@@ -55,9 +51,8 @@ class LogReplay:
     def integrity(self) -> Integrity:
         """What came of checking all that was read."""
         if self._feed is None:
-            return Integrity(0, 0, self.damage)
-        chains = self._feed.chains
-        return Integrity(len(chains.chains), chains.undigested, self.damage)
+            return Integrity(0, self.damage)
+        return Integrity(len(self._feed.chains.chains), self.damage)
 
     async def go_on(self, to: int | None = None, progress: Progress = _no_progress) -> None:
         """Fold what comes up to a position, or to the end as it is now.

@@ -119,13 +119,10 @@ def _print(replayed: Replayed) -> None:
 def print_integrity(found: Integrity) -> None:
     """Print whether the log is what was written."""
     out = console()
-    old = f"; {found.undigested} events of older releases have none" if found.undigested else ""
     if not found.damage:
-        out.print(
-            f"versions and digests of {found.resources} resources are right{old}", style="green"
-        )
+        out.print(f"versions and digests of {found.resources} resources are right", style="green")
         return
-    out.print(f"the log is damaged in {len(found.damage)} places{old}", style="bold red")
+    out.print(f"the log is damaged in {len(found.damage)} places", style="bold red")
     for one in found.damage[:_SHOWN]:
         out.print(f"{one.problem}: {one}")
     if len(found.damage) > _SHOWN:

@@ -13,10 +13,10 @@ from infra.bus.streams import (
     LOG,
     LOG_FORMAT,
     LOG_ID_METADATA,
-    WORKERS,
     decider_consumers,
     ensure_topology,
     find_log_id,
+    make_worker_consumer,
     topology_differences,
 )
 from infra.embedded import EmbeddedServer
@@ -50,9 +50,10 @@ async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
     """The server stops after ``max_deliver`` without a word: what waits there is lost."""
     server = EmbeddedServer()
     nc = await connect(await server.start(tmp_path), name="test")
-    consumers = [(INTAKE, name) for name in decider_consumers()] + [(LOG, WORKERS)]
     try:
         await ensure_topology(nc)
+        worker = await make_worker_consumer(nc, "default")
+        consumers = [(INTAKE, name) for name in decider_consumers()] + [(LOG, worker)]
         for stream, name in consumers:
             config = (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
             assert config["max_deliver"] == -1, name

@@ -27,14 +27,13 @@ from events.log import (
     SpecWithdrawn,
     event_id,
     event_type,
-    log_class,
+    log_place,
 )
 from events.names import ResourceKey
 from infra.embedded import EmbeddedServer
 from infra.eventstore import JetStreamFactory
-from infra.jetstream.append import append
-from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
+from infra.jetstream.sequences import EMPTY, Entry, Sequences, head_of
 from infra.jetstream.topology import ensure_stream
 from tests.eventstore.helpers import application_recorder, new_environment
 
@@ -74,11 +73,23 @@ def _stored(event: LogEvent) -> StoredEvent:
 
 
 def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent]) -> None:
-    messages = [
-        OutgoingMessage(subjects.log(event.key, log_class(event.data)), encode_log(event))
+    entries = [
+        Entry(
+            subjects.log_filter(event.key),
+            event.resourceversion,
+            subjects.log(event.key, log_place(event.data)),
+            encode_log(event),
+        )
         for event in events
     ]
-    factory.bus.call(append(factory.bus.nc, messages))
+    factory.bus.call(_append(factory, entries))
+
+
+async def _append(factory: JetStreamFactory, entries: list[Entry]) -> None:
+    log = Sequences(factory.bus.nc, "LOG_1", sequence_of=subjects.log_filter_of, digested=True)
+    newest = await log.newest({entry.sequence for entry in entries}, from_leader=True)
+    heads = {entry.sequence: EMPTY for entry in entries}
+    await log.append(entries, heads | {name: head_of(one) for name, one in newest.items()})
 
 
 def test_the_library_reads_what_the_product_wrote(factory: JetStreamFactory) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.streams import INTAKE, LOG, WORKERS, worker_consumer
+from infra.bus.streams import INTAKE, LOG, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.topology import delete_consumer, delete_stream
 from reconciler.cli.errors import report
@@ -45,7 +45,7 @@ async def halts(world: World) -> str:
 
 @pytest.mark.parametrize(
     ("stream", "consumer"),
-    [(INTAKE, "decider-3"), (LOG, WORKERS), (LOG, worker_consumer("default"))],
+    [(INTAKE, "decider-3"), (LOG, worker_consumer("default"))],
 )
 async def test_fault_18_a_role_whose_consumer_was_deleted_says_so_and_ends(
     world: World, stream: str, consumer: str

@@ -15,7 +15,7 @@ from events.provider_config import ProviderConfigSpec
 from events.subjects import log_filter
 from infra.backup.file import MAGIC
 from infra.bus.event_log import JetStreamLog, open_log
-from infra.bus.streams import INTAKE, LOG, find_log
+from infra.bus.streams import INTAKE, LOG, find_log, make_worker_consumer
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
@@ -196,7 +196,8 @@ async def test_a_log_that_somebody_works_on_is_not_touched(
 ) -> None:
     await _fill(log)
     await operator.succeeds(server.url, "backup", "b")
-    reader = PullReader(bus, LOG, "workers", max_batch=1)
+    worker = await make_worker_consumer(bus, "default")
+    reader = PullReader(bus, LOG, worker, max_batch=1)
     waiting = asyncio.create_task(reader.next_batch())
 
     async def is_refused() -> bool:

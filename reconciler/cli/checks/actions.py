@@ -16,7 +16,6 @@ from infra.bus.streams import (
     INTAKE,
     LOG,
     TIMERS,
-    WORKERS,
     decider_consumers,
     worker_consumer,
 )
@@ -86,9 +85,9 @@ def _finding(found: _Look) -> Finding:
             "lost actions",
             "fail",
             f"{len(found.lost)} that no worker has, without a result: {some(sorted(found.lost))}",
-            f"stop the workers, `nats consumer rm {LOG} {WORKERS}=NAME` for the ProviderConfig "
-            "that they are of, start the workers: every action is handed out again, and those that "
-            "have a result are passed over",
+            f"stop the workers, `nats consumer rm {LOG} {worker_consumer('NAME')}` for the "
+            "ProviderConfig that they are of, start the workers: every action is handed "
+            "out again, and those that have a result are passed over",
         )
     if found.overdue:
         return Finding(
@@ -122,7 +121,7 @@ async def _look(nc: Client, replay: LogReplay) -> _Look:
 
 async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
     """Give the rows of whose actions no worker can have all, as each API's consumer counts them."""
-    places = [log(row.key, place) for row in called for place in ("action", "action.*")]
+    places = [log(row.key, "action.*") for row in called]
     newest: dict[ResourceKey, StoredMessage] = {}
     for message in await last_for_subjects(nc, LOG, places):
         key = parse_log(message.subject)
@@ -142,8 +141,7 @@ async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow
 
 
 def _consumer_of(subject: str) -> str:
-    _, _, provider_config = subject.partition(".action.")
-    return worker_consumer(provider_config) if provider_config else WORKERS
+    return worker_consumer(subject.rpartition(".")[2])
 
 
 async def _not_handed_out_by(
@@ -151,8 +149,8 @@ async def _not_handed_out_by(
 ) -> list[StatusRow]:
     try:
         worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{LOG}.{consumer}", None)
-    except NotFoundOnBusError:  # the next worker makes it, and has all of them; `init` the older
-        return [each.row for each in decided] if consumer == WORKERS else []
+    except NotFoundOnBusError:  # the next worker makes it, and has all of them
+        return []
     done_up_to = int(worker["ack_floor"]["stream_seq"])
     delivered_up_to = int(worker["delivered"]["stream_seq"])
     acknowledged = [each.row for each in decided if each.position <= done_up_to]
