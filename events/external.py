@@ -37,6 +37,12 @@ def digest(thing: ExternalObject) -> str:
     return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
 
+def identity(thing: ExternalObject) -> str:
+    """Digest what tells whose an object is: name, uid and labels, and not its fields."""
+    content = (thing.name, thing.uid, thing.labels)
+    return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
+
+
 def same_content(left: ExternalObject | None, right: ExternalObject | None) -> bool:
     """Return whether two looks at an object show the same thing; None stands for its absence."""
     if left is None or right is None:

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import msgspec
 
-from events.external import ExternalObject, digest
+from events.external import ExternalObject, digest, identity
 from events.intake import OnWithdrawal
 from events.integrity import LogDamage
 from events.log import (
@@ -59,11 +59,12 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
     ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
-    observer reports only what differs from it. ``asked_digest`` is that of what an action asks for,
-    which is believed of an API that shows nothing after a write. ``action_id`` and ``retry_at`` are
-    set while an action is under way, or the resource waits. ``listing_disproved``: a complete
-    listing did not show the object though it was there; from now on only a read of its own proves
-    its absence.
+    observer reports only what differs from it. Of an object that nobody here declares or owns,
+    ``foreign_identity`` tells whose it is: what others write into it is no news.
+    ``asked_digest`` is the digest of what an action asks for, which is believed of an API that
+    shows nothing after a write. ``action_id`` and ``retry_at`` are set while an action is under
+    way, or the resource waits. ``listing_disproved``: a complete listing did not show the object
+    though it was there; from now on only a read of its own proves its absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
     not believe that it is gone, or a person lets go what it holds; the next listing decides,
     whatever it shows. ``taken_by`` is another resource that has the object.
@@ -87,6 +88,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     provider_config: str = ""
     external_name: str = ""
     observed_digest: str = ""
+    foreign_identity: str = ""
     asked_digest: str = ""
     outcome: str = ""
     reason: str = ""
@@ -163,6 +165,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
             row.observed_digest = "" if data.object is None else digest(data.object)
+            is_foreign = data.object is not None and not (row.declared or row.owned)
+            row.foreign_identity = identity(data.object) if data.object and is_foreign else ""
             row.doubted = False
             row.strays, row.total = data.strays, data.total
             row.taken_by = data.taken_by
@@ -175,6 +179,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.drifts += 1
         case OwnershipClaimed() as data:
             row.owned = True
+            row.foreign_identity = ""
             row.uid = data.uid
             row.listing_disproved = data.reason == "Returned"
         case OwnershipReleased():
@@ -239,6 +244,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.observed_digest = ""
     row.taken_by = row.taken_by if row.observed_digest else ""
     row.provider_config, row.external_name = place
+    row.foreign_identity = ""
     row.generation = data.generation
     row.declared = True
     row.throttled_until = row.breaker_until = None

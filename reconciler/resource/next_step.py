@@ -32,7 +32,7 @@ from reconciler.resource.difference import (
     open_differences,
     wanted,
 )
-from reconciler.resource.observation import DELETION_GUARD, LOSS_GUARD
+from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
 from reconciler.resource.state import ResourceState, Spec
@@ -260,6 +260,10 @@ def _take_over(
             f"{seen.name!r} exists and {whose}: declare it with policy.adoption Adopt, "
             "or under another name",
         )
+    is_old = state.observed.position < state.desired.position
+    if is_old and not context.capabilities.conditional_writes:
+        # Others may have written to it since, and nothing would keep us from undoing that.
+        return Settled("Degraded", LOOKING, "it is adopted when the next listing has shown it")
     if said.label == "another's":
         label = f"its owner label is {seen.labels[OWNER_LABEL]!r}"
         return Settled("Conflict", "OwnedByAnother", label)

@@ -27,6 +27,9 @@ _RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and
 DELETION_GUARD = "DeletionGuard"
 """Reason of the outcome of what the guard holds, and what an approval names."""
 
+LOOKING = "Looking"
+"""Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
+
 LOSS_GUARD = "LossGuard"
 """Reason of the outcome of a resource whose loss is not believed, and what an approval names."""
 
@@ -115,6 +118,8 @@ def _labelled(seen: ExternalObject | None, context: Context) -> str:
 def _is_news(said: Observed, state: ResourceState) -> bool:
     known, shown = state.observed, said.object
     if not same_content(known.object, shown):
+        return True
+    if state.outcome is not None and state.outcome.reason == LOOKING:
         return True
     if known.doubted is not None and shown is not None:
         return True

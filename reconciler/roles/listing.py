@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from events.external import ExternalObject, digest
+from events.external import ExternalObject, digest, identity
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.names import ResourceKey, name_for_external
 from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
+from reconciler.resource.observation import LOOKING
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log
 from reconciler.roles.slices import in_slices
 
@@ -177,9 +178,18 @@ def _interested(
         taken = _taken_by(row, rows)
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
-        is_news = row.observed_digest != shown or row.taken_by != taken or row.doubted
+        is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
         if is_news or _may_pass_now(row, strays):
             yield row.key, taken
+
+
+def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
+    """Return whether an object is other than the log knows it; of a foreign one, whether it is."""
+    if row.reason == LOOKING:
+        return True
+    if row.foreign_identity:
+        return row.foreign_identity != identity(seen)
+    return row.observed_digest != shown
 
 
 def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:

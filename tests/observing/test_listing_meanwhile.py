@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.intake import Observed, StrayCount
 from events.log import ExternalObserved, HoldApproved, LogEvent, SpecDeclared
-from events.manifest import Policy
+from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
@@ -35,6 +35,8 @@ class Api:
 
     def __init__(self, *shown: str) -> None:
         self.shown = shown
+        self.fields: Fields = {}
+        self.uid: str | None = None
         self.listings = 0
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -57,7 +59,11 @@ class Api:
         self.listings += 1
         self.meanwhile()
         prefix = scope.prefix or ""
-        yield [ExternalObject(name, {}) for name in self.shown if name.startswith(prefix)]
+        yield [
+            ExternalObject(name, self.fields, self.uid)
+            for name in self.shown
+            if name.startswith(prefix)
+        ]
 
     async def close(self) -> None: ...
 
@@ -86,6 +92,7 @@ class Stage:
     """An observer of one API, and all that it knows."""
 
     def __init__(self, api: Api, catch_up: Callable[[float], Awaitable[None]]) -> None:
+        self.api = api
         self.configurations = Configurations()
         self.configurations.by_name["default"] = EXCLUSIVE
         self.intake, self.models = Intake(), ReadModels()
@@ -112,9 +119,9 @@ class Stage:
 async def _nothing_new(_seconds: float) -> None: ...
 
 
-def _declared(name: str) -> LogEvent:
+def _declared(name: str, namespace: str = "team", version: int = 1) -> LogEvent:
     data = SpecDeclared(1, "test/v1", "default", "x", {}, policy=Policy())
-    return event(ResourceKey("team", "Shape", name), 1, data)
+    return event(ResourceKey(namespace, "Shape", name), version, data)
 
 
 async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_stray() -> None:
@@ -149,6 +156,29 @@ async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
     stage.models.apply(3, _seen("x", 2, taken_by="team/Shape/y"))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
+
+
+async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
+    """It would grow our log with their churn."""
+    stage = Stage(Api("x"), _nothing_new)
+    stage.models.apply(1, _seen("x"))
+    stage.api.fields = {"color": "Red"}
+    await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+    stage.api.uid = "another"
+    await stage.observer.list_once("default", "Shape")
+    assert set(stage.intake.observed) == {ResourceKey("default", "Shape", "x")}
+
+
+async def test_what_is_declared_is_told_as_it_is_by_now() -> None:
+    stage = Stage(Api("x"), _nothing_new)
+    stage.models.apply(1, _seen("x"))
+    stage.api.fields = {"color": "Red"}
+    stage.models.apply(2, _declared("x", "default", 2))
+    await stage.observer.list_once("default", "Shape")
+    told = stage.intake.observed[ResourceKey("default", "Shape", "x")]
+    assert told.object is not None
+    assert told.object.fields == {"color": "Red"}
 
 
 async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
 import pytest
 
 from events.intake import Observed
+from reconciler.provider import Capabilities
 from tests.resource.building import (
+    BLOCK,
     CONFIG,
     SHARED,
     Story,
@@ -16,6 +19,10 @@ from tests.resource.building import (
     names,
     repainted,
     thing,
+)
+
+UNCONDITIONAL = Capabilities(
+    idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=False
 )
 
 
@@ -137,6 +144,32 @@ def test_an_unowned_object_that_goes_is_told():
     assert story.outcome == "Unowned"
     story.see(None)
     assert (story.outcome, story.reason) == ("Deleted", "GoneByOthers")
+
+
+def test_what_is_adopted_is_written_as_it_is_and_not_as_it_was_first_seen():
+    story = Story()
+    story.see(thing({"type": "Square", "color": "Red"}))
+    story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
+    assert story.action.version == "1", "the API refuses it"
+    story.fail("Conflict", shown=thing({"type": "Circle", "color": "Red"}, version="2"))
+    assert (story.action.version, story.action.fields["type"]) == ("2", "Circle")
+
+
+def test_without_conditional_writes_an_adoption_waits_for_a_look():
+    story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
+    story.see(thing({"type": "Square", "color": "Red"}))
+    story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
+    assert (story.outcome, story.reason) == ("Degraded", "Looking")
+    story.see(thing({"type": "Circle", "color": "Red"}))
+    assert story.action.fields == {"type": "Circle", "color": "Blue"}
+
+
+def test_an_adoption_waits_for_a_look_even_at_what_has_not_changed():
+    story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
+    story.see(thing({"color": "Blue"}))
+    story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
+    story.see(thing({"color": "Blue"}))
+    assert "OwnershipClaimed" in names([each.data for each in story.log])
 
 
 def test_a_new_version_resolves_a_conflict_that_showed_no_object():
