@@ -33,8 +33,8 @@ from events.manifest import Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
-from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import ListingAssembler, observations
 from reconciler.roles.projector import Projector

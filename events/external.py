@@ -16,7 +16,9 @@ class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 
     ``uid`` tells two objects of one name apart; ``version`` is the API's version or ETag, if it has
     one; ``fields`` are the kind's own, without name and labels. ``written_by`` is the idempotency
-    key of the action that wrote it last, where its provider leaves that in the object.
+    key of the action that wrote it last, where its provider leaves that in the object. ``outputs``
+    are what the API made of it, for others to use: addresses, ports, ids, an expiry, a health. They
+    are recorded, so what changes by itself all the time (counters) is none.
     """
 
     name: str
@@ -25,15 +27,16 @@ class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     version: str | None = None
     labels: dict[str, str] = {}
     written_by: str | None = None
+    outputs: Fields = {}
 
 
 def digest(thing: ExternalObject) -> str:
     """Digest an object's content, so that an observer can tell a change without keeping the object.
 
-    Two objects with the same name, uid, fields and labels have the same digest, whatever the order
-    of their keys. Version and ``written_by`` are left out: a touch without a change is no event.
+    Two objects with the same name, uid, fields, labels and outputs have the same digest, whatever
+    the order of their keys. Version and ``written_by`` are left out: a touch is no event.
     """
-    content = (thing.name, thing.uid, thing.fields, thing.labels)
+    content = (thing.name, thing.uid, thing.fields, thing.labels, thing.outputs)
     return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
 
@@ -52,4 +55,5 @@ def same_content(left: ExternalObject | None, right: ExternalObject | None) -> b
         and left.uid == right.uid
         and left.fields == right.fields
         and left.labels == right.labels
+        and left.outputs == right.outputs
     )

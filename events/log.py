@@ -374,7 +374,7 @@ OutcomeName = Literal[
     "Released",
     "Rejected",
 ]
-ConditionType = Literal["Ready", "Synced", "Degraded", "Paused"]
+ConditionType = Literal["Converged", "Ready", "Degraded", "Paused"]
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -46,6 +46,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
 )
+from events.manifest import Fields
 from events.names import ResourceKey
 from events.reference import ReferenceSpec, is_reference, target_of
 
@@ -61,10 +62,11 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. Of an object that nobody here declares or owns,
     ``foreign_identity`` tells whose it is: what others write into it is no news.
-    ``asked_digest`` is the digest of what an action asks for, which is believed of an API that
-    shows nothing after a write. ``action_id`` and ``retry_at`` are set while an action is under
-    way, or the resource waits. ``listing_disproved``: a complete listing did not show the object
-    though it was there; from now on only a read of its own proves its absence.
+    ``outputs`` are those of the object. ``asked_digest`` is the digest of what an action asks for,
+    which is believed of an API that shows nothing after a write. ``action_id`` and ``retry_at`` are
+    set while an action is under way, or the resource waits. ``listing_disproved``: a complete
+    listing did not show the object though it was there; from now on only a read of its own proves
+    its absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
     not believe that it is gone, or a person lets go what it holds; the next listing decides,
     whatever it shows. ``taken_by`` is another resource that has the object.
@@ -90,6 +92,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     observed_digest: str = ""
     foreign_identity: str = ""
     asked_digest: str = ""
+    outputs: Fields = {}
     outcome: str = ""
     reason: str = ""
     message: str = ""
@@ -135,6 +138,16 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
         )
 
     @property
+    def not_ready(self) -> Condition | None:
+        """Why the object cannot be used yet, though it is as declared; None if that is not so."""
+        if self.outcome != "Converged":
+            return None
+        for each in self.conditions:
+            if each.type == "Ready" and each.status != "True":
+                return each
+        return None
+
+    @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, is held, refers or is referred to."""
         return self.outcome == "Held" or bool(self.retry_at or self.target or self.references)
@@ -143,7 +156,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
         """Show that the resource is held: its history must not be folded any further."""
         self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
         self.conditions = (
-            Condition("Ready", "Unknown", LOG_DAMAGED, str(damage), self.generation),
+            Condition("Converged", "Unknown", LOG_DAMAGED, str(damage), self.generation),
+            Condition("Ready", "Unknown", LOG_DAMAGED, "", self.generation),
         )
 
 
@@ -164,7 +178,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
-            row.observed_digest = "" if data.object is None else digest(data.object)
+            _seen(row, data.object)
             is_foreign = data.object is not None and not (row.declared or row.owned)
             row.foreign_identity = identity(data.object) if data.object and is_foreign else ""
             row.doubted = False
@@ -241,7 +255,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
 def _declared(row: StatusRow, data: SpecDeclared) -> None:
     place = (data.provider_config, data.external_name)
     if (row.provider_config, row.external_name) != place and not row.owned:
-        row.observed_digest = ""
+        _seen(row, None)
     row.taken_by = row.taken_by if row.observed_digest else ""
     row.provider_config, row.external_name = place
     row.foreign_identity = ""
@@ -282,7 +296,8 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
         row.retry_at = None
         row.asked_digest = ""
     if data.operation == "Delete":
-        row.owned, row.uid, row.observed_digest = False, None, ""
+        row.owned, row.uid = False, None
+        _seen(row, None)
         row.listing_disproved = False
         return
     row.owned = True
@@ -291,7 +306,7 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
     row.observed_digest = asked
     if data.object is not None:
         row.uid = data.object.uid
-        row.observed_digest = digest(data.object)
+        _seen(row, data.object)
 
 
 def _failed(row: StatusRow, data: ActionFailed) -> None:
@@ -299,9 +314,14 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
         return
     _ended(row)
     if data.error.error_class == "NotFound":
-        row.observed_digest = ""
+        _seen(row, None)
     elif data.object is not None and data.error.error_class == "Conflict":
-        row.observed_digest = digest(data.object)
+        _seen(row, data.object)
+
+
+def _seen(row: StatusRow, shown: ExternalObject | None) -> None:
+    row.observed_digest = "" if shown is None else digest(shown)
+    row.outputs = {} if shown is None else shown.outputs
 
 
 def _ended(row: StatusRow) -> None:

@@ -26,5 +26,5 @@ others subscribe to. The *projector* (`roles.projector`) folds the log into *row
 
 What the roles need from a bus is in `ports`; `infra.bus` implements it on NATS JetStream, and
 `tests.simulation` on one thread with a clock of its own. `wiring` puts a process together: only it
-imports `infra`. `kinds` says what a kind is, `cli` is for people, `failpoints` for crash tests.
+imports `infra`. `provider.kind` says what a kind is, `cli` is for people, `failpoints` for tests.
 """

@@ -24,7 +24,7 @@ from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from reconciler.failpoints import arm_from_environment
-from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
 

@@ -31,8 +31,8 @@ from reconciler.errors import (
     ProviderError,
     TransientError,
 )
-from reconciler.kinds import Kind
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import Kind
 
 DEFAULT_TTL_SECONDS = 300
 KEY_TAG = "reconciler/key"

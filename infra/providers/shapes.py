@@ -45,8 +45,8 @@ from reconciler.errors import (
     ProviderError,
     TransientError,
 )
-from reconciler.kinds import Kind
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import Kind
 
 MAX_PAGE_SIZE = 5000
 

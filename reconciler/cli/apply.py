@@ -24,7 +24,7 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
-from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.sdk.client import Client
 
 GOOD = ("Converged",)

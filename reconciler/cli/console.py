@@ -71,6 +71,10 @@ def help_console() -> Console:
     return _Console()
 
 
+NOT_READY = "Converged, not ready"
+"""How a resource stands whose object is as declared, and cannot be used yet."""
+
+
 def coloured(word: str) -> Text:
     """Give a word the colour of what it means."""
     if word in _GOOD:

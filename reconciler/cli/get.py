@@ -14,14 +14,14 @@ from events.provider_config import home_of
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import coloured, print_table
+from reconciler.cli.console import NOT_READY, coloured, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import check_names, registered, same_kind
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import print_structured
-from reconciler.kinds import installed_kinds
+from reconciler.provider.kind import installed_kinds
 
 Listing = Literal["table", "wide", "json", "yaml", "name"]
 
@@ -143,12 +143,15 @@ def print_rows(rows: list[StatusRow], *, with_namespace: bool, wide: bool = Fals
 def _cells(row: StatusRow, with_namespace: bool, wide: bool) -> list[str | Text]:
     changed = "" if row.changed_at is None else f"{row.changed_at:%Y-%m-%dT%H:%M:%SZ}"
     cells: list[str | Text] = [row.namespace] if with_namespace else []
-    cells += [row.kind, row.name, coloured(row.outcome or "Pending"), _generation(row)]
-    cells += ["yes" if row.owned else "no", row.reason, changed]
+    why = row.not_ready
+    word = coloured(row.outcome or _PENDING) if why is None else Text(NOT_READY, "yellow")
+    reason, message = (row.reason, row.message) if why is None else (why.reason, why.message)
+    cells += [row.kind, row.name, word, _generation(row), "yes" if row.owned else "no"]
+    cells += [reason, changed]
     if wide:
         action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
         cells += [row.provider_config, row.external_name, str(row.drifts), action]
-    return [*cells, " ".join((row.message or throttled(row, datetime.now(UTC))).split())]
+    return [*cells, " ".join((message or throttled(row, datetime.now(UTC))).split())]
 
 
 def _generation(row: StatusRow) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from events.names import ResourceKey, check_token
 from events.provider_config import home_of
 from reconciler.cli.errors import UsageError
-from reconciler.kinds import installed_kinds
+from reconciler.provider.kind import installed_kinds
 
 
 class Meant(NamedTuple):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from events.intake import Answer
 from events.names import ResourceKey
-from reconciler.cli.console import coloured, print_table
+from reconciler.cli.console import NOT_READY, coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, print_structured
@@ -33,6 +33,7 @@ class Result(msgspec.Struct, rename="camel", omit_defaults=True):
     outcome: str = ""
     message: str = ""
     timed_out: bool = False
+    ready: bool = True
 
 
 def result_of(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Result:
@@ -76,9 +77,12 @@ async def wait_for_results(
 
 
 def _note(result: Result, outcome: Outcome) -> None:
+    why = outcome.not_ready if outcome.outcome == "Converged" else None
     result.outcome = outcome.outcome
-    result.reason = outcome.reason
-    result.message = outcome.message
+    result.ready = why is None
+    result.reason, result.message = (
+        (outcome.reason, outcome.message) if why is None else (why.reason, why.message)
+    )
 
 
 def _note_the_timeout(accepted: Mapping[str, Result], seen: Mapping[str, Outcome]) -> None:
@@ -86,7 +90,7 @@ def _note_the_timeout(accepted: Mapping[str, Result], seen: Mapping[str, Outcome
         outcome = seen.get(name)
         if outcome is not None and outcome.generation >= result.generation:
             _note(result, outcome)
-        result.timed_out = result.outcome not in SETTLED
+        result.timed_out = result.outcome not in SETTLED or not result.ready
 
 
 def exit_status(results: Sequence[Result], good: Collection[str] | None) -> Exit:
@@ -125,7 +129,8 @@ def _row(result: Result) -> list[str | Text]:
     if not result.accepted:
         word = coloured("Rejected")
     elif result.timed_out:
-        word = Text(f"{result.outcome or 'Pending'} (timed out)", "yellow")
+        reached = result.outcome or "Pending"
+        word = Text(f"{reached if result.ready else NOT_READY} (timed out)", "yellow")
     else:
         word = coloured(result.outcome or "Accepted")
     generation = str(result.generation) if result.generation else ""

@@ -13,8 +13,8 @@ from projections.read_models import ReadModels
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, same_kind
-from reconciler.kinds import installed_kinds
 from reconciler.ports import StoredEvent
+from reconciler.provider.kind import installed_kinds
 
 
 def models_of(history: Sequence[StoredEvent]) -> ReadModels:

@@ -31,8 +31,8 @@ from events.log import Action, Operation
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from reconciler.errors import ConflictError, NotFoundError, PermanentError
-from reconciler.kinds import Kind
 from reconciler.provider import Effect, Provider
+from reconciler.provider.kind import Kind
 
 Capability = Literal["idempotency_keys", "deterministic_names", "labels", "conditional_writes"]
 

@@ -13,7 +13,7 @@ from events.log import (
 from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import InvalidNameError
 from events.provider_config import is_config
-from reconciler.kinds import Kind
+from reconciler.provider.kind import Kind
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import (

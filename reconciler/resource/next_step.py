@@ -14,7 +14,7 @@ from events.log import ActionDecided, FieldDifference, OwnershipClaimed, Ownersh
 from events.manifest import Policy
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
 from events.reference import is_reference, target_of
-from reconciler.kinds import Kind
+from reconciler.provider.kind import Kind
 from reconciler.resource.api_health import standing_of_api
 from reconciler.resource.attempt import (
     MAX_CONFLICTS,
@@ -231,10 +231,14 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
 def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -> Settled:
     """Nothing differs; a label that shall not be put back may still be missing."""
     is_expected = OWNER_LABEL in labels_of(state, context)
+    spec, kind = state.desired.spec, context.kind
+    assert spec is not None
+    assert kind is not None
+    ready = kind.ready(spec.fields, seen)
     if state.owned is not None and is_expected and OWNER_LABEL not in seen.labels:
         stripped = "the log says that it is ours, its label is gone"
-        return Settled("Disputed", "LabelMissing", stripped)
-    return Settled("Converged", "AsDeclared")
+        return Settled("Disputed", "LabelMissing", stripped, ready=ready)
+    return Settled("Converged", "AsDeclared", ready=ready)
 
 
 def _take_over(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
 from events.log import Condition, OutcomeName, OutcomeRecorded
+from reconciler.provider.kind import Readiness
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_TO_SAY, Settled
 
-_READY: frozenset[OutcomeName] = frozenset({"Converged"})
-_IN_STEP: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
+_CONVERGED: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
 _TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 
@@ -18,14 +20,7 @@ def outcome_to_record(state: ResourceState, settled: Settled) -> OutcomeRecorded
     if settled is NOTHING_TO_SAY or (not settled.reason and settled.outcome == "Converged"):
         return None
     last = state.outcome
-    if last is not None and (last.outcome, last.generation, last.reason, last.message) == (
-        settled.outcome,
-        state.desired.generation,
-        settled.reason,
-        settled.message,
-    ):
-        return None
-    return OutcomeRecorded(
+    outcome = OutcomeRecorded(
         outcome=settled.outcome,
         generation=state.desired.generation,
         reason=settled.reason,
@@ -33,19 +28,22 @@ def outcome_to_record(state: ResourceState, settled: Settled) -> OutcomeRecorded
         conditions=conditions(state, settled),
         action_id=settled.action_id,
     )
+    is_known = last is not None and replace(last, action_id=settled.action_id) == outcome
+    return None if is_known else outcome
 
 
 def conditions(state: ResourceState, settled: Settled) -> tuple[Condition, ...]:
     """Return the conditions as Kubernetes users know them.
 
-    ``Ready``: the object is as declared. ``Synced``: nothing is left to do. ``Degraded``: calls
-    fail. ``Paused``: the declaration asks for no action.
+    ``Converged``: it is as declared. ``Ready``: it can be used, as its kind judges. ``Degraded``:
+    calls fail. ``Paused``: the declaration asks for no action.
     """
     generation = state.desired.generation
     name, reason, message = settled.outcome, settled.reason, settled.message
+    ready = settled.ready or Readiness(name == "Converged", reason, message)
     shown = [
-        Condition("Ready", _truth(name in _READY), reason, message, generation),
-        Condition("Synced", _truth(name in _IN_STEP), reason, "", generation),
+        Condition("Converged", _truth(name in _CONVERGED), reason, message, generation),
+        Condition("Ready", _truth(ready.is_ready), ready.reason, ready.message, generation),
     ]
     if name in _TROUBLED:
         shown.append(Condition("Degraded", "True", reason, message, generation))

@@ -12,8 +12,8 @@ from events.intake import Answer, IntakeData
 from events.log import LogEvent, OutcomeName, ResourceEvent, RetryScheduled
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
-from reconciler.kinds import Kind
 from reconciler.provider import Capabilities
+from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.owner_label import owner
 from reconciler.resource.state import ResourceState, declaration_id
 
@@ -75,6 +75,7 @@ class Settled(msgspec.Struct, frozen=True):
     reason: str
     message: str = ""
     action_id: str | None = None
+    ready: Readiness | None = None  # of the object; None where it does not count
 
 
 NOTHING_TO_SAY = Settled("Deleted", "")

@@ -24,7 +24,6 @@ from events.integrity import LogDamage
 from events.names import ResourceKey
 from events.provider_config import is_config
 from reconciler.failpoints import Failpoint, reach
-from reconciler.kinds import KindRegistry
 from reconciler.ports import (
     AppendRefusedError,
     DeadLetter,
@@ -35,6 +34,7 @@ from reconciler.ports import (
     Rejection,
     TimerRequest,
 )
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn

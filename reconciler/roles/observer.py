@@ -20,9 +20,9 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
-from reconciler.kinds import KindRegistry
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.api_gate import TurnedAwayError
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.cancellation import is_being_cancelled

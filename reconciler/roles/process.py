@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 from events.integrity import LogDamage
 from projections.read_models import ReadModels
-from reconciler.kinds import KindRegistry
 from reconciler.ports import (
     ActionReader,
     DecisionSink,
@@ -26,6 +25,7 @@ from reconciler.ports import (
     RateStore,
     RowStore,
 )
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations

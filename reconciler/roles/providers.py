@@ -9,8 +9,8 @@ from pathlib import Path
 
 from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
-from reconciler.kinds import KindRegistry
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.secret_guard import SecretiveProvider, secretive, without_secret
 from reconciler.secrecy import Secrecy

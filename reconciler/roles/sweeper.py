@@ -20,8 +20,8 @@ from events.reference import is_reference
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.failpoints import Failpoint, reach
-from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.backoff import is_over
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations

@@ -240,15 +240,17 @@ class Client:
         *,
         generation: int,
         outcomes: Collection[OutcomeName] = SETTLED,
+        ready: bool = True,
         timeout_seconds: float = 60.0,
     ) -> Outcome:
         """Wait until a generation, or a newer one, has one of these outcomes; gives it.
 
-        It counts if it is there already. Raises ``WaitTimeoutError``, which says what was seen.
+        It counts if it is there already. ``Converged`` counts when the object is ready, too, unless
+        ``ready`` is false. Raises ``WaitTimeoutError``, which says what was seen.
         """
         key = as_key(resource)
         found = await self.wait_for_many(
-            {key: generation}, outcomes=outcomes, timeout_seconds=timeout_seconds
+            {key: generation}, outcomes=outcomes, ready=ready, timeout_seconds=timeout_seconds
         )
         return found[key]
 
@@ -257,6 +259,7 @@ class Client:
         resources: Mapping[ResourceKey, int] | Mapping[str, int],
         *,
         outcomes: Collection[OutcomeName] = SETTLED,
+        ready: bool = True,
         timeout_seconds: float = 60.0,
         on_outcome: OnOutcome | None = None,
     ) -> dict[ResourceKey, Outcome]:
@@ -266,7 +269,7 @@ class Client:
         wait: for showing progress.
         """
         wanted = {as_key(resource): generation for resource, generation in resources.items()}
-        waiting = Waiting(wanted, outcomes, on_outcome)
+        waiting = Waiting(wanted, outcomes, on_outcome, ready=ready)
         await wait(self._bus, waiting, timeout_seconds)
         return waiting.found
 

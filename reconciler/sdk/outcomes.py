@@ -61,6 +61,14 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     version: int = 0
     actor: str = ""
 
+    @property
+    def not_ready(self) -> Condition | None:
+        """Why the object cannot be used yet, though it may be as declared; None if it can."""
+        for each in self.conditions:
+            if each.type == "Ready" and each.status != "True":
+                return each
+        return None
+
 
 def as_outcome(stored: StoredEvent) -> Outcome | None:
     """Read an event as an outcome; None for an event that is none."""
@@ -170,11 +178,14 @@ class Waiting:
         wanted: Mapping[ResourceKey, int],
         outcomes: Collection[OutcomeName],
         on_outcome: OnOutcome | None = None,
+        *,
+        ready: bool = True,
     ) -> None:
         self.found: dict[ResourceKey, Outcome] = {}
         self._wanted = wanted
         self._outcomes = frozenset(outcomes)
         self._on_outcome = on_outcome
+        self._ready = ready
         self._last: dict[ResourceKey, Outcome] = {}
         self._missing = dict(wanted)
 
@@ -198,11 +209,15 @@ class Waiting:
         ):
             return
         self._last[outcome.key] = outcome
-        if outcome.generation >= self._wanted[outcome.key] and outcome.outcome in self._outcomes:
+        if outcome.generation >= self._wanted[outcome.key] and self._ends_the_wait(outcome):
             del self._missing[outcome.key]
             self.found[outcome.key] = outcome
         if self._on_outcome is not None:
             self._on_outcome(outcome)
+
+    def _ends_the_wait(self, outcome: Outcome) -> bool:
+        is_starting = outcome.outcome == "Converged" and outcome.not_ready is not None
+        return outcome.outcome in self._outcomes and not (self._ready and is_starting)
 
     def describe_missing(self) -> str:
         """Say which resources are missing, and how the first of them stand."""
@@ -214,8 +229,10 @@ class Waiting:
         last = self._last.get(key)
         stands = "no outcome was seen"
         if last is not None:
-            reason = f"{last.reason}: {last.message}" if last.message else last.reason
-            stands = f"last seen: {last.outcome} of generation {last.generation} ({reason})"
+            why = last.not_ready if last.outcome == "Converged" else None
+            said, word = (last, last.outcome) if why is None else (why, "Converged, not ready")
+            reason = f"{said.reason}: {said.message}" if said.message else said.reason
+            stands = f"last seen: {word} of generation {last.generation} ({reason})"
         return f"{key} did not reach generation {self._wanted[key]}, {stands}"
 
 

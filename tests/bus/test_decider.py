@@ -19,8 +19,8 @@ from events.subjects import Intake
 from events.subjects import log as log_subject
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.publish import publish
-from reconciler.kinds import installed_kinds
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from reconciler.provider.kind import installed_kinds
 from reconciler.resource import decide
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations

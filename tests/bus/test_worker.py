@@ -28,9 +28,9 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
 from reconciler.errors import ProviderError
-from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ResourceAppend
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations

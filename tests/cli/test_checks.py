@@ -21,7 +21,7 @@ from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
 from reconciler.cli.doctor import look
 from reconciler.cli.row_comparison import differences
-from reconciler.kinds import KindRegistry
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
 

@@ -28,7 +28,7 @@ from events.provider_config import ProviderConfigSpec
 from events.subjects import INTAKE_KINDS, Intake, parse_intake, parse_stored_intake
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
-from reconciler.kinds import KindRegistry
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context

@@ -13,7 +13,7 @@ from events.log import OutcomeName
 from events.manifest import Manifest, Policy, take_apart
 from events.provider_config import ProviderConfigSpec
 from reconciler.cli.exits import Exit
-from reconciler.kinds import installed_kinds
+from reconciler.provider.kind import installed_kinds
 from tests.cli.runner import Inside
 
 DOCS = Path(__file__).parents[2] / "docs"

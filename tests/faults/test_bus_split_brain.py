@@ -22,8 +22,8 @@ from infra.bus.streams import INTAKE, find_log_id
 from infra.embedded import EmbeddedServer
 from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
-from reconciler.kinds import installed_kinds
 from reconciler.ports import AppendLostError, IntakeDelivery, ResourceAppend
+from reconciler.provider.kind import installed_kinds
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
 from reconciler.wiring import connected, initialise

@@ -9,8 +9,8 @@ from events.external import ExternalObject
 from events.log import Action, ActionDecided, ActionRetried
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.shapes import SHAPE, ShapesProvider
-from reconciler.kinds import Kind, KindRegistry
 from reconciler.provider import Effect, Provider
+from reconciler.provider.kind import Kind, KindRegistry
 from tests.scenarios.harness import World
 
 

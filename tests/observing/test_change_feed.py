@@ -21,9 +21,9 @@ from events.provider_config import Breaker, ProviderConfigSpec, Retry, Scope
 from projections.read_models import ReadModels
 from reconciler.call_permit import may_call
 from reconciler.errors import ThrottledError, TransientError
-from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles import change_feed
 from reconciler.roles.api_gate import TurnedAwayError
 from reconciler.roles.api_gates import ApiGates

@@ -15,9 +15,9 @@ from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
-from reconciler.kinds import Kind, KindRegistry
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect, Provider
+from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import ListingRefusedError

@@ -14,8 +14,8 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.shapes import SHAPE
 from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import MAX_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper

@@ -16,7 +16,7 @@ from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from infra.providers.records import RECORD, RecordsProvider
 from reconciler.errors import TransientError
-from reconciler.kinds import KindRegistry
+from reconciler.provider.kind import KindRegistry
 from tests.scenarios.harness import World, api_config
 
 KEY = ResourceKey("default", "Record", "www")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from events.manifest import Fields
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
-from reconciler.kinds import Kind
+from reconciler.provider.kind import Kind
 
 
 @dataclass(frozen=True)

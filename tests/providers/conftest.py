@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 
 from events.provider_config import Limits, ProviderConfigSpec
-from reconciler.kinds import Kind
 from reconciler.provider import Provider
 from reconciler.provider.http_faults import Proxy
+from reconciler.provider.kind import Kind
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect
 

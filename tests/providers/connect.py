@@ -7,9 +7,9 @@ from typing import Protocol
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
-from reconciler.kinds import Kind
 from reconciler.provider import Provider, contract
 from reconciler.provider.contract import action
+from reconciler.provider.kind import Kind
 
 
 class Connect(Protocol):

@@ -13,8 +13,8 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.errors import NotFoundError
-from reconciler.kinds import Kind
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import Kind
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from events.manifest import Manifest, take_apart
-from reconciler.kinds import installed_kinds
+from reconciler.provider.kind import installed_kinds
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/adding-a-kind.md").read_text()

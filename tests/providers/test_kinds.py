@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from infra.providers.shapes import SHAPE
-from reconciler.kinds import KindRegistry
+from reconciler.provider.kind import KindRegistry
 
 RESTART = "; roles read the kinds when they start: restart them"
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
-from reconciler.kinds import Kind, KindRegistry
 from reconciler.provider import Effect
+from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from infra.providers.records import RECORD, name_problem, normalize
 from reconciler.errors import TransientError
-from reconciler.kinds import installed_kinds
 from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Proxy, answer
+from reconciler.provider.kind import installed_kinds
 from tests.providers.connect import Connect
 
 values = st.lists(st.text(max_size=5), min_size=1)

@@ -25,8 +25,8 @@ from events.log import Action, LogEvent, OutcomeRecorded, ResourceEvent
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, DeletionGuard, ProviderConfigSpec, Scope
-from reconciler.kinds import PROVIDER_CONFIG, Kind
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import PROVIDER_CONFIG, Kind
 from reconciler.resource.decide import decide
 from reconciler.resource.evolve import fold
 from reconciler.resource.owner_label import OWNER_LABEL, owner

@@ -20,7 +20,7 @@ from events.log import (
 from events.manifest import RECONCILER_API_VERSION
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND
-from reconciler.kinds import PROVIDER_CONFIG
+from reconciler.provider.kind import PROVIDER_CONFIG
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS, PROBE_TIMEOUTS
 from reconciler.resource.state import ApiHealth
 from tests.resource.building import Story, every, manifest, names, only

@@ -28,7 +28,7 @@ from events.log import (
     ResourceEvent,
 )
 from events.names import ResourceKey
-from reconciler.kinds import REFERENCE
+from reconciler.provider.kind import REFERENCE
 from tests.resource.building import (
     CONFIG,
     EXCLUSIVE,

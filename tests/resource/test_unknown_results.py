@@ -24,8 +24,8 @@ from events.log import (
 )
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
-from reconciler.kinds import Kind
 from reconciler.provider import Capabilities
+from reconciler.provider.kind import Kind
 from tests.resource.building import (
     BLOCK,
     CONFIG,

@@ -54,8 +54,8 @@ from infra.jetstream.reads import read_subject, stream_state
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
-from reconciler.kinds import KindRegistry
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on

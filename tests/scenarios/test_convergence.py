@@ -39,7 +39,7 @@ async def test_1_what_is_declared_is_made(world: World):
     assert await world.human.effects("foo") == ["POST"]
     assert {each.type: each.status for each in outcome.conditions} == {
         "Ready": "True",
-        "Synced": "True",
+        "Converged": "True",
     }
     assert names(await world.facts("foo")) == [
         "SpecDeclared",

@@ -32,7 +32,7 @@ async def test_subscription_exists_when_the_block_is_entered(client: Client, nam
     assert (str(outcome.key), outcome.outcome) == (f"default/Shape/{name}", "Converged")
     assert outcome.position > 0
     assert outcome.event_id.startswith(f"default/Shape/{name}@")
-    assert {condition.type for condition in outcome.conditions} >= {"Ready", "Synced"}
+    assert {condition.type for condition in outcome.conditions} >= {"Converged", "Ready"}
 
 
 async def test_loop_needs_no_block(client: Client, name: str) -> None:

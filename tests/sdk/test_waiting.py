@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from events.log import OutcomeName
+from events.log import Condition, OutcomeName
 from events.names import ResourceKey
 from reconciler.sdk import (
     SETTLED,
@@ -125,4 +125,30 @@ def test_older_outcome_that_comes_late_says_nothing() -> None:
     waiting.see(outcome("Degraded", 1, 5))
     assert (waiting.is_over, len(seen)) == (False, 1)
     waiting.see(outcome("Converged", 1, 7))
+    assert waiting.is_over
+
+
+def _outcome(version: int, *, ready: bool) -> Outcome:
+    conditions = (
+        Condition("Converged", "True", "AsDeclared"),
+        Condition("Ready", "True" if ready else "False", "Ready" if ready else "Starting"),
+    )
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    return Outcome(
+        version, KEY, "Converged", 1, "AsDeclared", "", conditions, now, f"e{version}", version
+    )
+
+
+def test_a_wait_goes_on_until_the_object_is_ready() -> None:
+    waiting = Waiting({KEY: 1}, SETTLED)
+    waiting.see(_outcome(1, ready=False))
+    assert not waiting.is_over
+    assert "Converged, not ready of generation 1 (Starting)" in waiting.describe_missing()
+    waiting.see(_outcome(2, ready=True))
+    assert waiting.found[KEY].not_ready is None
+
+
+def test_a_wait_may_end_when_it_is_only_as_declared() -> None:
+    waiting = Waiting({KEY: 1}, SETTLED, ready=False)
+    waiting.see(_outcome(1, ready=False))
     assert waiting.is_over

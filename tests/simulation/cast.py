@@ -9,7 +9,7 @@ from typing import cast
 
 from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
-from reconciler.kinds import KindRegistry
+from reconciler.provider.kind import KindRegistry
 from reconciler.roles.chance import Chance
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.observer import Observer

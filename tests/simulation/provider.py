@@ -22,8 +22,8 @@ from reconciler.errors import (
     TransientError,
     UnknownResultError,
 )
-from reconciler.kinds import Kind
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.kind import Kind
 from tests.simulation.api import Api, RefusalError
 from tests.simulation.loop import current_process
 from tests.simulation.network import Network

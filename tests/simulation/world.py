@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from events.names import ResourceKey
-from reconciler.kinds import KindRegistry
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles import decider as decider_module
 from tests.simulation import plan as p

@@ -15,7 +15,7 @@ from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
-from reconciler.kinds import KindRegistry, installed_kinds
+from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
 

@@ -1,8 +1,8 @@
 """Kinds: what can be declared, and the registry that finds them.
 
-A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a pure ``normalize``
-that makes desired and observed values comparable, and a factory of its provider. It registers
-itself as an entry point of the group ``reconciler.kinds``; nothing else of the project knows it.
+A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a factory of its
+provider, and pure functions that say what only the kind knows. It registers itself as an entry
+point of the group ``reconciler.kinds``; nothing else of the project knows it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib.metadata import entry_points
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
+from events.external import ExternalObject
 from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError
 from events.names import SYSTEM_NAMESPACE
 from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
@@ -29,12 +30,27 @@ _LOOK_AGAIN = timedelta(seconds=5)
 _NOT_INSTALLED = "install its package where the roles run"
 
 
+class Readiness(NamedTuple):
+    """Whether an object can be used, with a reason in one word and a message for people."""
+
+    is_ready: bool
+    reason: str
+    message: str = ""
+
+
+READY = Readiness(True, "Ready")
+
+
 def _as_it_is(fields: Fields) -> Fields:
     return fields
 
 
 def _any_name(_name: str) -> str | None:
     return None
+
+
+def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+    return READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,9 @@ class Kind:
     there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
     are equal. ``name_problem``: says what is wrong with an external name for this API, or None.
     ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
-    ``namespace``: the only one that it may live in, if there is only one.
+    ``namespace``: the only one that it may live in, if there is only one. ``outputs``: struct of
+    what its objects give to others. ``ready``: pure; says of an object that is as declared whether
+    it can be used.
     """
 
     name: str
@@ -57,6 +75,8 @@ class Kind:
     connect: ProviderFactory | None = None
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
     name_problem: Callable[[str], str | None] = field(default=_any_name)
+    outputs: type[msgspec.Struct] | None = None
+    ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
 
     @property
     def is_external(self) -> bool:

@@ -1,0 +1,74 @@
+"""As declared is one thing, usable another: conditions ``Converged`` and ``Ready``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from events.external import ExternalObject, digest
+from events.log import Condition
+from events.manifest import Fields
+from reconciler.provider.kind import READY, Readiness
+from tests.resource.building import BLOCK, Story, names
+
+
+def _ready(fields: Fields, shown: ExternalObject) -> Readiness:
+    assert fields["type"] == "Square", "the fields are those that were declared"
+    health = shown.outputs.get("health")
+    return READY if health == "up" else Readiness(False, "Starting", f"its health is {health}")
+
+
+SERVER = replace(BLOCK, ready=_ready)
+
+
+def condition(story: Story, name: str) -> Condition:
+    assert story.state.outcome is not None
+    (found,) = [each for each in story.state.outcome.conditions if each.type == name]
+    return found
+
+
+def started(health: str | None = None) -> Story:
+    story = Story(kind=SERVER)
+    story.declare()
+    outputs = {} if health is None else {"health": health}
+    story.report(shown=msgspec.structs.replace(story.written(story.action), outputs=outputs))
+    return story
+
+
+def test_what_is_as_declared_may_not_be_ready():
+    story = started()
+    assert story.outcome == "Converged"
+    assert condition(story, "Converged").status == "True"
+    ready = condition(story, "Ready")
+    assert (ready.status, ready.reason) == ("False", "Starting")
+    assert ready.message == "its health is None"
+
+
+def test_an_outcome_says_that_it_became_ready_and_that_it_is_no_more():
+    story = started("down")
+    for health, status in (("up", "True"), ("down", "False")):
+        shown = msgspec.structs.replace(story.seen, outputs={"health": health})
+        assert names(story.see(shown)) == ["ExternalObserved", "OutcomeRecorded"]
+        assert (story.outcome, condition(story, "Ready").status) == ("Converged", status)
+    assert story.see(story.seen) == [], "the same again is no event"
+
+
+def test_a_changed_output_is_no_drift_and_no_action():
+    story = started("up")
+    shown = msgspec.structs.replace(story.seen, outputs={"health": "up", "port": 5432})
+    assert names(story.see(shown)) == ["ExternalObserved"]
+    assert story.idle
+
+
+def test_outputs_are_in_the_digest():
+    plain = ExternalObject("foo", {})
+    assert digest(plain) != digest(ExternalObject("foo", {}, outputs={"port": 1}))
+
+
+def test_what_is_not_as_declared_is_not_ready_for_the_same_reason():
+    story = Story(kind=SERVER)
+    story.declare()
+    story.fail("Permanent", message="no such type")
+    ready = condition(story, "Ready")
+    assert (ready.status, ready.reason, ready.message) == ("False", "Permanent", "no such type")
