@@ -22,6 +22,12 @@ class Secrecy:
         self._forms = _forms((secret or "").strip())
         self._encoded = [form.encode() for form in self._forms]
 
+    def add(self, secret: str) -> None:
+        """Hide another secret too."""
+        forms = {*self._forms, *_forms(secret.strip())}
+        self._forms = sorted(forms, key=len, reverse=True)
+        self._encoded = [form.encode() for form in self._forms]
+
     def __repr__(self) -> str:
         return f"Secrecy({len(self._forms)} forms)"
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from nats.aio.client import Client
 
@@ -23,8 +24,10 @@ from infra.bus.rows import JetStreamRows
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.connection import close, connect, require_jetstream
+from infra.secrets import open_stores
 from reconciler.failpoints import arm_from_environment
 from reconciler.provider.kind import KindRegistry, installed_kinds
+from reconciler.provider.secrets import SecretStores
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
 
@@ -33,6 +36,10 @@ __all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name"
 START_PATIENCE_SECONDS = 60.0
 """How long a process waits for the streams: a node that recovers, or an election, is no reason to
 end, and to be started again by whoever watches over it."""
+
+
+SECRETS_VARIABLE = "RECONCILER_SECRETS"
+"""Environment variable with the folder of the secret store ``files``."""
 
 
 def process_name() -> str:
@@ -65,9 +72,15 @@ async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
 
 @asynccontextmanager
 async def running(
-    nc: Client, roles: Sequence[Role], *, kinds: KindRegistry | None = None
+    nc: Client,
+    roles: Sequence[Role],
+    *,
+    kinds: KindRegistry | None = None,
+    secrets: Path | None = None,
 ) -> AsyncGenerator[Running]:
     """Run roles until the context ends; the streams must exist (``initialise``).
+
+    ``secrets`` is the folder of the secret store ``files``, in the place of the environment's.
 
     When entered, the process knows all that the log has. A role that fails ends the context, and
     its error comes out in an exception group. Raises ``ConfigurationError`` for a failpoint in the
@@ -75,13 +88,24 @@ async def running(
     """
     arm_from_environment()
     known = kinds if kinds is not None else installed_kinds()
-    parts = await patiently(nc, lambda: _load(nc, roles, known), seconds=START_PATIENCE_SECONDS)
+    stores = open_stores(secrets or secrets_folder())
+    parts = await patiently(
+        nc, lambda: _load(nc, roles, known, stores), seconds=START_PATIENCE_SECONDS
+    )
     besides = [lambda: trim_for_ever(nc)] if "decider" in roles else []
     async with running_parts(parts, roles, besides=besides):
         yield parts
 
 
-async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Running:
+def secrets_folder() -> Path | None:
+    """Return the folder of the secret store ``files`` that the environment names."""
+    named = os.environ.get(SECRETS_VARIABLE)
+    return Path(named) if named else None
+
+
+async def _load(
+    nc: Client, roles: Sequence[Role], kinds: KindRegistry, stores: SecretStores
+) -> Running:
     log = await open_log(nc)
     rows = JetStreamRows(nc)
     await check_intake_positions(nc)
@@ -97,5 +121,6 @@ async def _load(nc: Client, roles: Sequence[Role], kinds: KindRegistry) -> Runni
         action_reader=lambda: JetStreamActionReader(nc),
         listing_reader=lambda: JetStreamListingReader(nc),
         lost_events=lambda models: find_lost(log, rows, models),
+        secrets=stores,
     )
     return await load(ports, roles, kinds)

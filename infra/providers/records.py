@@ -33,6 +33,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 
 DEFAULT_TTL_SECONDS = 300
 KEY_TAG = "reconciler/key"
@@ -114,10 +115,10 @@ def name_problem(name: str) -> str | None:
 class RecordsProvider:
     """A client of the records API, for one zone."""
 
-    def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
-        self._api = HttpApi(config, secret=secret)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._api = HttpApi(config, secret=secrets.credential)
         # Connections of its own: a call that waits for changes must not keep others waiting.
-        self._feed = HttpApi(config, secret=secret)
+        self._feed = HttpApi(config, secret=secrets.credential)
         timeout_seconds = config.limits.request_timeout_seconds
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
 
@@ -165,8 +166,9 @@ class RecordsProvider:
             raise TransientError(f"{action.external_name!r} changed while it was to be deleted")
         raise refusal(response)
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one record."""
+        del uid  # names are unique
         found = await self._found(external_name)
         return None if found is None else found.as_object()
 

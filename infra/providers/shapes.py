@@ -47,6 +47,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 
 MAX_PAGE_SIZE = 5000
 
@@ -102,8 +103,8 @@ def name_problem(name: str) -> str | None:
 class ShapesProvider:
     """A client of the shapes API."""
 
-    def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
-        self._api = HttpApi(config, secret=secret)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._api = HttpApi(config, secret=secrets.credential)
 
     async def create(self, action: Action) -> Effect:
         """Create a shape under the action's key; the API gives the first answer to every repeat."""
@@ -159,8 +160,9 @@ class ShapesProvider:
             return Effect(object=None, replayed=_is_replay(response), absent=absent)
         raise await self._refused(response, action)
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one shape."""
+        del uid  # names are unique
         response = await self._api.find(
             _path(external_name), confirm=partial(self._confirm_absence, external_name)
         )

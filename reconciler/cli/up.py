@@ -33,7 +33,7 @@ from reconciler.cli.main import STARTED
 from reconciler.cli.output import print_json_line
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
-from reconciler.wiring import ROLES, Role, connected, initialise, running
+from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
 
 _PATIENCE_SECONDS = 15.0
 _DYING_SECONDS = 1.0
@@ -49,6 +49,11 @@ class Plan:
     access: Access
     resync: float | None
     output: Literal["table", "json"]
+
+    @property
+    def secrets(self) -> Path:
+        """The folder of the secret store ``files``."""
+        return secrets_folder() or self.stack.data / "secrets"
 
 
 class Ready(msgspec.Struct, frozen=True, rename="camel"):
@@ -162,7 +167,7 @@ async def _serve(plan: Plan, stack: Stack) -> None:
     ) as nc:
         await initialise(nc, replicas=plan.replicas)
         change = await _prepare(plan, stack, nc)
-        async with running(nc, plan.roles) as parts:
+        async with running(nc, plan.roles, secrets=plan.secrets) as parts:
             await declare_config(parts, change, wait="decider" in plan.roles)
             write_up_file(stack)
             _tell(plan, stack)
@@ -191,7 +196,7 @@ async def _prepare(plan: Plan, stack: Stack, nc: Client) -> Change:
     stack.notes += [change.note] if change.note else []
     if not change.is_correction or "decider" not in plan.roles:
         return change
-    async with running(nc, ("decider",)) as parts:
+    async with running(nc, ("decider",), secrets=plan.secrets) as parts:
         await declare_config(parts, change, wait=True)
     return Change()
 

@@ -16,6 +16,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
+from reconciler.provider.secrets import Secrets
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -82,8 +83,12 @@ class Provider(Protocol):
         """
         ...
 
-    async def read(self, external_name: str) -> ExternalObject | None:
-        """Read one object; None is proof that there is none."""
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one object; None is proof that there is none.
+
+        ``uid``: the object that is meant, where the API makes the ids and names are not unique. An
+        API of unique names reads what has the name.
+        """
         ...
 
     def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
@@ -113,8 +118,8 @@ class WatchingProvider(Provider, Protocol):
 
 
 class ProviderFactory(Protocol):
-    """Builds a provider from a ``ProviderConfig``; ``secret`` is the resolved credential."""
+    """Builds a provider from a ``ProviderConfig``, and from the secrets that it may read."""
 
-    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
         """Build a client; opens no connection yet."""
         ...

@@ -33,6 +33,7 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from reconciler.errors import ConflictError, NotFoundError, PermanentError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 
 Capability = Literal["idempotency_keys", "deterministic_names", "labels", "conditional_writes"]
 
@@ -84,7 +85,7 @@ class ContractCase:
                 endpoint=endpoint,
                 limits=Limits(request_timeout_seconds=timeout_seconds),
             )
-            built.append(self.kind.connect(config, secret=secret))
+            built.append(self.kind.connect(config, Secrets(secret)))
             return built[-1]
 
         yield build

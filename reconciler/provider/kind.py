@@ -53,6 +53,14 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
     return READY
 
 
+def _never_due(_fields: Fields, _shown: ExternalObject) -> datetime | None:
+    return None
+
+
+def _loses_nothing(_fields: Fields | None, _shown: ExternalObject) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of resource.
@@ -63,7 +71,14 @@ class Kind:
     ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
     ``namespace``: the only one that it may live in, if there is only one. ``outputs``: struct of
     what its objects give to others. ``ready``: pure; says of an object that is as declared whether
-    it can be used.
+    it can be used. ``due``: pure; when an object that is as declared has to be written again all
+    the same, such as a certificate that ends.
+
+    ``immutable``: paths of the fields that the API cannot change in place, ``labels`` for the
+    labels: a change of one replaces the object. ``has_second_name``: its replacement can stand
+    beside it under another name, until that is ready. ``loses``: pure; says which data of an
+    object would be lost if these fields were written to it, or, for None, if it were deleted; what
+    loses data waits for a person.
     """
 
     name: str
@@ -77,6 +92,10 @@ class Kind:
     name_problem: Callable[[str], str | None] = field(default=_any_name)
     outputs: type[msgspec.Struct] | None = None
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
+    due: Callable[[Fields, ExternalObject], datetime | None] = field(default=_never_due)
+    immutable: frozenset[str] = frozenset()
+    has_second_name: bool = False
+    loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
 
     @property
     def is_external(self) -> bool:

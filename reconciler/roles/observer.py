@@ -278,7 +278,7 @@ async def _read_one(
     provider: Provider, row: StatusRow, listing: ListingAssembler, losses: LossCount
 ) -> list[tuple[ResourceKey, Observed]]:
     try:
-        seen = await provider.read(row.external_name)
+        seen = await provider.read(row.external_name, row.uid)
     except ProviderError as error:
         _logger.warning("read failed", resource=str(row.key), error=str(error))
         return []

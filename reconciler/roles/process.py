@@ -26,6 +26,7 @@ from reconciler.ports import (
     RowStore,
 )
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import SecretStores
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
@@ -66,6 +67,7 @@ class Ports:
     lost_events: Callable[[ReadModels], Awaitable[Sequence[LogDamage]]]
     watch: LogWatch | None = None
     chance: Chance = field(default_factory=Chance)
+    secrets: SecretStores = field(default_factory=SecretStores)
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         configurations=configurations,
         gates=gates,
         feed=feed,
-        providers=ProviderPool(kinds, configurations),
+        providers=ProviderPool(kinds, configurations, ports.secrets),
         lost=lost,
     )
     if needs_models:

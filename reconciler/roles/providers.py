@@ -11,9 +11,9 @@ from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Capabilities, Provider
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.secret_guard import SecretiveProvider, secretive, without_secret
-from reconciler.secrecy import Secrecy
 
 _MAX_CALL_SECONDS = 120.0
 
@@ -28,8 +28,14 @@ class ProviderPool:
     secret.
     """
 
-    def __init__(self, kinds: KindRegistry, configurations: Configurations) -> None:
+    def __init__(
+        self,
+        kinds: KindRegistry,
+        configurations: Configurations,
+        stores: SecretStores = SecretStores(),  # noqa: B008 - it is frozen
+    ) -> None:
         self._kinds = kinds
+        self._stores = stores
         self._configurations = configurations
         self._open: dict[tuple[str, str], tuple[_Basis, SecretiveProvider]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -64,10 +70,10 @@ class ProviderPool:
                 f"ProviderConfig {name!r} is of provider {config.provider!r}, "
                 f"but {kind_name} needs {kind.provider!r}"
             )
-        secret = resolve_secret(config.credentials_ref)
-        secrecy = Secrecy(secret)
-        with without_secret(secrecy):
-            return secretive(kind.connect(config, secret=secret), secrecy)
+        credential = resolve_secret(config.credentials_ref)
+        secrets = Secrets(credential, self._stores.by_name, key=self._stores.key)
+        with without_secret(secrets.secrecy):
+            return secretive(kind.connect(config, secrets), secrets.secrecy)
 
     def _close_later(self, provider: SecretiveProvider) -> None:
         """Close a replaced client when its calls have ended; the results of others are unknown."""

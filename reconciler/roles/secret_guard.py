@@ -59,10 +59,10 @@ class SecretiveProvider:
         with self._calling():
             return await self._provider.delete(action)
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one."""
         with self._calling():
-            return await self._provider.read(external_name)
+            return await self._provider.read(external_name, uid)
 
     async def pages(
         self, scope: Scope, *, page_size: int

@@ -370,7 +370,7 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
 async def _execute(provider: Provider, action: Action, *, look: bool) -> Effect:
     """Make the call, or look what came of it: the second rung of the ladder (ADR 0012)."""
     if look:
-        return Effect(await provider.read(action.external_name))
+        return Effect(await provider.read(action.external_name, action.uid))
     match action.operation:
         case "Create":
             return await provider.create(action)

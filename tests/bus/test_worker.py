@@ -31,6 +31,7 @@ from reconciler.errors import ProviderError
 from reconciler.ports import ActionDelivery, IntakeMessageOut, ResourceAppend
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
@@ -51,9 +52,9 @@ class Api:
         self.absent = False
         self.fails = fails
 
-    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
         assert config.provider == "test"
-        assert secret is None
+        assert secrets.credential is None
         return self
 
     async def create(self, action: Action) -> Effect:
@@ -65,7 +66,7 @@ class Api:
 
     update = delete = create
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         return self.shown if external_name else None
 
     async def pages(

@@ -11,6 +11,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.shapes import SHAPE, ShapesProvider
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
 from tests.scenarios.harness import World
 
 
@@ -26,8 +27,8 @@ class Witness:
         kind: Kind = replace(SHAPE, connect=self._connect)
         return KindRegistry([kind])
 
-    def _connect(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
-        return _Watched(ShapesProvider(config, secret=secret), self)
+    def _connect(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+        return _Watched(ShapesProvider(config, secrets), self)
 
     async def see(self, action: Action) -> None:
         self.executed.append(action)
@@ -56,8 +57,8 @@ class _Watched:
         await self._witness.see(action)
         return await self._inner.delete(action)
 
-    async def read(self, external_name: str) -> ExternalObject | None:
-        return await self._inner.read(external_name)
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        return await self._inner.read(external_name, uid)
 
     def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
         return self._inner.pages(scope, page_size=page_size)

@@ -24,6 +24,7 @@ from reconciler.errors import ThrottledError, TransientError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
 from reconciler.roles import change_feed
 from reconciler.roles.api_gate import TurnedAwayError
 from reconciler.roles.api_gates import ApiGates
@@ -60,8 +61,8 @@ class Api:
         self.asked_at: list[float] = []
         self.open_questions = 0
 
-    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
-        assert (config.provider, secret) == ("test", None)
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+        assert (config.provider, secrets.credential) == ("test", None)
         return self
 
     async def create(self, action: object) -> Effect:
@@ -69,7 +70,7 @@ class Api:
 
     update = delete = create
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         raise AssertionError(external_name)
 
     async def pages(

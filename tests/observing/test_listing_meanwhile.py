@@ -18,6 +18,7 @@ from projections.read_models import ReadModels
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import ListingRefusedError
@@ -40,8 +41,8 @@ class Api:
         self.listings = 0
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def __call__(self, config: ProviderConfigSpec, *, secret: str | None) -> Provider:
-        assert (config.provider, secret) == ("test", None)
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+        assert (config.provider, secrets.credential) == ("test", None)
         return self
 
     async def create(self, action: object) -> Effect:
@@ -49,7 +50,7 @@ class Api:
 
     update = delete = create
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         raise AssertionError(external_name)
 
     async def pages(

@@ -16,6 +16,7 @@ from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.provider import Provider
 from reconciler.provider.http_faults import Proxy
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect
 
@@ -81,7 +82,7 @@ async def connect() -> AsyncIterator[Connect]:
                 endpoint=endpoint,
                 limits=Limits(request_timeout_seconds=timeout_seconds),
             )
-            provider = kind.connect(config, secret=secret)
+            provider = kind.connect(config, Secrets(secret))
             stack.push_async_callback(provider.close)
             return provider
 

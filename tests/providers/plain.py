@@ -15,6 +15,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.errors import NotFoundError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 
 
 @dataclass
@@ -58,9 +59,9 @@ class NotesProvider:
         absent = number is None or self._api.notes.pop(number, None) is None
         return Effect(None, absent=absent)
 
-    async def read(self, external_name: str) -> ExternalObject | None:
-        number = self._find(external_name)
-        return None if number is None else self._shown(number)
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        number = self._find(external_name) if uid is None else uid
+        return None if number not in self._api.notes else self._shown(number)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -83,8 +84,8 @@ class NotesProvider:
 _API = PlainApi()
 
 
-def _connect(config: ProviderConfigSpec, *, secret: str | None) -> NotesProvider:
-    del config, secret
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> NotesProvider:
+    del config, secrets
     return NotesProvider(_API)
 
 

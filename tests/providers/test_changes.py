@@ -12,6 +12,7 @@ from reconciler.errors import ProviderError, ThrottledError, TransientError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Harm, Proxy, answer
+from reconciler.provider.secrets import Secrets
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect, upon
 
@@ -94,7 +95,7 @@ async def test_a_feed_takes_no_connection_from_other_calls(
         limits=Limits(concurrency=1, request_timeout_seconds=PATIENCE_SECONDS),
     )
     assert case.kind.connect is not None
-    provider = case.kind.connect(config, secret=None)
+    provider = case.kind.connect(config, Secrets())
     proxy.plan.append(Harm.HOLD_REPLY)
     waiting = asyncio.create_task(feed_of(provider).changes(None))
     await until(lambda: not proxy.plan)  # the proxy holds the feed's request

@@ -10,6 +10,7 @@ from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Effect
 from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
 
@@ -36,8 +37,8 @@ class Client:
 async def test_a_replaced_client_is_closed_when_its_calls_have_ended() -> None:
     clients: list[Client] = []
 
-    def connect(config: ProviderConfigSpec, *, secret: str | None) -> Client:
-        assert (config.provider, secret) == ("test", None)
+    def connect(config: ProviderConfigSpec, secrets: Secrets) -> Client:
+        assert (config.provider, secrets.credential) == ("test", None)
         clients.append(Client())
         return clients[-1]
 

@@ -27,6 +27,7 @@ from events.names import ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, DeletionGuard, ProviderConfigSpec, Scope
 from reconciler.provider import Capabilities, Provider
 from reconciler.provider.kind import PROVIDER_CONFIG, Kind
+from reconciler.provider.secrets import Secrets
 from reconciler.resource.decide import decide
 from reconciler.resource.evolve import fold
 from reconciler.resource.owner_label import OWNER_LABEL, owner
@@ -51,7 +52,7 @@ class BlockFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     size: dict[str, int] | None = None
 
 
-def _connect(config: ProviderConfigSpec, *, secret: str | None) -> Provider:
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
     raise AssertionError("the pure core never connects")
 
 

@@ -24,6 +24,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 from tests.simulation.api import Api, RefusalError
 from tests.simulation.loop import current_process
 from tests.simulation.network import Network
@@ -95,7 +96,7 @@ class SimulatedProvider:
             return NotFoundError("it is not there any more", status=412)
         return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
-    async def read(self, external_name: str) -> ExternalObject | None:
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         return await self._call("read", lambda: self._api.read(external_name), TransientError)
 
     async def pages(
@@ -226,8 +227,8 @@ def _classified(refusal: RefusalError) -> ProviderError:
 def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
     """Give the kind whose provider is the simulated API's."""
 
-    def connect(config: ProviderConfigSpec, *, secret: str | None) -> Provider:
-        assert secret is None
+    def connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+        assert secrets.credential is None
         assert config.provider == "simulated"
         return SimulatedProvider(api, network, lies, seed)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from nats.aio.client import Client
 
 from events.provider_config import ProviderConfigSpec, config_key
+from infra.secrets import open_stores
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
@@ -18,6 +19,7 @@ from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
+from reconciler.wiring import secrets_folder
 
 _PATIENCE_SECONDS = 5.0
 
@@ -34,7 +36,7 @@ async def check_apis(nc: Client) -> list[Finding]:
         return [Finding("API", "warn", "no ProviderConfig is declared", remedy)]
     rows = (await current_models(nc)).status
     kinds = installed_kinds()
-    pool = ProviderPool(kinds, configurations)
+    pool = ProviderPool(kinds, configurations, open_stores(secrets_folder()))
     try:
         return await asyncio.gather(
             *(

@@ -1,0 +1,30 @@
+"""References to secrets: what a spec, an output and the log have in the place of a secret."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+DEFAULT_STORE: Final = "files"
+SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+class SecretRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A secret by its name in a store: ``{"$secret": "db-password", "store": "files"}``.
+
+    ``digest`` tells one value of it from another, and nothing else: it is keyed, so that a reader
+    of the log cannot try passwords against it. Whoever declares leaves it out.
+    """
+
+    name: str = msgspec.field(name="$secret")
+    store: str = DEFAULT_STORE
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        if SECRET_NAME.fullmatch(self.name) is None:
+            raise ValueError(
+                "$secret: the name of a secret is wanted, of the characters A-Z a-z 0-9 _ . -; "
+                "never the secret itself"
+            )

@@ -1,0 +1,26 @@
+"""Secrets in environment variables: read only."""
+
+from __future__ import annotations
+
+import os
+
+from reconciler.errors import ConfigurationError
+
+
+class EnvironmentSecrets:
+    """Implements ``reconciler.provider.secrets.SecretStore``: a secret is a variable."""
+
+    async def read(self, name: str) -> str | None:
+        """Return a variable's value."""
+        return os.environ.get(name)
+
+    async def write(self, name: str, value: str) -> None:
+        """Refuse: an environment lives as long as its process."""
+        del value
+        raise ConfigurationError(
+            f"secret {name!r} cannot be stored in the environment: name store 'files'"
+        )
+
+    async def remove(self, name: str) -> None:
+        """Refuse, as ``write``."""
+        raise ConfigurationError(f"secret {name!r} cannot be removed from the environment")

@@ -1,0 +1,108 @@
+"""Secrets for providers: read from a store when they are needed, and nowhere kept.
+
+A spec names a secret; only the process that calls the API reads its value. Errors of a provider
+never repeat what it has read. Rotation is noticed by a keyed digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from events.secret import SecretRef
+from reconciler.errors import ConfigurationError
+from reconciler.secrecy import Secrecy
+
+_DIGEST_BYTES = 12
+
+
+class SecretStore(Protocol):
+    """A place where secrets are: files, the environment, or a service with an API."""
+
+    async def read(self, name: str) -> str | None:
+        """Return a secret, or None if there is none of that name.
+
+        Raises ``ConfigurationError`` if it may not be read as it is, ``TransientError`` if the
+        store does not answer; neither repeats a secret.
+        """
+        ...
+
+    async def write(self, name: str, value: str) -> None:
+        """Store a generated secret; raises ``ConfigurationError`` where nothing can be stored."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a generated secret; one that is gone is a success."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SecretStores:
+    """The stores that a process can read, by name; ``key`` keys the digests of their secrets."""
+
+    by_name: Mapping[str, SecretStore] = field(default_factory=dict[str, SecretStore])
+    key: bytes = b""
+
+
+class Secrets:
+    """What a provider may know of secrets: the credential of its API, and the stores.
+
+    ``key`` keys the digests: all processes need the same one.
+    """
+
+    def __init__(
+        self,
+        credential: str | None = None,
+        stores: Mapping[str, SecretStore] | None = None,
+        *,
+        key: bytes = b"",
+    ) -> None:
+        self.credential = credential
+        self.secrecy = Secrecy(credential)
+        self._stores = dict(stores or {})
+        self._key = key
+
+    async def value(self, reference: SecretRef) -> str:
+        """Read a secret; from now on no error of this provider repeats it.
+
+        Raises ``ConfigurationError`` if it is not there, and as its store does.
+        """
+        value = await self._store(reference.store).read(reference.name)
+        if value is None:
+            raise ConfigurationError(
+                f"secret {reference.name!r} is not in store {reference.store!r}: put it there"
+            )
+        self.secrecy.add(value)
+        return value
+
+    async def find(self, reference: SecretRef) -> SecretRef | None:
+        """Return the reference with the digest of today's value, or None if there is no value."""
+        value = await self._store(reference.store).read(reference.name)
+        if value is None:
+            return None
+        self.secrecy.add(value)
+        return SecretRef(reference.name, reference.store, self.digest(value))
+
+    async def keep(self, reference: SecretRef, value: str) -> SecretRef:
+        """Store a generated secret, and return the reference with its digest."""
+        self.secrecy.add(value)
+        await self._store(reference.store).write(reference.name, value)
+        return SecretRef(reference.name, reference.store, self.digest(value))
+
+    async def remove(self, reference: SecretRef) -> None:
+        """Remove a generated secret; one that is gone is a success."""
+        await self._store(reference.store).remove(reference.name)
+
+    def digest(self, value: str) -> str:
+        """Digest a value, so that it can be compared without being known."""
+        keyed = hashlib.blake2b(value.encode(), digest_size=_DIGEST_BYTES, key=self._key)
+        return keyed.hexdigest()
+
+    def _store(self, name: str) -> SecretStore:
+        store = self._stores.get(name)
+        if store is None:
+            known = ", ".join(sorted(self._stores)) or "none"
+            raise ConfigurationError(f"there is no secret store {name!r} here, only: {known}")
+        return store
