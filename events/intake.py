@@ -75,8 +75,9 @@ ApprovalDecision = Literal["Proceed", "Abandon"]
 class Approved(_Intake, frozen=True):
     """A person decides about a resource that is held.
 
-    ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``): an
-    approval of something else is refused. ``Abandon`` ends an action whose result stays unknown.
+    ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
+    ``DataLoss``): an approval of something else is refused. ``Abandon`` ends an action whose
+    result stays unknown.
     """
 
     hold: str

@@ -182,6 +182,9 @@ class TargetObserved(_Event, frozen=True):
 
 
 Operation = Literal["Create", "Update", "Delete"]
+Purpose = Literal["Converge", "Replace", "Retire", "Renew"]
+"""What an action is for: to have the object as declared; to make way for a replacement, or to make
+it; to remove what was replaced; to write again what is due (ADR 0026, ADR 0027)."""
 
 
 class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -202,6 +205,7 @@ class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     labels: dict[str, str] = {}
     uid: str | None = None
     version: str | None = None
+    purpose: Purpose = "Converge"
 
 
 class ActionDecided(_Event, frozen=True):
@@ -265,6 +269,7 @@ class ActionSucceeded(_Event, frozen=True):
     redelivered: bool = False
     reported_at: datetime | None = None
     outdated: bool = False
+    purpose: Purpose = "Converge"
 
 
 class ActionNotDone(_Event, frozen=True):
@@ -293,6 +298,7 @@ class ActionFailed(_Event, frozen=True):
     object: ExternalObject | None = None
     redelivered: bool = False
     reported_at: datetime | None = None
+    purpose: Purpose = "Converge"
 
 
 class ActionDoubted(_Event, frozen=True):

@@ -62,11 +62,12 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. Of an object that nobody here declares or owns,
     ``foreign_identity`` tells whose it is: what others write into it is no news.
-    ``outputs`` are those of the object. ``asked_digest`` is the digest of what an action asks for,
-    which is believed of an API that shows nothing after a write. ``action_id`` and ``retry_at`` are
-    set while an action is under way, or the resource waits. ``listing_disproved``: a complete
-    listing did not show the object though it was there; from now on only a read of its own proves
-    its absence.
+    ``outputs`` are those of the object. ``asked_name`` is what a replacement shall be called that
+    is being made, ``retiring`` what was replaced and is still there. ``asked_digest`` is the digest
+    of what an action asks for, which is believed of an API that shows nothing after a write.
+    ``action_id`` and ``retry_at`` are set while an action is under way, or the resource waits.
+    ``listing_disproved``: a complete listing did not show the object though it was there; from now
+    on only a read of its own proves its absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
     not believe that it is gone, or a person lets go what it holds; the next listing decides,
     whatever it shows. ``taken_by`` is another resource that has the object.
@@ -93,6 +94,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     foreign_identity: str = ""
     asked_digest: str = ""
     outputs: Fields = {}
+    asked_name: str = ""
+    retiring: str = ""
+    retiring_uid: str | None = None
     outcome: str = ""
     reason: str = ""
     message: str = ""
@@ -196,9 +200,10 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.foreign_identity = ""
             row.uid = data.uid
             row.listing_disproved = data.reason == "Returned"
-        case OwnershipReleased():
-            row.owned = False
-            row.uid = None
+        case OwnershipReleased() as data:
+            _disowned(row)
+            if data.reason != "Orphaned":
+                _with_the_replaced(row)
         case FinalizerAdded(finalizer, holder):
             row.finalizers = {**row.finalizers, finalizer: holder}
         case FinalizerRemoved(finalizer):
@@ -207,9 +212,9 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             }
         case ReleaseForced():
             row.finalizers = {}
-        case HoldApproved():
+        case HoldApproved() as data:
             # What is held without an action waits for the next listing.
-            row.doubted = not row.action_id
+            row.doubted = not row.action_id and data.hold != "DataLoss"
         case ReferenceAdded(by, on_withdrawal):
             row.references = {**row.references, by: on_withdrawal}
         case ReferenceRemoved(by):
@@ -217,6 +222,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case TargetObserved() as data:
             row.target_declared = data.declared
         case ActionDecided(action):
+            row.doubted = False  # what was let go is done with
             _begun(row, action, 1)
         case ActionRetried(action, attempt) | LookupDecided(action, attempt):
             _begun(row, action, attempt)
@@ -257,7 +263,8 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     if (row.provider_config, row.external_name) != place and not row.owned:
         _seen(row, None)
     row.taken_by = row.taken_by if row.observed_digest else ""
-    row.provider_config, row.external_name = place
+    if not row.owned:  # a replacement may have another name
+        row.provider_config, row.external_name = place
     row.foreign_identity = ""
     row.generation = data.generation
     row.declared = True
@@ -280,7 +287,9 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.action_id = action.action_id
     row.operation = action.operation
     row.attempt = attempt
-    row.asked_digest = ""
+    row.asked_digest = row.asked_name = ""
+    if action.operation == "Create" and action.external_name != row.external_name:
+        row.asked_name = action.external_name
     if action.operation != "Delete":
         wanted = (action.external_name, action.fields, action.uid, None, action.labels)
         row.asked_digest = digest(ExternalObject(*wanted))
@@ -290,16 +299,24 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
 def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
     if data.outdated:
         return
-    asked = row.asked_digest
+    asked, name = row.asked_digest, row.asked_name
     if not data.late or not row.action_id:  # told late, another action may be under way
         _ended(row)
         row.retry_at = None
         row.asked_digest = ""
+    if data.operation == "Delete" and data.purpose == "Retire":
+        row.retiring, row.retiring_uid = "", None
+        return
     if data.operation == "Delete":
-        row.owned, row.uid = False, None
+        _disowned(row)
         _seen(row, None)
         row.listing_disproved = False
+        _with_the_replaced(row)
         return
+    if data.operation == "Create":
+        if data.purpose == "Replace" and row.owned:
+            row.retiring, row.retiring_uid = row.external_name, row.uid
+        row.external_name = name or row.external_name
     row.owned = True
     if data.operation == "Create":
         row.listing_disproved = False
@@ -312,8 +329,13 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
 def _failed(row: StatusRow, data: ActionFailed) -> None:
     if data.error.error_class in ("Transient", "Throttled", "Unknown"):
         return
+    stands_beside = row.asked_name and row.owned
     _ended(row)
-    if data.error.error_class == "NotFound":
+    if data.purpose == "Retire":
+        row.retiring, row.retiring_uid = "", None
+    elif stands_beside:
+        pass
+    elif data.error.error_class == "NotFound":
         _seen(row, None)
     elif data.object is not None and data.error.error_class == "Conflict":
         _seen(row, data.object)
@@ -324,6 +346,18 @@ def _seen(row: StatusRow, shown: ExternalObject | None) -> None:
     row.outputs = {} if shown is None else shown.outputs
 
 
+def _disowned(row: StatusRow) -> None:
+    row.owned = False
+    row.uid = None
+
+
+def _with_the_replaced(row: StatusRow) -> None:
+    """When a replacement is gone before what it replaced, that is our object again."""
+    if row.retiring:
+        row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
+        row.retiring, row.retiring_uid = "", None
+
+
 def _ended(row: StatusRow) -> None:
-    row.action_id = row.operation = ""
+    row.action_id = row.operation = row.asked_name = ""
     row.attempt = 0

@@ -21,6 +21,7 @@ from events.log import (
     FoundBy,
     LookupDecided,
     Operation,
+    Purpose,
     RetryScheduled,
     event_id,
 )
@@ -54,10 +55,17 @@ def new_action(
     operation: Operation,
     fields: Fields,
     labels: dict[str, str],
+    *,
+    purpose: Purpose = "Converge",
+    external_name: str = "",
 ) -> ActionDecided:
-    """Decide an operation on the resource's object, with its key and its frozen parameters."""
+    """Decide an operation on the resource's object, with its key and its frozen parameters.
+
+    `purpose` Retire is about the object that was replaced. `external_name`: of what is created.
+    """
     action_id = event_id(context.key, state.version + 1)
-    owned, spec, found = state.owned, state.desired.spec, state.observed.object
+    owned = state.retiring if purpose == "Retire" else state.owned
+    spec, found = state.desired.spec, state.observed.object
     place = owned or spec
     assert place is not None
     replaces = found if operation == "Update" else None
@@ -68,12 +76,13 @@ def new_action(
             operation=operation,
             generation=state.desired.generation,
             provider_config=place.provider_config,
-            external_name=place.external_name,
+            external_name=external_name or place.external_name,
             because=(state.because,) if state.because else (),
             fields=fields,
             labels=labels,
             uid=None if operation == "Create" or owned is None else owned.uid,
             version=None if replaces is None else replaces.version,
+            purpose=purpose,
         )
     )
 
@@ -196,10 +205,16 @@ def wait_after_conflicts(
     return _wait(config.retry, conflicts, context, "Conflict")
 
 
-def delete_refused(state: ResourceState, context: Context, retry: Retry, reason: str) -> Step:
+def delete_refused(
+    state: ResourceState,
+    context: Context,
+    retry: Retry,
+    reason: str,
+    purpose: Purpose = "Converge",
+) -> Step:
     """A deletion that the API refuses for good is tried again at the longest interval."""
     if has_waited(state, context):
-        return new_action(state, context, "Delete", {}, {})
+        return new_action(state, context, "Delete", {}, {}, purpose=purpose)
     return _wait(replace(retry, initial_seconds=retry.max_seconds), 1, context, reason)
 
 

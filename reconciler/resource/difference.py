@@ -10,7 +10,7 @@ The rules are those of the three-way merge of ``kubectl apply``, without its str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import FieldDifference
 from events.manifest import Fields, Policy
+from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context
@@ -99,7 +100,7 @@ def wanted(state: ResourceState, context: Context) -> Wanted:
         labels_of(state, context),
         {} if applied is None else applied.fields,
         {} if applied is None else applied.labels,
-        frozenset(ignored_paths(spec.policy)),
+        frozenset(_ignored(spec.policy, context)),
     )
 
 
@@ -108,6 +109,22 @@ def ignored_paths(policy: Policy) -> tuple[str, ...]:
     if policy.owner_label == "Report":
         return (*policy.ignore_fields, f"{LABELS}.{OWNER_LABEL}")
     return policy.ignore_fields
+
+
+def _ignored(policy: Policy, context: Context) -> tuple[str, ...]:
+    """Return what is left to others; our label too, where only a replacement could put it back."""
+    ignored = ignored_paths(policy)
+    is_fixed = context.kind is not None and LABELS in context.kind.immutable
+    return (*ignored, f"{LABELS}.{OWNER_LABEL}") if is_fixed else ignored
+
+
+def needs_replacement(found: Iterable[FieldDifference], kind: Kind) -> tuple[str, ...]:
+    """Return the paths of differences that the API cannot mend in place."""
+    return tuple(
+        each.path
+        for each in found
+        if any(each.path == path or each.path.startswith(f"{path}.") for path in kind.immutable)
+    )
 
 
 def labels_of(state: ResourceState, context: Context) -> dict[str, str]:
@@ -158,7 +175,7 @@ def is_applied(state: ResourceState, context: Context) -> bool:
     applied = None if state.owned is None else state.owned.applied
     if applied is None or spec is None:
         return False
-    ignored = ignored_paths(spec.policy)
+    ignored = _ignored(spec.policy, context)
     labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
     return (applied.fields, applied.labels) == (without_ignored(spec.fields, ignored), labels)
 

@@ -147,7 +147,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             on_purpose = data.reason == "Orphaned"
             lost_uid = None if on_purpose else data.uid
             observed = replace(state.observed, was_let_go=on_purpose, lost_uid=lost_uid)
-            return replace(state, owned=None, observed=observed, because=event.id)
+            state = replace(state, owned=None, observed=observed, because=event.id)
+            return state if on_purpose else _with_the_replaced(state)
 
         # --- what is done about it
         case ActionDecided(action):
@@ -259,7 +260,9 @@ def spec_of(data: SpecDeclared) -> Spec:
 def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     spec, desired, observed = spec_of(data), state.desired, state.observed
     place = (data.provider_config, data.external_name)
-    if observed.object is None or (observed.provider_config, observed.object.name) != place:
+    if state.owned is not None:
+        pass  # a replacement may have another name
+    elif observed.object is None or (observed.provider_config, observed.object.name) != place:
         # What we saw was in another place; of what another had, nothing is left.
         observed = replace(observed, object=None, taken_by="")
     older = tuple(each for each in desired.contents if each != spec.digest)
@@ -322,6 +325,16 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         waits=replace(state.waits, conflicts=0),
         holds=state.holds if is_same else replace(state.holds, approved=""),
     )
+
+
+def _with_the_replaced(state: ResourceState) -> ResourceState:
+    """When a replacement is gone before what it replaced, that is our object again."""
+    before = state.retiring
+    if before is None:
+        return state
+    shown = None if before.applied is None else before.applied.result
+    observed = replace(state.observed, object=shown, provider_config=before.provider_config)
+    return replace(state, owned=before, retiring=None, observed=observed)
 
 
 # --- what is done about it
@@ -477,13 +490,16 @@ def _with_result(
     state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded
 ) -> ResourceState:
     """Add what an action that was done has left behind."""
+    if data.operation == "Delete" and data.purpose == "Retire":
+        return replace(state, retiring=None)
     if data.operation == "Delete":
-        return replace(
+        state = replace(
             state,
             owned=None,
             observed=replace(state.observed, object=None, is_listing_disproved=False),
             actions=replace(state.actions, has_created=False),
         )
+        return _with_the_replaced(state)
     if ended is None:
         return state
     action = ended.action
@@ -501,9 +517,11 @@ def _with_result(
     keeps_label = OWNER_LABEL in shown.labels.keys() - action.labels.keys()
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
+    is_replaced = data.operation == "Create" and data.purpose == "Replace"
     return replace(
         state,
         owned=Owned(action.provider_config, action.external_name, uid, applied),
+        retiring=(state.owned if is_replaced else None) or state.retiring,
         observed=replace(
             state.observed,
             object=shown,
@@ -568,7 +586,10 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
             waits=replace(waits, failures=waits.failures + 1),
         )
     state = replace(state, waits=replace(waits, conflicts=waits.conflicts + 1))
-    if error.error_class == "NotFound" or data.object is not None:
+    if data.purpose == "Retire":  # it is gone, or another has its name
+        return replace(state, retiring=None)
+    stands_beside = data.purpose == "Replace" and data.operation == "Create" and state.owned
+    if not stands_beside and (error.error_class == "NotFound" or data.object is not None):
         place = state.observed.provider_config if flight is None else flight.action.provider_config
         seen = replace(state.observed, object=data.object, provider_config=place)
         state = replace(state, observed=seen)

@@ -22,11 +22,11 @@ from events.log import (
 )
 from events.names import InvalidNameError, check_finalizer
 from reconciler.resource.attempt import UNKNOWN_RESULT
-from reconciler.resource.observation import DELETION_GUARD, LOSS_GUARD
+from reconciler.resource.observation import DATA_LOSS, DELETION_GUARD, LOSS_GUARD
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Facts, accepted, refused
 
-APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT)
+APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS)
 MAX_FINALIZERS = 32
 
 

@@ -6,12 +6,20 @@ the step and asks again, until there is none.
 
 from __future__ import annotations
 
+import hashlib
+
 from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import LossCount
-from events.log import ActionDecided, FieldDifference, OwnershipClaimed, OwnershipReleased
-from events.manifest import Policy
+from events.log import (
+    ActionDecided,
+    FieldDifference,
+    OwnershipClaimed,
+    OwnershipReleased,
+    event_id,
+)
+from events.manifest import Fields, Policy
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
 from events.reference import is_reference, target_of
 from reconciler.provider.kind import Kind
@@ -26,13 +34,15 @@ from reconciler.resource.attempt import (
     wait_after_conflicts,
 )
 from reconciler.resource.difference import (
+    LABELS,
     api_keeps_its_own,
     labels_of,
     merged,
+    needs_replacement,
     open_differences,
     wanted,
 )
-from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
+from reconciler.resource.observation import DATA_LOSS, DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
 from reconciler.resource.state import ResourceState, Spec
@@ -41,7 +51,7 @@ from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, S
 _PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
 
 
-def next_step(  # noqa: C901, PLR0911 - the ladder: one guard a step
+def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     state: ResourceState, context: Context
 ) -> Step:
     """Return the next event to record, or how the resource stands if there is nothing to do."""
@@ -73,6 +83,10 @@ def next_step(  # noqa: C901, PLR0911 - the ladder: one guard a step
         failure = state.waits.failure
         reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
         return Settled("Degraded", reason, why)
+    if state.retiring is not None:
+        retired = _retire(state, context, config)
+        if retired is not None:
+            return retired
     if not desired.is_declared:
         return _let_go(state, context, config)
     assert desired.spec is not None
@@ -211,8 +225,65 @@ def _keep_present(
     if waiting is not None:
         return waiting
     assert context.kind is not None
+    if needs_replacement(found, context.kind):
+        return _replace(spec, seen, state, context)
     fields, labels = merged(wanted(state, context), seen, context.kind.normalize)
-    return new_action(state, context, "Update", fields, labels)
+    held = _held_for_its_data(fields, state, context)
+    return held or new_action(state, context, "Update", fields, labels)
+
+
+def _replace(spec: Spec, seen: ExternalObject, state: ResourceState, context: Context) -> Step:
+    """Have another object in the place of one that the API cannot change as it is wanted.
+
+    The new one is made first where both can be there at once: it is made ready before the old one
+    goes. Else the old one goes first; what is declared, and not there, is made anyway.
+    """
+    held = _held_for_its_data(None, state, context)
+    if held is not None:
+        return held
+    name = _second_name(spec, seen.name, state, context)
+    if name is None or state.retiring is not None:  # of three, the one that nobody wants goes
+        return new_action(state, context, "Delete", {}, {}, purpose="Replace")
+    labels = labels_of(state, context)
+    return new_action(
+        state, context, "Create", spec.fields, labels, purpose="Replace", external_name=name
+    )
+
+
+def _second_name(spec: Spec, taken: str, state: ResourceState, context: Context) -> str | None:
+    """Name a replacement that stands beside its predecessor; None where none can."""
+    kind = context.kind
+    assert kind is not None
+    if not context.capabilities.deterministic_names:
+        return taken  # the API makes the ids: two may have one name
+    tail = hashlib.blake2b(event_id(context.key, state.version + 1).encode(), digest_size=4)
+    name = f"{spec.external_name}-{tail.hexdigest()}"
+    return name if kind.has_second_name and kind.name_problem(name) is None else None
+
+
+def _retire(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step | None:
+    """Remove what was replaced, once its replacement can be used; None while that is not so."""
+    spec, seen, kind = state.desired.spec, state.observed.object, context.kind
+    assert kind is not None
+    is_ready = seen is not None and spec is not None and kind.ready(spec.fields, seen).is_ready
+    if state.desired.is_declared and not is_ready:
+        return None
+    if state.waits.failure is not None and _is_refused(state):
+        why = state.waits.failure.message
+        return delete_refused(state, context, config.retry, why, "Retire")
+    waiting = wait_after_conflicts(state, context, config)
+    return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
+
+
+def _held_for_its_data(
+    fields: Fields | None, state: ResourceState, context: Context
+) -> Settled | None:
+    """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
+    seen, kind = state.observed.object, context.kind
+    if seen is None or kind is None or state.holds.approved == DATA_LOSS:
+        return None
+    lost = kind.loses(fields, seen)
+    return Settled("Held", DATA_LOSS, f"{lost}: approve it, or declare otherwise") if lost else None
 
 
 def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -223,8 +294,9 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
         return Settled("Drifted", mode, "it is gone; would create it again")
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
+    labels = labels_of(state, context)
     return wait_after_conflicts(state, context, config) or new_action(
-        state, context, "Create", spec.fields, labels_of(state, context)
+        state, context, "Create", spec.fields, labels, external_name=spec.external_name
     )
 
 
@@ -235,7 +307,8 @@ def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -
     assert spec is not None
     assert kind is not None
     ready = kind.ready(spec.fields, seen)
-    if state.owned is not None and is_expected and OWNER_LABEL not in seen.labels:
+    is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
+    if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
         stripped = "the log says that it is ours, its label is gone"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
     return Settled("Converged", "AsDeclared", ready=ready)
@@ -455,6 +528,9 @@ def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) 
         return waiting
     if state.waits.failure is not None and _is_refused(state):
         return delete_refused(state, context, config.retry, state.waits.failure.message)
+    held = _held_for_its_data(None, state, context)
+    if held is not None:
+        return held
     return wait_after_conflicts(state, context, config) or new_action(
         state, context, "Delete", {}, {}
     )

@@ -27,6 +27,10 @@ _RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and
 DELETION_GUARD = "DeletionGuard"
 """Reason of the outcome of what the guard holds, and what an approval names."""
 
+DATA_LOSS = "DataLoss"
+"""Reason of the outcome of a resource whose next action would lose data, and what an approval
+names."""
+
 LOOKING = "Looking"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
 

@@ -70,6 +70,7 @@ def _success(
         said.replayed,
         found_by=found_by,
         redelivered=redelivered,
+        purpose=action.purpose,
     )
 
 
@@ -119,7 +120,8 @@ def _still_counts(said: Reported, action: Action, state: ResourceState) -> bool:
     What was made or written may have changed since, if another action has begun. What was deleted
     stays so: a uid is given once.
     """
-    owned, is_idle = state.owned, state.actions.in_flight is None
+    owned = state.retiring if action.purpose == "Retire" else state.owned
+    is_idle, stands_beside = state.actions.in_flight is None, action.purpose == "Replace"
     is_its_object = owned is not None and (owned.provider_config, owned.external_name) == (
         action.provider_config,
         action.external_name,
@@ -128,7 +130,7 @@ def _still_counts(said: Reported, action: Action, state: ResourceState) -> bool:
     same_uid = owned is not None and uid is not None and owned.uid == uid
     match action.operation:
         case "Create":
-            return is_idle and owned is None
+            return is_idle and (owned is None or (stands_beside and state.retiring is None))
         case "Update":
             return is_idle and is_its_object and same_uid
         case "Delete":
@@ -155,6 +157,7 @@ def _after_lookup(
         said.attempt,
         ActionError("Conflict", "a look after an unknown result shows another object"),
         said.object,
+        purpose=action.purpose,
     )
     finding = find(action, said.object, context)
     match finding:
@@ -189,6 +192,7 @@ def _after_failure(
         error,
         said.object,
         redelivered=redelivered,
+        purpose=action.purpose,
     )
     if error.error_class != "Conflict":
         return failed
@@ -216,7 +220,12 @@ def _is_unheard_of(said: Reported, error: ActionError, action: Action, context: 
 
 def _found(said: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:
     return ActionSucceeded(
-        said.action_id, action.operation, said.attempt, said.object, found_by=found_by
+        said.action_id,
+        action.operation,
+        said.attempt,
+        said.object,
+        found_by=found_by,
+        purpose=action.purpose,
     )
 
 

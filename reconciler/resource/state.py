@@ -12,7 +12,7 @@ from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 10
+STATE_SCHEMA = 11
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -170,6 +170,7 @@ class ResourceState(msgspec.Struct, frozen=True):
     version: int = 0  # counts its events
     desired: Desired = Desired()
     owned: Owned | None = None
+    retiring: Owned | None = None  # what was replaced, and is still there
     observed: Observation = Observation()
     actions: Actions = Actions()
     waits: Waits = Waits()

@@ -122,7 +122,7 @@ async def observations(
             if name in objects or not name.startswith(began.prefix or ""):
                 continue
             for row in mine:
-                if not row.observed_digest or row.action_id:
+                if row.external_name != name or not row.observed_digest or row.action_id:
                     continue
                 if began.labels or row.listing_disproved:
                     doubtful.append(row)
@@ -136,11 +136,13 @@ async def observations(
 async def _by_external_name(
     rows: Mapping[str, StatusRow], began: ListingBegan
 ) -> dict[str, list[StatusRow]]:
+    """Return the resources of each object; one may have two, while it is replaced (ADR 0026)."""
     known: dict[str, list[StatusRow]] = {}
     async for some in in_slices(list(rows.values())):
         for row in some:
             if row.provider_config == began.provider_config and row.kind == began.kind:
-                known.setdefault(row.external_name, []).append(row)
+                for name in {row.external_name, row.asked_name, row.retiring} - {""}:
+                    known.setdefault(name, []).append(row)
     return known
 
 
@@ -175,6 +177,8 @@ def _interested(
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this
+        if row.external_name != seen.name:
+            continue  # it was replaced, and goes
         taken = _taken_by(row, rows)
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
@@ -252,7 +256,11 @@ async def _loss_count(
 ) -> LossCount:
     missing, total = 0, 0
     async for some in in_slices(known.items()):
-        owned = [name for name, rows in some if any(row.owned for row in rows)]
+        owned = [
+            name
+            for name, rows in some
+            if any(row.owned and row.external_name == name for row in rows)
+        ]
         total += len(owned)
         missing += sum(1 for name in owned if name not in objects)
     return LossCount(missing, total)

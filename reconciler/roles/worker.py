@@ -157,8 +157,9 @@ class Worker:
             if error is None:
                 async with self._slots_of(action.provider_config).taken():
                     old = self._may_be_old(delivery)
-                    if old and await self._is_settled(delivery, action, attempt):
-                        await self._let_go_of_settled(delivery)
+                    ending = await self._ending(delivery, action, attempt) if old else None
+                    if ending is not None:
+                        await self._let_go_of_settled(delivery, action, attempt, ending)
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
@@ -230,8 +231,10 @@ class Worker:
         self._notice_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed
 
-    async def _is_settled(self, delivery: ActionDelivery, action: Action, attempt: int) -> bool:
-        """Return whether this attempt was answered already, or its action given up.
+    async def _ending(
+        self, delivery: ActionDelivery, action: Action, attempt: int
+    ) -> ResourceEvent | None:
+        """Return what this attempt has led to, if it was answered or its action given up.
 
         It asks until it knows: the API may have forgotten the key of an old action.
         """
@@ -243,11 +246,11 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 _logger.warning("a repeated action could not be looked up", error=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
-        return any(
-            _settles(event.data, action, attempt)
-            for event in loaded[key].events
-            if event.resourceversion > delivery.event.resourceversion
-        )
+        for event in loaded[key].events:
+            is_later = event.resourceversion > delivery.event.resourceversion
+            if is_later and _settles(event.data, action, attempt):
+                return event.data
+        return None
 
     def _slots_of(self, config_name: str) -> CallSlots:
         most = self._calls_at_once(config_name)
@@ -280,7 +283,21 @@ class Worker:
         for delivery in deliveries:
             self._forget_lease(delivery)
 
-    async def _let_go_of_settled(self, delivery: ActionDelivery) -> None:
+    async def _let_go_of_settled(
+        self, delivery: ActionDelivery, action: Action, attempt: int, ending: ResourceEvent
+    ) -> None:
+        """Be done with it; who had it meanwhile may have made a call that nobody reports."""
+        is_known = isinstance(ending, (ActionSucceeded, ActionHeld))
+        is_call = not isinstance(delivery.event.data, LookupDecided)
+        if is_call and not is_known and self._may_be_another_workers(delivery):
+            now = self._now()
+            lost = ActionError("Unknown", "a worker that had it was not heard of again")
+            said = Reported(action.action_id, attempt, now, now, self._name, lost)
+            self._results.append(
+                (delivery, IntakeMessageOut("result", delivery.event.key, said, _result_id(said)))
+            )
+            self._result_came.set()
+            return
         self._forget_lease(delivery)
         try:
             await self._reader.ack([delivery])

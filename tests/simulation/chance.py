@@ -158,7 +158,7 @@ def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:
 
 
 def _traits(dice: _Dice) -> p.ApiTraits:
-    keys = dice.one(0.88)
+    keys, names = dice.one(0.88), dice.one(0.9)
     return p.ApiTraits(
         idempotency_keys=keys,
         labels=dice.one(0.85) or not keys,  # without either, a person has to tell what came of it
@@ -166,9 +166,10 @@ def _traits(dice: _Dice) -> p.ApiTraits:
         grace_seconds=0.0 if dice.one(0.8) else 1.5,
         exclusive=dice.one(0.2),
         ownership="Log" if dice.one(0.8) else "Label",
-        names=dice.one(0.9),
+        names=names,
         loss_guard=dice.random.choice((0, 0, 0, 1, 2)),
         keeps_refusals=keys and dice.one(0.5),
+        replaces=dice.random.choice(("", "", "in place", "beside")) if names else "",
     )
 
 

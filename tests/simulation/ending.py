@@ -197,7 +197,13 @@ def _of_resource(world: World, key: ResourceKey, wanted: _Wanted | None) -> Iter
     problem = None if key.kind == REFERENCE_KIND else _problem(world, key, state)
     if problem is not None:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
-        yield f"{key}: {problem}; told: {told}; the API has {world.api.objects.get(key.name)}"
+        there = world.api.objects.get(_name_of(key, state))
+        yield f"{key}: {problem}; told: {told}; the API has {there}"
+
+
+def _name_of(key: ResourceKey, state: ResourceState) -> str:
+    """Name the object; a replacement may have another name."""
+    return key.name if state.owned is None else state.owned.external_name
 
 
 def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> bool:
@@ -208,7 +214,7 @@ def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> b
 
 def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None:
     """Compare a resource at rest with what the API really has."""
-    found = world.api.objects.get(key.name)
+    found = world.api.objects.get(_name_of(key, state))
     ours = found is not None and found.uid in world.checks.ours
     told = "" if state.outcome is None else state.outcome.outcome
     if is_kept(world, key):
@@ -288,7 +294,12 @@ def late_arrivals(world: World) -> set[str]:
 
 def _leaks(world: World) -> Iterator[str]:
     states, late = world.checks.states, late_arrivals(world)
-    owned = {state.owned.uid: key for key, state in states.items() if state.owned is not None}
+    owned = {
+        each.uid: key
+        for key, state in states.items()
+        for each in (state.owned, state.retiring)
+        if each is not None
+    }
     pending = {
         state.actions.in_flight.action.external_name
         for state in states.values()
@@ -296,7 +307,7 @@ def _leaks(world: World) -> Iterator[str]:
     }
     damaged = {key.name for key in world.damaged}
     for name, found in world.api.objects.items():
-        if name in damaged or _is_given_up(world, found):
+        if damaged & {name, name.rpartition("-")[0]} or _is_given_up(world, found):
             continue
         is_ours = found.uid in world.checks.ours and found.uid not in late
         if is_ours and found.uid not in owned and name not in pending:

@@ -80,7 +80,7 @@ class HoldChecks:
     ) -> None:
         match event.data:
             case ActionDecided(action):
-                if action.operation == "Delete":
+                if action.operation == "Delete" and action.purpose == "Converge":
                     self._let_go(key, state, event, "deleted", kept_by=("Keep", "Release"))
                 self._approved.pop(key, None)
             case OwnershipReleased(reason="Orphaned"):

@@ -69,6 +69,7 @@ from tests.simulation.bus.intake import SimulatedIntakeWriter
 from tests.simulation.bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
+from tests.simulation.mutations_of_replacing import MUTATIONS_OF_REPLACING
 
 # --- writing
 
@@ -579,4 +580,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("everything is adopted", _everything_is_adopted),
     Mutation("what is withdrawn is forgotten", _withdrawn_objects_are_forgotten),
     *MUTATIONS_OF_HOLDS,
+    *MUTATIONS_OF_REPLACING,
 )

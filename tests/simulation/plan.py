@@ -341,7 +341,8 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     ``grace_seconds``: listings show the past, up to so long ago. ``names``: a name that was given
     is unique; without, every creation makes another object. ``loss_guard``: how many missing
     objects are doubted, 0 for never. ``keeps_refusals``: the first answer to a key is kept, a
-    refusal too, and nothing in it says so.
+    refusal too, and nothing in it says so. ``replaces``: a size cannot be changed; another object
+    takes the place of the old one, or stands beside it for a while.
     """
 
     idempotency_keys: bool = True
@@ -353,6 +354,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     grace_seconds: float = 0.0
     exclusive: bool = False
     ownership: Literal["Log", "Label"] = "Log"
+    replaces: Literal["", "in place", "beside"] = ""
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):

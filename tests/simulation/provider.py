@@ -240,6 +240,8 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
         capabilities=_capabilities(api.traits),
         connect=connect,
         normalize=_normalized,
+        immutable=frozenset({"size"} if api.traits.replaces else ()),
+        has_second_name=api.traits.replaces == "beside",
     )
 
 

@@ -1,0 +1,289 @@
+"""An immutable field changes: scenario 34. Two recorded actions, and never an object without us."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from events.external import ExternalObject
+from events.intake import Approved
+from events.log import ActionDecided, OwnershipReleased
+from events.manifest import Fields
+from projections.ownership import OwnershipRow, fold_ownership
+from projections.status import StatusRow, fold_status
+from reconciler.provider import Capabilities
+from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.resource.owner_label import OWNER_LABEL
+from tests.resource.building import BLOCK, FOO, Story, every, repainted, thing
+
+CIRCLE, SQUARE = {"type": "Circle", "color": "Red"}, {"type": "Square", "color": "Red"}
+
+
+def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
+    return Readiness(False, "Starting") if shown.outputs.get("starting") else READY
+
+
+IN_PLACE = replace(BLOCK, immutable=frozenset({"type"}), ready=_ready)
+BESIDE = replace(IN_PLACE, has_second_name=True)
+BY_ID = replace(
+    IN_PLACE,
+    capabilities=Capabilities(
+        idempotency_keys=True, deterministic_names=False, labels=True, conditional_writes=True
+    ),
+)
+
+
+@pytest.fixture(params=["in place", "beside", "by id"])
+def story(request: pytest.FixtureRequest) -> Story:
+    return made({"in place": IN_PLACE, "beside": BESIDE, "by id": BY_ID}[request.param])
+
+
+def made(kind: Kind = BESIDE) -> Story:
+    story = Story(kind=kind)
+    story.declare(SQUARE)
+    story.succeed()
+    return story
+
+
+def decided(story: Story) -> list[tuple[str, str]]:
+    actions = [each.action for each in every(ActionDecided, [event.data for event in story.log])]
+    return [(each.operation, each.purpose) for each in actions]
+
+
+def succeed_starting(story: Story) -> None:
+    shown = msgspec.structs.replace(story.written(story.action), outputs={"starting": True})
+    story.report(shown=shown)
+
+
+def rows(story: Story) -> tuple[StatusRow, OwnershipRow]:
+    """What the read models make of the same events."""
+    status, ownership = StatusRow(*msgspec.structs.astuple(FOO)), OwnershipRow()
+    for position, event in enumerate(story.log, 1):
+        fold_status(status, position, event)
+        fold_ownership(ownership, event)
+    return status, ownership
+
+
+def check_rows(story: Story) -> None:
+    state = story.state
+    owned, retiring = state.owned, state.retiring
+    for row in rows(story):
+        assert row.owned == (owned is not None)
+        if owned is not None:
+            assert (row.external_name, row.uid) == (owned.external_name, owned.uid)
+        wanted = ("", None) if retiring is None else (retiring.external_name, retiring.uid)
+        assert (row.retiring, row.retiring_uid) == wanted
+
+
+def test_34_a_replacement_is_two_recorded_actions(story: Story):
+    before = story.seen
+    story.declare(CIRCLE)
+    story.succeed()
+    check_rows(story)
+    story.succeed()
+    check_rows(story)
+    assert story.outcome == "Converged"
+    assert story.seen.fields == CIRCLE
+    assert story.seen.uid != before.uid
+    assert story.state.retiring is None
+    first, second = decided(story)[1:]
+    if story.kind is IN_PLACE:
+        assert (first, second) == (("Delete", "Replace"), ("Create", "Converge"))
+    else:
+        assert (first, second) == (("Create", "Replace"), ("Delete", "Retire"))
+
+
+def test_a_replacement_stands_beside_until_it_is_ready():
+    story = made()
+    before = story.seen
+    story.declare(CIRCLE)
+    assert story.action.external_name.startswith("Foo-")
+    succeed_starting(story)
+    assert story.idle
+    assert story.state.retiring is not None
+    assert (story.outcome, story.state.retiring.uid) == ("Converged", before.uid)
+    assert story.wake() == []
+    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    assert (story.action.operation, story.action.purpose) == ("Delete", "Retire")
+    assert (story.action.external_name, story.action.uid) == ("Foo", before.uid)
+
+
+def test_what_the_api_can_change_is_changed_in_place(story: Story):
+    story.declare({"type": "Square", "color": "Blue"})
+    assert (story.action.operation, story.action.purpose) == ("Update", "Converge")
+
+
+def test_a_listing_of_the_old_one_is_no_news_about_the_new_one():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    assert story.see(old) == []
+    assert story.see(None, name="Foo") == []
+
+
+def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    events = story.see(None, name=story.seen.name)
+    assert every(OwnershipReleased, events)
+    check_rows(story)
+    assert story.state.owned is not None
+    assert story.state.owned.uid == old.uid
+    assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
+
+
+def test_of_a_second_change_the_one_that_nobody_wants_goes():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    young = story.seen
+    story.declare({"type": "Triangle", "color": "Red"})
+    assert (story.action.operation, story.action.uid) == ("Delete", young.uid)
+    story.succeed()
+    check_rows(story)
+    assert story.state.owned is not None
+    assert story.state.owned.uid == old.uid, "one that serves is always there"
+    story.succeed()
+    story.succeed()
+    check_rows(story)
+    assert (story.outcome, story.seen.fields["type"]) == ("Converged", "Triangle")
+    assert story.state.retiring is None
+
+
+def test_withdrawn_in_the_middle_both_are_removed():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    young = story.seen
+    story.withdraw()
+    removed = [story.action.uid]
+    story.succeed()
+    check_rows(story)
+    removed.append(story.action.uid)
+    story.succeed()
+    check_rows(story)
+    assert removed == [old.uid, young.uid]
+    assert story.outcome == "Deleted"
+
+
+def test_a_replacement_that_the_api_refuses_leaves_the_old_one():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    story.fail("Permanent", message="no such type")
+    check_rows(story)
+    assert (story.outcome, story.state.retiring) == ("Failed", None)
+    assert story.seen == old
+
+
+def test_a_second_name_that_is_taken_is_followed_by_another():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    first = story.action.external_name
+    story.fail("Conflict", shown=thing(CIRCLE, name=first))
+    check_rows(story)
+    assert story.seen == old, "what is in the way of the new one is not our object"
+    assert story.action.external_name not in ("Foo", first)
+
+
+def test_an_old_one_that_somebody_else_removed_is_done_with():
+    story = made()
+    story.declare(CIRCLE)
+    story.succeed()
+    story.report(absent=True)
+    check_rows(story)
+    assert (story.outcome, story.state.retiring) == ("Converged", None)
+
+
+def test_a_stranger_under_the_name_of_the_old_one_is_left_alone():
+    story = made()
+    story.declare(CIRCLE)
+    story.succeed()
+    story.fail("Conflict", shown=thing(SQUARE))
+    check_rows(story)
+    assert (story.outcome, story.state.retiring) == ("Converged", None)
+    assert story.seen.fields == CIRCLE
+
+
+def test_a_replacement_whose_answer_was_lost_is_made_once():
+    story = made()
+    story.declare(CIRCLE)
+    name, key = story.action.external_name, story.action.idempotency_key
+    story.fail("Unknown")
+    story.wake(600)
+    assert (story.action.external_name, story.action.idempotency_key) == (name, key)
+    story.succeed()
+    assert story.state.retiring is not None
+
+
+def _loses(fields: Fields | None, shown: ExternalObject) -> str:
+    is_smaller = fields is not None and fields.get("size", {}).get("w", 9) < 9
+    return "the data of 3 tables would be lost" if fields is None or is_smaller else ""
+
+
+PROTECTED = replace(BESIDE, loses=_loses)
+
+
+def test_a_replacement_that_would_lose_data_waits_for_a_person():
+    story = made(PROTECTED)
+    story.declare(CIRCLE)
+    assert (story.outcome, story.reason, story.idle) == ("Held", "DataLoss", True)
+    story.turn(Approved("DataLoss"))
+    assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
+
+
+def test_a_write_that_would_lose_data_waits_for_a_person():
+    story = made(PROTECTED)
+    story.declare({**SQUARE, "size": {"w": 1}})
+    assert (story.outcome, story.reason) == ("Held", "DataLoss")
+    story.declare({**SQUARE, "color": "Blue"})
+    assert story.action.operation == "Update", "what loses nothing goes on"
+
+
+def test_a_deletion_that_would_lose_data_waits_for_a_person():
+    story = made(PROTECTED)
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "DataLoss")
+    story.turn(Approved("DataLoss"))
+    assert story.action.operation == "Delete"
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+
+def test_an_approval_is_for_one_action_only():
+    story = made(PROTECTED)
+    story.declare({**SQUARE, "size": {"w": 1}})
+    story.turn(Approved("DataLoss"))
+    story.succeed()
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "DataLoss")
+
+
+FIXED_LABELS = replace(BESIDE, immutable=frozenset({"labels"}))
+
+
+def test_our_label_alone_replaces_nothing_that_was_adopted():
+    story = Story(kind=FIXED_LABELS)
+    story.see(thing(SQUARE))
+    story.declare(SQUARE, policy={"adoption": "Adopt"})
+    assert (story.outcome, story.idle) == ("Converged", True)
+    assert OWNER_LABEL not in story.seen.labels
+
+
+def test_a_declared_label_replaces_where_labels_cannot_be_changed():
+    story = made(FIXED_LABELS)
+    story.declare(SQUARE, labels={"team": "x"})
+    assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
+
+
+def test_drift_of_an_immutable_field_replaces_too(story: Story):
+    story.see(repainted(story.seen, type="Circle"))
+    assert story.action.purpose == "Replace"
