@@ -212,7 +212,7 @@ class ApiReported(_Intake, frozen=True):
 class TimerFired(_Intake, frozen=True):
     """A timer is due: a hint to look at the resource again, never truth."""
 
-    purpose: Literal["Retry", "Sweep", "ConfigChanged"]
+    purpose: Literal["Retry", "Due", "Sweep", "ConfigChanged"]
 
 
 class Answer(_Intake, frozen=True):

@@ -334,6 +334,18 @@ class RetryScheduled(_Event, frozen=True):
     action_id: str | None = None
 
 
+class DueScheduled(_Event, frozen=True):
+    """An object that is as declared has to be written again, by its kind at ``due``.
+
+    The resource is woken at ``at``, a little later, so that many that are due together are not
+    written together.
+    """
+
+    due: datetime
+    at: datetime
+    delay_seconds: float
+
+
 class ApiThrottled(_Event, frozen=True):
     """The API of a ``ProviderConfig`` wants no call before ``until``."""
 
@@ -431,6 +443,7 @@ ResourceEvent = (
     | ActionFailed
     | ActionAbandoned
     | RetryScheduled
+    | DueScheduled
     | ApiThrottled
     | BreakerOpened
     | BreakerProbed

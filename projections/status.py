@@ -28,6 +28,7 @@ from events.log import (
     Condition,
     DeclarationSuperseded,
     DriftDetected,
+    DueScheduled,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -106,6 +107,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     attempt: int = 0
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
+    due_at: datetime | None = None
     drifts: int = 0
     listing_disproved: bool = False
     doubted: bool = False
@@ -154,7 +156,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, is held, refers or is referred to."""
-        return self.outcome == "Held" or bool(self.retry_at or self.target or self.references)
+        waits = self.retry_at or self.due_at
+        return self.outcome == "Held" or bool(waits or self.target or self.references)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the resource is held: its history must not be folded any further."""
@@ -178,6 +181,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case SpecWithdrawn(generation):
             row.generation = generation
             row.declared = row.paused = False
+            row.due_at = None
             _stop_waiting(row)
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome speaks of the newer generation
@@ -240,6 +244,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case RetryScheduled(at, seconds):
             row.retry_at = at
             row.retry_seconds = seconds
+        case DueScheduled(_, at):
+            row.due_at = at
         case ApiThrottled(until):
             row.throttled_until = until
         case BreakerOpened(until):
@@ -285,6 +291,7 @@ def _stop_waiting(row: StatusRow) -> None:
 
 def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.action_id = action.action_id
+    row.due_at = None
     row.operation = action.operation
     row.attempt = attempt
     row.asked_digest = row.asked_name = ""
@@ -348,6 +355,7 @@ def _seen(row: StatusRow, shown: ExternalObject | None) -> None:
 
 def _disowned(row: StatusRow) -> None:
     row.owned = False
+    row.due_at = None
     row.uid = None
 
 

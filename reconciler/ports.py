@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -261,6 +261,7 @@ class TimerRequest(NamedTuple):
 
     key: ResourceKey
     at: datetime
+    purpose: Literal["Retry", "Due"] = "Retry"
 
 
 class DecisionSink(Protocol):

@@ -15,7 +15,7 @@ from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.subjects import fired, outcome, schedule
 from infra.bus.dead_letters import discard, may_hold_a_secret, store_letters
-from infra.bus.streams import INTAKE
+from infra.bus.streams import INTAKE, TIMERS_KEPT
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import OutgoingMessage
@@ -36,21 +36,23 @@ class JetStreamDecisionSink:
         self._nc = nc
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule retries, pipelined."""
+        """Schedule timers, pipelined; a sweep wakes what is due later than the stream keeps."""
         now = datetime.now(UTC)
+        kept_until = now + TIMERS_KEPT
         schedules = [
             Schedule(
-                subject=schedule(timer.key, "retry"),
+                subject=schedule(timer.key, timer.purpose.lower()),
                 target=fired(timer.key),
                 at=timer.at,
                 payload=encode_intake(
                     f"timer/{timer.key}/{timer.at.isoformat()}",
                     SOURCE,
-                    TimerFired("Retry"),
+                    TimerFired(timer.purpose),
                     time=now,
                 ),
             )
             for timer in timers
+            if timer.at < kept_until
         ]
         _raise_first(await schedule_many(self._nc, schedules))
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
@@ -67,6 +68,9 @@ DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
 
 DECIDER_GROUP: Final = "deciders"
 _WORKERS: Final = "workers="
+
+TIMERS_KEPT: Final = timedelta(days=30)
+"""A timer that is due later is not set: a sweep wakes its resource."""
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
@@ -360,7 +364,7 @@ def _timers() -> Config:
         allow_msg_schedules=True,
         allow_msg_ttl=True,
         max_msgs_per_subject=1,
-        max_age=30 * _DAY,
+        max_age=TIMERS_KEPT.days * _DAY,
     )
 
 

@@ -26,6 +26,7 @@ from events.log import (
     BreakerProbed,
     DeclarationSuperseded,
     DriftDetected,
+    DueScheduled,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -154,6 +155,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return f"{operation}, attempt {attempt}: {why}{_perhaps_twice(data)}"
         case ActionAbandoned(_, operation, reason, in_doubt):
             return f"{operation}: {reason}{'; a call of it may still arrive' if in_doubt else ''}"
+        case DueScheduled(due, at):
+            return f"due at {_moment(due)}, written again at {_moment(at)}"
         case RetryScheduled(at, seconds, reason):
             return f"in {seconds:.1f} s, at {_moment(at)}: {reason}"
         case ApiThrottled(until, message=message):

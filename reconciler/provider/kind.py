@@ -103,6 +103,11 @@ class Kind:
         return self.connect is not None
 
     @property
+    def has_due(self) -> bool:
+        """Whether its objects may have to be written again though nothing differs."""
+        return self.due is not _never_due
+
+    @property
     def watches(self) -> bool:
         """Whether its API tells when something changed."""
         return self.capabilities is not None and self.capabilities.watch

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from events.intake import (
     Answer,
     ApiReported,
@@ -113,6 +115,8 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
 
 
 def _take_steps(history: _History, cause: Command) -> None:
+    if history.context.kind is not None and history.context.kind.has_due:
+        history.context = replace(history.context, bus_time=cause.stored_at)
     for _ in range(_MAX_STEPS):
         step = next_step(history.state, history.context)
         if isinstance(step, Settled):

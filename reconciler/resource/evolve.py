@@ -26,6 +26,7 @@ from events.log import (
     BreakerProbed,
     DeclarationSuperseded,
     DriftDetected,
+    DueScheduled,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -52,6 +53,7 @@ from reconciler.resource.state import (
     Actions,
     ApiHealth,
     Applied,
+    Due,
     Ended,
     Finalizer,
     InFlight,
@@ -153,6 +155,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         # --- what is done about it
         case ActionDecided(action):
             flight = InFlight(action, base=_base(state, action))
+            if action.purpose == "Renew" and state.due is not None:
+                state = replace(state, due=replace(state.due, is_written=True))
             return replace(
                 state,
                 actions=replace(state.actions, in_flight=flight),
@@ -183,6 +187,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 return _in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
             waits = replace(state.waits, until=data.at, seconds=data.delay_seconds)
             return replace(state, waits=waits)
+        case DueScheduled() as data:
+            return replace(state, due=Due(data.due, data.at))
         case OutcomeRecorded() as data:
             if data.outcome not in SETTLED:
                 return replace(state, outcome=data)
@@ -564,6 +570,8 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
             waits=replace(waits, failures=waits.failures + error.attempted),
             because=event.id,
         )
+    if data.purpose == "Renew":
+        state = replace(state, due=None)
     actions = replace(
         _with_effect(state.actions, data, event),
         in_flight=None,
@@ -614,6 +622,8 @@ def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
 
 def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
     flight = state.actions.in_flight
+    if flight is not None and flight.action.purpose == "Renew":
+        state = replace(state, due=None)
     actions = replace(
         state.actions,
         in_flight=None,

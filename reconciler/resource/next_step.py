@@ -7,6 +7,7 @@ the step and asks again, until there is none.
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 
 from msgspec.structs import replace
 
@@ -14,6 +15,7 @@ from events.external import ExternalObject
 from events.intake import LossCount
 from events.log import (
     ActionDecided,
+    DueScheduled,
     FieldDifference,
     OwnershipClaimed,
     OwnershipReleased,
@@ -48,6 +50,9 @@ from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keeper
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
 
+_DUE_JITTER = 0.01  # of the time that is left
+_MAX_DUE_JITTER = timedelta(minutes=10)
+_NO_TIME = timedelta(0)
 _PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
 
 
@@ -300,7 +305,7 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
     )
 
 
-def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -> Settled:
+def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -> Step:
     """Nothing differs; a label that shall not be put back may still be missing."""
     is_expected = OWNER_LABEL in labels_of(state, context)
     spec, kind = state.desired.spec, context.kind
@@ -311,7 +316,34 @@ def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -
     if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
         stripped = "the log says that it is ours, its label is gone"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
-    return Settled("Converged", "AsDeclared", ready=ready)
+    converged = Settled("Converged", "AsDeclared", ready=ready)
+    return _when_due(spec, seen, state, context, converged) if kind.has_due else converged
+
+
+def _when_due(
+    spec: Spec, seen: ExternalObject, state: ResourceState, context: Context, otherwise: Settled
+) -> Step:
+    """Write an object again that is due, though nothing differs; once for each moment.
+
+    Whether it is reached is read off the clock of the bus: one that is wrong here does nothing
+    twice, and nothing too early.
+    """
+    kind, known, now = context.kind, state.due, context.bus_time or context.now
+    assert kind is not None
+    due = kind.due(spec.fields, seen)
+    if due is None or state.owned is None or spec.policy.mode != "Present":
+        return otherwise
+    if known is None or known.due != due:
+        left = max(due - now, _NO_TIME)
+        at = due + min(left * _DUE_JITTER, _MAX_DUE_JITTER) * context.jitter
+        return DueScheduled(due, at, round((at - now).total_seconds(), 3))
+    if now < known.at:
+        return otherwise
+    if known.is_written:
+        late = f"it was due at {due:%Y-%m-%dT%H:%M:%SZ}, was written again, and still is"
+        return Settled("Degraded", "StillDue", late, ready=otherwise.ready)
+    fields, labels = merged(wanted(state, context), seen, kind.normalize)
+    return new_action(state, context, "Update", fields, labels, purpose="Renew")
 
 
 def _take_over(

@@ -12,7 +12,7 @@ from events.intake import ActionError, LossCount, OnWithdrawal
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 
-STATE_SCHEMA = 11
+STATE_SCHEMA = 12
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -134,6 +134,14 @@ class Waits(msgspec.Struct, frozen=True):
     seconds: float = 0.0  # how long that wait is
 
 
+class Due(msgspec.Struct, frozen=True):
+    """When an object that is as declared has to be written again (ADR 0027)."""
+
+    due: datetime  # by its kind
+    at: datetime  # when that is done
+    is_written: bool = False  # it was written for this moment
+
+
 class Finalizer(msgspec.Struct, frozen=True):
     """A service's hold on the resource."""
 
@@ -174,6 +182,7 @@ class ResourceState(msgspec.Struct, frozen=True):
     observed: Observation = Observation()
     actions: Actions = Actions()
     waits: Waits = Waits()
+    due: Due | None = None
     holds: Holds = Holds()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way
     because: str = ""  # the event that the next action would rest on

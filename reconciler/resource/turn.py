@@ -9,7 +9,13 @@ from typing import NamedTuple
 import msgspec
 
 from events.intake import Answer, IntakeData
-from events.log import LogEvent, OutcomeName, ResourceEvent, RetryScheduled
+from events.log import (
+    DueScheduled,
+    LogEvent,
+    OutcomeName,
+    ResourceEvent,
+    RetryScheduled,
+)
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Capabilities
@@ -42,6 +48,7 @@ class Context(msgspec.Struct, frozen=True):
     log_id: str
     kind: Kind | None  # None: no such kind is registered here
     configs: dict[str, ProviderConfigSpec]  # by name: a declaration may change which one is used
+    bus_time: datetime | None = None  # by the bus's clock, when the message came
     epoch: str = ""  # names the log's last restoration
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
     # What to do about a missing kind or provider: for the words of a refusal, which is no event.
@@ -108,9 +115,10 @@ class Turn(NamedTuple):
     repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
 
     @property
-    def timers(self) -> list[RetryScheduled]:
+    def timers(self) -> list[RetryScheduled | DueScheduled]:
         """The waits that this turn decided, each to be timed."""
-        return [event.data for event in self.events if isinstance(event.data, RetryScheduled)]
+        timed = (RetryScheduled, DueScheduled)
+        return [event.data for event in self.events if isinstance(event.data, timed)]
 
 
 # --- the answers to who declares, approves or releases

@@ -21,6 +21,7 @@ import structlog
 
 from events.intake import Answer, Declared, Withdrawn
 from events.integrity import LogDamage
+from events.log import DueScheduled
 from events.names import ResourceKey
 from events.provider_config import is_config
 from reconciler.failpoints import Failpoint, reach
@@ -515,7 +516,10 @@ class _News:
 
     def add(self, each: _Decided, now: datetime) -> None:
         """Collect what one resource's turn has to tell."""
-        self.timers += [TimerRequest(each.key, timer.at) for timer in each.turn.timers]
+        self.timers += [
+            TimerRequest(each.key, timer.at, "Due" if isinstance(timer, DueScheduled) else "Retry")
+            for timer in each.turn.timers
+        ]
         told = zip(each.work.deliveries, each.work.commands, each.turn.answers, strict=False)
         for delivery, command, answer in told:
             self.finished.append(delivery)

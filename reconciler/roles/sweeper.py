@@ -115,6 +115,11 @@ class Sweeper:
             and is_over(row.retry_at, row.retry_seconds, overdue)
             and not row.paused
         }
+        waits |= {
+            row.key: row.due_at
+            for row in rows
+            if row.due_at is not None and row.due_at < overdue and not row.paused
+        }
         now, before = self._now(), self._woken
         self._woken = {}
         waking: list[ResourceKey] = []

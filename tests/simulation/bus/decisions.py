@@ -33,7 +33,7 @@ class Decisions:
         self._intake = intake
         self._network = network
         self._time = time
-        self._timers: dict[ResourceKey, TimerRequest] = {}
+        self._timers: dict[tuple[ResourceKey, str], TimerRequest] = {}
         self._faults: list[TimersFail] = []
         self.letters_room = Room("DEADLETTERS")
         self.answers: list[tuple[str, Answer]] = []
@@ -57,14 +57,14 @@ class Decisions:
     def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         """Take timers in."""
         for timer in timers:
-            self._timers[timer.key] = timer
+            self._timers[timer.key, timer.purpose] = timer
             due = max(0.0, seconds_of(timer.at) - self._time())
             self._network.outside(due + _SLACK_SECONDS, lambda timer=timer: self._fire(timer))
 
     def _fire(self, timer: TimerRequest) -> None:
-        if self._timers.get(timer.key) is not timer:
+        if self._timers.get((timer.key, timer.purpose)) is not timer:
             return  # replaced, or lost
-        del self._timers[timer.key]
+        del self._timers[timer.key, timer.purpose]
         how = self._faults.pop(0).how if self._faults else None
         if how is not None:
             self._network.struck[f"timer {how}"] += 1
@@ -79,7 +79,7 @@ class Decisions:
         payload = encode_intake(
             f"timer/{timer.key}/{timer.at.isoformat()}",
             SOURCE,
-            TimerFired("Retry"),
+            TimerFired(timer.purpose),
             time=timer.at,
         )
         self._hand_over(intake_subject("timer", timer.key), payload)
