@@ -29,6 +29,7 @@ from events.log import (
     BreakerProbed,
     DeclarationSuperseded,
     DriftDetected,
+    DueScheduled,
     ExternalObserved,
     FieldDifference,
     FinalizerAdded,
@@ -144,6 +145,10 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "Create, attempt 1: Throttled 429: slow down",
     ),
     (ActionAbandoned("a@2", "Create", "Withdrawn"), "Create: Withdrawn"),
+    (
+        DueScheduled(AT, AT, 3.0),
+        "due at 2026-01-02T03:04:05Z, written again at 2026-01-02T03:04:05Z",
+    ),
     (
         RetryScheduled(AT, 2.5, "Transient"),
         "in 2.5 s, at 2026-01-02T03:04:05Z: Transient",
