@@ -12,7 +12,7 @@ recognised as stale, whatever the clocks say.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -89,23 +89,43 @@ OnWithdrawal = Literal["Keep", "Release", "Ignore"]
 
 
 class Referenced(_Intake, frozen=True):
-    """A ``ShapeRef`` refers to this resource: ``by`` is its ``namespace/kind/name``."""
+    """Another resource refers to this one: ``by`` is its ``namespace/kind/name``."""
 
     by: str
     on_withdrawal: OnWithdrawal
 
 
 class Unreferenced(_Intake, frozen=True):
-    """A ``ShapeRef`` does not refer to this resource any more."""
+    """A resource does not refer to this one any more."""
 
     by: str
 
 
+class TargetState(_Intake, frozen=True):
+    """What a resource knows of another one that it refers to.
+
+    ``values`` are the fields that it wants, as far as they are known. ``ready``: it was ready since
+    it was declared. ``circle``: the resources that wait for each other, where that leads back.
+    """
+
+    declared: bool
+    ready: bool = False
+    values: dict[str, Any] = {}
+    circle: tuple[str, ...] = ()
+
+
 class TargetSeen(_Intake, frozen=True):
-    """Tells a ``ShapeRef`` whether its target is declared: if not, the reference dangles."""
+    """Tells a resource how another one stands that it refers to."""
 
     target: str
-    declared: bool
+    state: TargetState
+
+
+class SecretSeen(_Intake, frozen=True):
+    """Tells a resource the digest of a secret that it names (``store/name``), empty for none."""
+
+    secret: str
+    digest: str
 
 
 class StrayCount(_Intake, frozen=True):
@@ -240,6 +260,7 @@ IntakeData = (
     | Referenced
     | Unreferenced
     | TargetSeen
+    | SecretSeen
     | Observed
     | Reported
     | ApiReported
@@ -256,6 +277,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.reference.Referenced": Referenced,
     "reconciler.reference.Unreferenced": Unreferenced,
     "reconciler.reference.TargetSeen": TargetSeen,
+    "reconciler.reference.SecretSeen": SecretSeen,
     "reconciler.observed.Observed": Observed,
     "reconciler.result.Reported": Reported,
     "reconciler.result.ApiReported": ApiReported,

@@ -16,9 +16,10 @@ from typing import Literal
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError, ApprovalDecision, OnWithdrawal
+from events.intake import ActionError, ApprovalDecision, OnWithdrawal, TargetState
 from events.manifest import Fields, Policy
 from events.names import ResourceKey
+from events.reference import Reference
 from events.subjects import LogClass
 
 
@@ -27,7 +28,10 @@ class _Event(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, ta
 
 
 class SpecDeclared(_Event, frozen=True):
-    """A new desired state was accepted, as this generation."""
+    """A new desired state was accepted, as this generation.
+
+    ``references`` and ``secrets`` (``store/name``) are those of its fields.
+    """
 
     generation: int
     api_version: str
@@ -37,6 +41,8 @@ class SpecDeclared(_Event, frozen=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     policy: Policy = Policy()
+    references: tuple[Reference, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 class SpecWithdrawn(_Event, frozen=True):
@@ -162,23 +168,37 @@ class HoldApproved(_Event, frozen=True):
 
 
 class ReferenceAdded(_Event, frozen=True):
-    """A ``ShapeRef`` refers to the resource from now on, with this policy."""
+    """Another resource refers to this one from now on, with this policy."""
 
     by: str
     on_withdrawal: OnWithdrawal
 
 
 class ReferenceRemoved(_Event, frozen=True):
-    """A ``ShapeRef`` does not refer to the resource any more."""
+    """Another resource does not refer to this one any more."""
 
     by: str
 
 
 class TargetObserved(_Event, frozen=True):
-    """A ``ShapeRef`` learned whether its target is declared."""
+    """A resource learned how another one stands that it refers to."""
 
     target: str
-    declared: bool
+    state: TargetState
+
+
+class SecretObserved(_Event, frozen=True):
+    """A resource learned the digest of a secret that it names; empty: there is none."""
+
+    secret: str
+    digest: str
+
+
+class SpecResolved(_Event, frozen=True):
+    """What a generation wants, with the values of its references and the digests of its secrets."""
+
+    generation: int
+    fields: Fields
 
 
 Operation = Literal["Create", "Update", "Delete"]
@@ -380,6 +400,7 @@ class BreakerClosed(_Event, frozen=True):
 
 OutcomeName = Literal[
     "Converged",
+    "Waiting",
     "Degraded",
     "Failed",
     "Conflict",
@@ -433,6 +454,8 @@ ResourceEvent = (
     | ReferenceAdded
     | ReferenceRemoved
     | TargetObserved
+    | SecretObserved
+    | SpecResolved
     | ActionDecided
     | ActionRetried
     | LookupDecided

@@ -1,18 +1,43 @@
-"""References: the kind ``ShapeRef``, somebody's reliance on a resource of somebody else."""
+"""References: what a spec takes from other resources and from secret stores.
+
+``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value of another resource of
+the namespace, ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
+without a value: somebody's reliance on a resource of somebody else.
+"""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, cast
 
-from events.manifest import Fields, ManifestStruct, Token
-from events.names import ResourceKey
+import msgspec
+
+from events.intake import OnWithdrawal, TargetState
+from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
+from events.names import InvalidNameError, ResourceKey
+from events.secret import SecretRef
 
 REFERENCE_KIND: Final = "ShapeRef"
+MAX_REFERENCES: Final = 64
+
+_REF: Final = "$ref"
+_SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
+_OUTPUTS: Final = "outputs."
 
 
-def is_reference(key: ResourceKey) -> bool:
-    """Return whether a resource is a reference to another one."""
-    return key.kind == REFERENCE_KIND
+class Reference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Another resource, the fields of it that are wanted, and what its withdrawal means for it."""
+
+    target: str
+    fields: tuple[str, ...] = ()
+    on_withdrawal: OnWithdrawal = "Keep"
+
+
+class FieldReference(ManifestStruct, frozen=True):
+    """How a spec writes a reference."""
+
+    target: str = msgspec.field(name=_REF)
+    field: str
 
 
 class ReferenceTarget(ManifestStruct, frozen=True):
@@ -35,7 +60,123 @@ class ReferenceSpec(ManifestStruct, frozen=True):
     on_withdrawal: Literal["Keep", "Release", "Ignore"] = "Keep"
 
 
-def target_of(fields: Fields) -> ResourceKey:
-    """Read the target out of the checked fields of a ``ShapeRef``."""
-    target = fields["target"]
-    return ResourceKey(target.get("namespace", "default"), target["kind"], target["name"])
+def reliance(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
+    """Read the reference out of the checked fields of a ``ShapeRef``."""
+    spec = msgspec.convert(fields, ReferenceSpec)
+    target = ResourceKey(spec.target.namespace, spec.target.kind, spec.target.name)
+    return (Reference(str(target), (), spec.on_withdrawal),)
+
+
+def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
+    """Find the references of a spec; raises ``InvalidManifestError`` for one that is none."""
+    wanted: dict[str, list[str]] = {}
+    for path, place in _places(fields, _REF, "spec"):
+        target, field = _read(path, place, namespace)
+        if field not in wanted.setdefault(target, []):
+            wanted[target].append(field)
+    if len(wanted) > MAX_REFERENCES:
+        raise InvalidManifestError(f"spec refers to more than {MAX_REFERENCES} resources")
+    return tuple(Reference(target, tuple(names)) for target, names in wanted.items())
+
+
+def secrets_in(fields: Fields) -> tuple[str, ...]:
+    """Find the secrets of a spec, each as ``store/name``; raises ``InvalidManifestError``."""
+    found: dict[str, None] = {}
+    for path, place in _places(fields, _SECRET, "spec"):
+        try:
+            secret = msgspec.convert(place, SecretRef)
+        except msgspec.ValidationError as error:
+            raise InvalidManifestError(f"{path}: {error}") from None
+        if secret.digest:
+            raise InvalidManifestError(f"{path}.digest: leave it out, it is found")
+        found[f"{secret.store}/{secret.name}"] = None
+    return tuple(found)
+
+
+def has_reference(value: object) -> bool:
+    """Return whether there is a reference in a part of a spec."""
+    return _has(value, (_REF,))
+
+
+def refers_to_anything(fields: Fields) -> bool:
+    """Return whether there is a reference or a secret in a spec: most have none."""
+    return _has(fields, (_REF, _SECRET))
+
+
+def _has(value: object, marks: tuple[str, ...]) -> bool:
+    if isinstance(value, dict):
+        place = cast("dict[str, object]", value)
+        return any(mark in place for mark in marks) or any(
+            _has(each, marks) for each in place.values()
+        )
+    if isinstance(value, list):
+        return any(_has(each, marks) for each in cast("list[object]", value))
+    return False
+
+
+def filled(
+    fields: Fields,
+    namespace: str,
+    targets: Mapping[str, TargetState],
+    digests: Mapping[str, str],
+) -> Fields:
+    """Return a spec with the values of its references, and the digests of its secrets."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, list):
+            return [fill(each) for each in cast("list[Any]", value)]
+        if not isinstance(value, dict):
+            return value
+        place = cast("dict[str, Any]", value)
+        if _REF in place:
+            target, field = _read("", place, namespace)
+            return targets[target].values[field]
+        if _SECRET in place:
+            secret = msgspec.convert(place, SecretRef)
+            digest = digests[f"{secret.store}/{secret.name}"]
+            return {_SECRET: secret.name, "store": secret.store, "digest": digest}
+        return {name: fill(each) for name, each in place.items()}
+
+    return fill(fields)
+
+
+def value_of(field: str, external_name: str, uid: str | None, outputs: Fields) -> Any:
+    """Return what a field of a reference stands for; None while there is no such thing."""
+    if field == "name":
+        return external_name or None
+    if field == "uid":
+        return uid
+    found: Any = outputs
+    for name in field.removeprefix(_OUTPUTS).split("."):
+        found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _places(value: object, mark: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, list):
+        for number, each in enumerate(cast("list[object]", value)):
+            yield from _places(each, mark, f"{path}[{number}]")
+    elif isinstance(value, dict):
+        place = cast("dict[str, Any]", value)
+        if mark in place:
+            yield path, place
+            return
+        for name, each in place.items():
+            yield from _places(each, mark, f"{path}.{name}")
+
+
+def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
+    try:
+        said = msgspec.convert(place, FieldReference)
+    except msgspec.ValidationError as error:
+        raise InvalidManifestError(f"{path}: {error}") from None
+    kind, _, name = said.target.partition("/")
+    try:
+        target = ResourceKey.checked(namespace, kind, name)
+    except InvalidNameError as error:
+        raise InvalidManifestError(
+            f'{path}: "$ref" names a resource of the same namespace, as "Database/orders": {error}'
+        ) from None
+    if said.field not in ("name", "uid") and not said.field.startswith(_OUTPUTS):
+        raise InvalidManifestError(f'{path}: "field" is "name", "uid" or "outputs.NAME"')
+    return str(target), said.field

@@ -8,7 +8,7 @@ from typing import assert_never
 import msgspec
 
 from events.external import ExternalObject, digest, identity
-from events.intake import OnWithdrawal
+from events.intake import OnWithdrawal, TargetState
 from events.integrity import LogDamage
 from events.log import (
     AbsenceDoubted,
@@ -43,13 +43,15 @@ from events.log import (
     ReferenceRemoved,
     ReleaseForced,
     RetryScheduled,
+    SecretObserved,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
     TargetObserved,
 )
 from events.manifest import Fields
 from events.names import ResourceKey
-from events.reference import ReferenceSpec, is_reference, target_of
+from events.reference import Reference
 
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
@@ -72,8 +74,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
     not believe that it is gone, or a person lets go what it holds; the next listing decides,
     whatever it shows. ``taken_by`` is another resource that has the object.
-    ``references`` are those that this resource knows of. Of a ``ShapeRef``, ``target`` is what it
-    refers to, and ``target_declared`` what it knows of that. ``throttled_until`` and
+    ``references`` are those to this resource that it knows of. ``refers`` are those of its own,
+    and ``targets`` what it knows of them; ``secrets`` are the digests that it knows of those that
+    it names, empty for unknown. ``throttled_until`` and
     ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
@@ -116,9 +119,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     total: int | None = None
     finalizers: dict[str, str] = {}
     references: dict[str, OnWithdrawal] = {}
-    target: str = ""
-    on_withdrawal: OnWithdrawal = "Keep"
-    target_declared: bool | None = None
+    refers: tuple[Reference, ...] = ()
+    targets: dict[str, TargetState] = {}
+    secrets: dict[str, str] = {}
     throttled_until: datetime | None = None
     breaker_until: datetime | None = None
 
@@ -157,7 +160,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, is held, refers or is referred to."""
         waits = self.retry_at or self.due_at
-        return self.outcome == "Held" or bool(waits or self.target or self.references)
+        refers = self.refers or self.secrets or self.references
+        return self.outcome == "Held" or bool(waits or refers)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the resource is held: its history must not be folded any further."""
@@ -224,7 +228,11 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ReferenceRemoved(by):
             row.references = {name: asked for name, asked in row.references.items() if name != by}
         case TargetObserved() as data:
-            row.target_declared = data.declared
+            row.targets = {**row.targets, data.target: data.state}
+        case SecretObserved() as data:
+            row.secrets = {**row.secrets, data.secret: data.digest}
+        case SpecResolved():
+            pass  # what follows from it is told by others
         case ActionDecided(action):
             row.doubted = False  # what was let go is done with
             _begun(row, action, 1)
@@ -275,10 +283,13 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.generation = data.generation
     row.declared = True
     row.throttled_until = row.breaker_until = None
-    row.target_declared = None
-    if is_reference(row.key):
-        row.target = str(target_of(data.fields))
-        row.on_withdrawal = msgspec.convert(data.fields, ReferenceSpec).on_withdrawal
+    row.refers = data.references
+    row.targets = {
+        each.target: row.targets[each.target]
+        for each in data.references
+        if each.target in row.targets
+    }
+    row.secrets = {name: row.secrets.get(name, "") for name in data.secrets}
     row.paused = data.policy.paused
     _stop_waiting(row)
 

@@ -251,8 +251,10 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
     if row.references:
         held = ", ".join(f"{by} ({policy})" for by, policy in row.references.items())
         pairs.append(("referred to by", held))
-    if row.target:
-        pairs.append(("refers to", row.target))
+    if row.refers:
+        pairs.append(("refers to", ", ".join(each.target for each in row.refers)))
+    if row.secrets:
+        pairs.append(("secrets", ", ".join(row.secrets)))
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
     if row.throttled_until is not None:

@@ -9,6 +9,7 @@ from typing import Any, assert_never
 import msgspec
 
 from events.external import ExternalObject
+from events.intake import TargetState
 from events.log import (
     AbsenceDoubted,
     Action,
@@ -41,7 +42,9 @@ from events.log import (
     ReleaseForced,
     ResourceEvent,
     RetryScheduled,
+    SecretObserved,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
     TargetObserved,
 )
@@ -130,8 +133,12 @@ def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return f"{by} refers to it; when it is withdrawn: {on_withdrawal.lower()}"
         case ReferenceRemoved(by):
             return f"{by} does not refer to it any more"
-        case TargetObserved(target, declared):
-            return f"{target} is {'' if declared else 'not '}declared"
+        case TargetObserved(target, known):
+            return _target(target, known)
+        case SecretObserved(secret, digest):
+            return f"{secret}: {f'digest {digest}' if digest else 'it is not there'}"
+        case SpecResolved(fields=fields):
+            return f"wants {{{changes(_NOTHING, fields)}}}"
         case ActionDecided(action):
             return _decided(action, before)
         case ActionRetried(action, attempt):
@@ -230,6 +237,15 @@ def _drifted(data: DriftDetected) -> str:
         for each in data.differences
     )
     return found + ours
+
+
+def _target(target: str, known: TargetState) -> str:
+    if known.circle:
+        return f"{target}: {' → '.join(known.circle)}: they wait for each other"
+    if not known.declared:
+        return f"{target} is not declared"
+    values = changes(_NOTHING, known.values)
+    return f"{target} is declared" + (f" {{{values}}}" if values else "")
 
 
 def _or_missing(value: object) -> str:

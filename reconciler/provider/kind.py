@@ -20,7 +20,14 @@ from events.external import ExternalObject
 from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError
 from events.names import SYSTEM_NAMESPACE
 from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
-from events.reference import REFERENCE_KIND, ReferenceSpec
+from events.reference import (
+    REFERENCE_KIND,
+    Reference,
+    ReferenceSpec,
+    has_reference,
+    references_in,
+    reliance,
+)
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
@@ -70,9 +77,10 @@ class Kind:
     are equal. ``name_problem``: says what is wrong with an external name for this API, or None.
     ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
     ``namespace``: the only one that it may live in, if there is only one. ``outputs``: struct of
-    what its objects give to others. ``ready``: pure; says of an object that is as declared whether
-    it can be used. ``due``: pure; when an object that is as declared has to be written again all
-    the same, such as a certificate that ends.
+    what its objects give to others. ``refers``: pure; the references of a spec in a namespace.
+    ``ready``: pure; says of an object that is as declared whether it can be used. ``due``: pure;
+    when an object that is as declared has to be written again all the same, such as a certificate
+    that ends.
 
     ``immutable``: paths of the fields that the API cannot change in place, ``labels`` for the
     labels: a change of one replaces the object. ``has_second_name``: its replacement can stand
@@ -91,6 +99,7 @@ class Kind:
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
     name_problem: Callable[[str], str | None] = field(default=_any_name)
     outputs: type[msgspec.Struct] | None = None
+    refers: Callable[[Fields, str], tuple[Reference, ...]] = field(default=references_in)
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
     due: Callable[[Fields, ExternalObject], datetime | None] = field(default=_never_due)
     immutable: frozenset[str] = frozenset()
@@ -119,6 +128,26 @@ class Kind:
         except msgspec.ValidationError as error:
             raise InvalidManifestError(f"spec: {error}") from None
         return self.normalize(cast("Fields", msgspec.to_builtins(checked, str_keys=True)))
+
+    def checked_with_references(self, fields: Fields) -> Fields:
+        """Validate what is known of fields some of which are references; raises as above.
+
+        The others are checked when they are known.
+        """
+        known = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
+        for name, value in fields.items():
+            if name not in known:
+                raise InvalidManifestError(f"spec: Object contains unknown field `{name}`")
+            if has_reference(value):
+                continue
+            try:
+                msgspec.convert(value, known[name].type)
+            except msgspec.ValidationError as error:
+                raise InvalidManifestError(f"spec.{name}: {error}") from None
+        for name, each in known.items():
+            if each.required and name not in fields:
+                raise InvalidManifestError(f"spec: Object missing required field `{name}`")
+        return fields
 
 
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
@@ -163,7 +192,12 @@ PROVIDER_CONFIG = Kind(
 )
 """How an external API is configured: itself a kind, declared like everything else."""
 
-REFERENCE = Kind(name=REFERENCE_KIND, api_version=RECONCILER_API_VERSION, schema=ReferenceSpec)
+REFERENCE = Kind(
+    name=REFERENCE_KIND,
+    api_version=RECONCILER_API_VERSION,
+    schema=ReferenceSpec,
+    refers=reliance,
+)
 """Somebody's reliance on a resource of somebody else."""
 
 

@@ -21,6 +21,7 @@ from events.intake import (
     Observed,
     Referenced,
     Reported,
+    SecretSeen,
     TargetSeen,
     TimerFired,
     Unreferenced,
@@ -110,6 +111,8 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.remove_reference(said, state)
         case TargetSeen() as said:
             return holds.see_target(said, state)
+        case SecretSeen() as said:
+            return holds.see_secret(said, state)
         case TimerFired():
             return NOTHING_NEW  # a hint: that the resource is looked at is all it does
 

@@ -13,6 +13,7 @@ from events.log import (
 from events.manifest import Declaration, InvalidManifestError, take_apart
 from events.names import InvalidNameError
 from events.provider_config import is_config
+from events.reference import has_reference, refers_to_anything, secrets_in
 from reconciler.provider.kind import Kind
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
@@ -43,6 +44,10 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
     desired, spec = state.desired, spec_of(event)
     if desired.is_declared and desired.spec == spec:
         return accepted(state, command, reason="Unchanged")
+    back = [each.target for each in event.references if each.target in state.holds.references]
+    if back:
+        circle = f"{back[0]} refers to it already: each would wait for the other"
+        return refused(state, command, "Circle", circle)
     moved = _moved(state, event)
     if moved is not None:
         return refused(state, command, "Immutable", moved)
@@ -119,15 +124,25 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
             )
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
         _check_provider(taken, context)
+    fields, secrets = taken.fields, ()
+    if refers_to_anything(fields):
+        secrets = secrets_in(fields)
+    is_open = bool(secrets) or has_reference(fields)
+    fields = (kind.checked_with_references if is_open else kind.checked_fields)(fields)
+    references = kind.refers(fields, context.key.namespace)
+    if any(each.target == str(context.key) for each in references):
+        raise InvalidManifestError("spec refers to the resource itself")
     return SpecDeclared(
         generation=generation,
         api_version=manifest.api_version,
         provider_config=taken.provider_config,
         external_name=taken.external_name,
-        fields=kind.checked_fields(taken.fields),
+        fields=fields,
         labels=taken.labels,
         annotations=dict(manifest.metadata.annotations),
         policy=taken.policy,
+        references=references,
+        secrets=secrets,
     )
 
 

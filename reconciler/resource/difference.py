@@ -96,7 +96,7 @@ def wanted(state: ResourceState, context: Context) -> Wanted:
     assert spec is not None
     applied = None if state.owned is None else state.owned.applied
     return Wanted(
-        spec.fields,
+        state.desired.fields,
         labels_of(state, context),
         {} if applied is None else applied.fields,
         {} if applied is None else applied.labels,
@@ -177,7 +177,8 @@ def is_applied(state: ResourceState, context: Context) -> bool:
         return False
     ignored = _ignored(spec.policy, context)
     labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
-    return (applied.fields, applied.labels) == (without_ignored(spec.fields, ignored), labels)
+    fields = without_ignored(state.desired.fields, ignored)
+    return (applied.fields, applied.labels) == (fields, labels)
 
 
 # --- of two contents
@@ -234,7 +235,8 @@ def _merge(
 
 
 def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
+    """Return whether a value is compared field by field; a secret is one value."""
+    return isinstance(value, dict) and "$secret" not in value
 
 
 def _mapping(value: object) -> Mapping[str, object]:

@@ -42,7 +42,9 @@ from events.log import (
     ReferenceRemoved,
     ReleaseForced,
     RetryScheduled,
+    SecretObserved,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
     TargetObserved,
 )
@@ -222,7 +224,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             holds = replace(state.holds, references=references)
             return replace(state, holds=holds, because=event.id)
         case TargetObserved() as data:
-            return replace(state, desired=replace(state.desired, target_declared=data.declared))
+            targets = {**state.desired.targets, data.target: data.state}
+            return replace(state, desired=replace(state.desired, targets=targets), because=event.id)
+        case SecretObserved() as data:
+            secrets = {**state.desired.secrets, data.secret: data.digest}
+            return replace(state, desired=replace(state.desired, secrets=secrets), because=event.id)
+        case SpecResolved() as data:
+            return replace(state, desired=replace(state.desired, resolved=data.fields))
 
         # --- how the API of a ProviderConfig answers
         case ApiThrottled() as data:
@@ -260,6 +268,8 @@ def spec_of(data: SpecDeclared) -> Spec:
         data.labels,
         data.annotations,
         data.policy,
+        data.references,
+        data.secrets,
     )
 
 
@@ -282,7 +292,15 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
             position=event.causeposition,
             declaration_ids=_with_id(state, event),
             contents=(*older, spec.digest)[-MAX_DECLARATIONS:],
-            target_declared=None,
+            targets={
+                each.target: desired.targets[each.target]
+                for each in data.references
+                if each.target in desired.targets
+            },
+            secrets={
+                name: desired.secrets[name] for name in data.secrets if name in desired.secrets
+            },
+            resolved=None,
         ),
         observed=observed,
         # Declared after a withdrawal, a new life begins.
@@ -369,7 +387,8 @@ def _base(state: ResourceState, action: Action) -> Applied | None:
     ours = spec.labels.keys() | {OWNER_LABEL}
     labels = {name: value for name, value in action.labels.items() if name in ours}
     return Applied(
-        without_ignored(spec.fields, ignored), without_ignored(labels, ignored, f"{LABELS}.")
+        without_ignored(state.desired.fields, ignored),
+        without_ignored(labels, ignored, f"{LABELS}."),
     )
 
 

@@ -8,6 +8,7 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     Referenced,
+    SecretSeen,
     TargetSeen,
     Unreferenced,
 )
@@ -18,6 +19,7 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    SecretObserved,
     TargetObserved,
 )
 from events.names import InvalidNameError, check_finalizer
@@ -120,8 +122,18 @@ def remove_reference(said: Unreferenced, state: ResourceState) -> Facts:
 
 
 def see_target(said: TargetSeen, state: ResourceState) -> Facts:
-    """Let a reference know whether its target is declared."""
-    desired = state.desired
-    if not desired.is_declared or desired.target_declared == said.declared:
+    """Let a resource know how another one stands that it refers to."""
+    desired, spec = state.desired, state.desired.spec
+    is_meant = spec is not None and any(each.target == said.target for each in spec.references)
+    if not desired.is_declared or not is_meant or desired.targets.get(said.target) == said.state:
         return NOTHING_NEW
-    return Facts((TargetObserved(said.target, said.declared),))
+    return Facts((TargetObserved(said.target, said.state),))
+
+
+def see_secret(said: SecretSeen, state: ResourceState) -> Facts:
+    """Let a resource know the digest of a secret that it names."""
+    desired, spec = state.desired, state.desired.spec
+    is_meant = desired.is_declared and spec is not None and said.secret in spec.secrets
+    if not is_meant or desired.secrets.get(said.secret) == said.digest:
+        return NOTHING_NEW
+    return Facts((SecretObserved(said.secret, said.digest),))

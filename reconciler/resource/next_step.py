@@ -19,11 +19,12 @@ from events.log import (
     FieldDifference,
     OwnershipClaimed,
     OwnershipReleased,
+    SpecResolved,
     event_id,
 )
-from events.manifest import Fields, Policy
+from events.manifest import Fields, InvalidManifestError, Policy
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
-from events.reference import is_reference, target_of
+from events.reference import Reference, filled
 from reconciler.provider.kind import Kind
 from reconciler.resource.api_health import standing_of_api
 from reconciler.resource.attempt import (
@@ -47,7 +48,7 @@ from reconciler.resource.difference import (
 from reconciler.resource.observation import DATA_LOSS, DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
-from reconciler.resource.state import ResourceState, Spec
+from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
 
 _DUE_JITTER = 0.01  # of the time that is left
@@ -97,6 +98,10 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     assert desired.spec is not None
     if desired.spec.policy.mode == "Absent":
         return _keep_away(state, context, config)
+    if desired.spec.references or desired.spec.secrets:
+        unresolved = _resolve(desired.spec, state, context)
+        if unresolved is not None:
+            return unresolved
     return _keep_present(desired.spec, state, context, config)
 
 
@@ -107,8 +112,8 @@ def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     """Resources without an object, such as a ProviderConfig, are what they are declared."""
     if not state.desired.is_declared:
         return Settled("Deleted", "Withdrawn") if state.desired.generation else NOTHING_TO_SAY
-    if is_reference(context.key):
-        return _reference(state)
+    if state.desired.spec is not None and state.desired.spec.references:
+        return _reliance(state.desired.spec, state)
     return (
         _unknown_provider(state, context)
         or standing_of_api(state.api)
@@ -127,14 +132,54 @@ def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
     return Settled("Held", "UnknownProvider", f"no kind of provider {provider!r} is installed here")
 
 
-def _reference(state: ResourceState) -> Step:
-    if state.desired.target_declared is None:
-        return NOTHING_TO_SAY  # the next sweep tells
-    if state.desired.target_declared:
-        return Settled("Converged", "Resolved")
-    assert state.desired.spec is not None
-    target = target_of(state.desired.spec.fields)
-    return Settled("Held", "Dangling", f"{target} is not declared")
+def _reliance(spec: Spec, state: ResourceState) -> Step:
+    """Say whether what a resource without an object refers to is there."""
+    for reference in spec.references:
+        target = state.desired.targets.get(reference.target)
+        if target is None:
+            return NOTHING_TO_SAY  # the next sweep tells
+        if not target.declared:
+            return Settled("Held", "Dangling", f"{reference.target} is not declared")
+    return Settled("Converged", "Resolved")
+
+
+def _resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
+    """Record what the references and secrets of a spec stand for; wait for what is not known."""
+    desired, kind = state.desired, context.kind
+    assert kind is not None
+    for reference in spec.references:
+        waiting = _waiting_for(reference, desired)
+        if waiting is not None:
+            return waiting
+    for secret in spec.secrets:
+        if not desired.secrets.get(secret):
+            missing = f"waits for secret {secret}: it is not there, or nobody has looked yet"
+            return Settled("Waiting", "SecretMissing", missing)
+    fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
+    try:
+        fields = kind.checked_fields(fields)
+    except InvalidManifestError as error:
+        return Settled("Failed", "InvalidInput", f"with the values of its references: {error}")
+    return None if fields == desired.resolved else SpecResolved(desired.generation, fields)
+
+
+def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
+    """Name what a resource waits for; once it had all of its values, a pause of theirs is none."""
+    name, target = reference.target, desired.targets.get(reference.target)
+    if target is None:
+        return Settled("Waiting", "ReferenceUnknown", f"waits for {name}: nobody has looked yet")
+    if target.circle:
+        circle = " → ".join(target.circle)
+        remedy = "withdraw one of them, or take a reference away"
+        return Settled("Waiting", "Circle", f"they wait for each other: {circle}: {remedy}")
+    if not target.declared:
+        return Settled("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
+    missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)
+    if missing:
+        return Settled("Waiting", "ValueMissing", f"waits for {name}: it has no {missing} yet")
+    if desired.resolved is None and not target.ready:
+        return Settled("Waiting", "NotReady", f"waits for {name}: it is not ready")
+    return None
 
 
 def _nothing_left(state: ResourceState) -> Settled:
@@ -251,7 +296,13 @@ def _replace(spec: Spec, seen: ExternalObject, state: ResourceState, context: Co
         return new_action(state, context, "Delete", {}, {}, purpose="Replace")
     labels = labels_of(state, context)
     return new_action(
-        state, context, "Create", spec.fields, labels, purpose="Replace", external_name=name
+        state,
+        context,
+        "Create",
+        state.desired.fields,
+        labels,
+        purpose="Replace",
+        external_name=name,
     )
 
 
@@ -270,7 +321,9 @@ def _retire(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     """Remove what was replaced, once its replacement can be used; None while that is not so."""
     spec, seen, kind = state.desired.spec, state.observed.object, context.kind
     assert kind is not None
-    is_ready = seen is not None and spec is not None and kind.ready(spec.fields, seen).is_ready
+    is_ready = (
+        seen is not None and spec is not None and kind.ready(state.desired.fields, seen).is_ready
+    )
     if state.desired.is_declared and not is_ready:
         return None
     if state.waits.failure is not None and _is_refused(state):
@@ -301,7 +354,7 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
         return _refused(state)
     labels = labels_of(state, context)
     return wait_after_conflicts(state, context, config) or new_action(
-        state, context, "Create", spec.fields, labels, external_name=spec.external_name
+        state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
     )
 
 
@@ -311,7 +364,7 @@ def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -
     spec, kind = state.desired.spec, context.kind
     assert spec is not None
     assert kind is not None
-    ready = kind.ready(spec.fields, seen)
+    ready = kind.ready(state.desired.fields, seen)
     is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
     if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
         stripped = "the log says that it is ours, its label is gone"
@@ -330,7 +383,7 @@ def _when_due(
     """
     kind, known, now = context.kind, state.due, context.bus_time or context.now
     assert kind is not None
-    due = kind.due(spec.fields, seen)
+    due = kind.due(state.desired.fields, seen)
     if due is None or state.owned is None or spec.policy.mode != "Present":
         return otherwise
     if known is None or known.due != due:

@@ -8,11 +8,12 @@ from datetime import datetime
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError, LossCount, OnWithdrawal
+from events.intake import ActionError, LossCount, OnWithdrawal, TargetState
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
+from events.reference import Reference
 
-STATE_SCHEMA = 12
+STATE_SCHEMA = 13
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -28,6 +29,8 @@ class Spec(msgspec.Struct, frozen=True):
     labels: dict[str, str]
     annotations: dict[str, str]
     policy: Policy
+    references: tuple[Reference, ...] = ()
+    secrets: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -46,7 +49,16 @@ class Desired(msgspec.Struct, frozen=True):
     contents: tuple[str, ...] = ()  # digests of the newest specs: what may be a repeat (ADR 0016)
     settled_generation: int = 0
     refused_generation: int = 0  # by the API, for good
-    target_declared: bool | None = None  # what a ShapeRef knows of its target
+    targets: dict[str, TargetState] = {}  # what is known of those that the spec refers to
+    secrets: dict[str, str] = {}  # digests of those that it names
+    resolved: Fields | None = None  # its fields, with the values of all of them
+
+    @property
+    def fields(self) -> Fields:
+        """What is wanted: with the values of references, where there are any."""
+        if self.resolved is not None:
+            return self.resolved
+        return {} if self.spec is None else self.spec.fields
 
 
 class Applied(msgspec.Struct, frozen=True):

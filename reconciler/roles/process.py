@@ -245,6 +245,7 @@ def _observer(parts: Running) -> list[Run]:
         configurations=parts.configurations,
         kinds=parts.kinds,
         models=parts.models,
+        stores=ports.secrets,
         chance=chance,
     )
     parts.feed.subscribe(sweeper.notice)

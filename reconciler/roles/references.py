@@ -1,24 +1,34 @@
-"""References: tells resources who refers to them, and ``ShapeRef``s if their target is declared.
+"""References: tells resources who refers to them, and how those stand that they refer to.
 
-A ``ShapeRef`` and its target are two aggregates, and neither sees the other. This compares the read
-models' rows of both, level-triggered: whatever was lost or came twice, the next look finds the same
-difference. Until it is told, a target that is withdrawn at the same moment may go: the reference
-then says that it dangles.
+Two resources are two aggregates, and neither sees the other. This compares the read models' rows of
+both, level-triggered: whatever was lost or came twice, the next look finds the same difference.
+Until it is told, a target that is withdrawn at the same moment may go; what refers to it waits.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
 
-from events.intake import Referenced, TargetSeen, Unreferenced
+import msgspec
+
+from events.intake import Referenced, SecretSeen, TargetSeen, TargetState, Unreferenced
 from events.names import ResourceKey
+from events.reference import Reference, value_of
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
+
+MAX_CIRCLE = 32
+"""A longer way from a resource back to itself is not looked for."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_Rows = Mapping[str, StatusRow]
 
 
 def reference_messages(
     concerned: Iterable[StatusRow],
-    every_row: Mapping[str, StatusRow],
+    every_row: _Rows,
     damaged: Container[str] = (),
 ) -> list[IntakeMessageOut]:
     """Return what is still to be told about references.
@@ -35,50 +45,97 @@ def reference_messages(
             continue
         row = every_row.get(target)
         known = {} if row is None else row.references
-        for by, reference in references.items():
+        for by, (referrer, reference) in references.items():
             if known.get(by) != reference.on_withdrawal:
-                messages.append(_add(target, by, reference, 0 if row is None else row.version))
+                data = Referenced(by, reference.on_withdrawal)
+                # Under a new id at another version of the target: an older message may come late
+                # and undo this one, and the bus would take a repetition for a duplicate.
+                basis = f"{by}/{referrer.version}/{0 if row is None else row.version}"
+                messages.append(_message(ResourceKey.parse(target), data, basis))
     for row in rows:
         for by in row.references.keys() - wanted.get(str(row.key), {}).keys():
             if by in damaged:
                 continue
-            data = Unreferenced(by)
-            messages.append(_message(row.key, data, f"{by}/{row.version}"))
+            messages.append(_message(row.key, Unreferenced(by), f"{by}/{row.version}"))
     return messages
 
 
-def _wanted(rows: Iterable[StatusRow]) -> dict[str, dict[str, StatusRow]]:
-    wanted: dict[str, dict[str, StatusRow]] = {}
+def secret_messages(
+    concerned: Iterable[StatusRow], digests: Mapping[str, str]
+) -> list[IntakeMessageOut]:
+    """Return which secrets have another digest than those that name them know."""
+    return [
+        _message(row.key, SecretSeen(secret, digests[secret]), f"{digests[secret]}/{row.version}")
+        for row in concerned
+        for secret, known in row.secrets.items()
+        if row.declared and secret in digests and digests[secret] != known
+    ]
+
+
+def _wanted(rows: Iterable[StatusRow]) -> dict[str, dict[str, tuple[StatusRow, Reference]]]:
+    """Return who refers to each target: a resource does until its object is gone, too."""
+    wanted: dict[str, dict[str, tuple[StatusRow, Reference]]] = {}
     for row in rows:
-        if row.declared and row.target:
-            wanted.setdefault(row.target, {})[str(row.key)] = row
+        if row.declared or row.owned or row.action_id:
+            for reference in row.refers:
+                wanted.setdefault(reference.target, {})[str(row.key)] = (row, reference)
     return wanted
 
 
 def _to_references(
-    rows: Iterable[StatusRow], every_row: Mapping[str, StatusRow], damaged: Container[str]
+    rows: Iterable[StatusRow], every_row: _Rows, damaged: Container[str]
 ) -> Iterator[IntakeMessageOut]:
     for row in rows:
-        if not row.declared or not row.target or row.target in damaged:
+        if not row.declared:
             continue
-        target = every_row.get(row.target)
-        declared = target is not None and target.declared
-        if row.target_declared != declared:
-            yield _message(row.key, TargetSeen(row.target, declared), str(row.version))
+        for reference in row.refers:
+            if reference.target in damaged:
+                continue
+            known = row.targets.get(reference.target)
+            state = _state_of(row, reference, known, every_row)
+            if state != known:
+                told = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
+                data = TargetSeen(reference.target, state)
+                yield _message(row.key, data, f"{reference.target}/{told}/{row.version}")
 
 
-def _add(target: str, by: str, reference: StatusRow, version: int) -> IntakeMessageOut:
-    """Tell a target, under a new id once it is at another version.
+def _state_of(
+    row: StatusRow, reference: Reference, known: TargetState | None, every_row: _Rows
+) -> TargetState:
+    target = every_row.get(reference.target)
+    if target is None or not target.declared:
+        return TargetState(False)
+    was_ready = known is not None and known.ready
+    is_ready = target.outcome == "Converged" and target.not_ready is None
+    values: dict[str, Any] = {}
+    for field in reference.fields:
+        value = value_of(field, target.external_name, target.uid, target.outputs)
+        if value is not None and target.owned:
+            values[field] = value
+    circle = _circle(row, reference, every_row) if row.outcome == "Waiting" else ()
+    return TargetState(True, was_ready or is_ready, values, circle)
 
-    An older message about the same reference may come late and undo what this one said; under its
-    old id, the bus would take the repetition for a duplicate for as long as its window is.
-    """
-    data = Referenced(by, reference.on_withdrawal)
-    return _message(ResourceKey.parse(target), data, f"{by}/{reference.version}/{version}")
+
+def _circle(row: StatusRow, reference: Reference, every_row: _Rows) -> tuple[str, ...]:
+    """Follow what waits from a resource on, and return the way if it leads back there."""
+    start = str(row.key)
+    ways = [(start, reference.target)]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        if way[-1] == start:
+            return way
+        met = every_row.get(way[-1])
+        if met is None or way[-1] in seen or not met.declared or met.outcome != "Waiting":
+            continue
+        seen.add(way[-1])
+        if len(way) <= MAX_CIRCLE:
+            ways += [(*way, each.target) for each in met.refers]
+    return ()
 
 
 def _message(
-    key: ResourceKey, data: Referenced | Unreferenced | TargetSeen, basis: str
+    key: ResourceKey, data: Referenced | Unreferenced | TargetSeen | SecretSeen, basis: str
 ) -> IntakeMessageOut:
     """Make a message whose id says what it rests on: several observers tell the same once."""
     return IntakeMessageOut("reference", key, data, f"{type(data).__name__}/{key}/{basis}")

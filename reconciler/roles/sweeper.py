@@ -14,18 +14,28 @@ from typing import Literal
 import structlog
 
 from events.intake import TimerFired
-from events.log import LogEvent, SpecDeclared, SpecWithdrawn
+from events.log import (
+    ActionSucceeded,
+    ExternalObserved,
+    LogEvent,
+    OutcomeRecorded,
+    OwnershipReleased,
+    SpecDeclared,
+    SpecWithdrawn,
+)
 from events.names import ResourceKey
-from events.reference import is_reference
+from events.secret import SecretRef
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.backoff import is_over
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.references import reference_messages
+from reconciler.roles.references import reference_messages, secret_messages
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -33,6 +43,15 @@ OVERDUE_SECONDS = 3.0
 
 MAX_SECONDS_BETWEEN = 300.0
 """At least so often a resource is woken again whose wait is over, and that was woken in vain."""
+
+_MOVES_TARGETS = (
+    SpecDeclared,
+    SpecWithdrawn,
+    ExternalObserved,
+    ActionSucceeded,
+    OwnershipReleased,
+    OutcomeRecorded,
+)
 
 _logger = structlog.get_logger(__name__)
 
@@ -56,8 +75,10 @@ class Sweeper:
         configurations: Configurations,
         kinds: KindRegistry,
         models: ReadModels,
+        stores: SecretStores = SecretStores(),  # noqa: B008 - it is frozen
         chance: Chance = REAL,
     ) -> None:
+        self._stores = stores
         self._intake = intake
         self._configurations = configurations
         self._kinds = kinds
@@ -89,7 +110,7 @@ class Sweeper:
         held = self._models.damage
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in held]
-        self._targets = {row.target for row in rows if row.target}
+        self._targets = {each.target for row in rows for each in row.refers}
         waking = [
             self._wake(row.key, "ConfigChanged")
             for row in rows
@@ -97,6 +118,7 @@ class Sweeper:
         ]
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
         telling = reference_messages(rows, every_row, held)
+        telling += secret_messages(rows, await self._digests(rows))
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish([*waking, *telling])
@@ -136,10 +158,25 @@ class Sweeper:
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""
-        if type(event.data) not in (SpecDeclared, SpecWithdrawn):
-            return
-        if is_reference(event.key) or event.subject in self._targets:
+        data = event.data
+        refers = isinstance(data, SpecDeclared) and (data.references or data.secrets)
+        if refers or (event.subject in self._targets and type(data) in _MOVES_TARGETS):
             self._soon.set()
+
+    async def _digests(self, rows: Iterable[StatusRow]) -> dict[str, str]:
+        """Read the digests of all secrets that declared resources name; empty for none."""
+        digests: dict[str, str] = {}
+        for secret in {each for row in rows if row.declared for each in row.secrets}:
+            store, _, name = secret.partition("/")
+            try:
+                found = await Secrets(stores=self._stores.by_name, key=self._stores.key).find(
+                    SecretRef(name, store)
+                )
+            except (ConfigurationError, ProviderError) as error:
+                _logger.warning("a secret cannot be read", secret=secret, error=str(error))
+                continue
+            digests[secret] = "" if found is None else found.digest
+        return digests
 
     def _has_its_configuration_now(self, row: StatusRow) -> bool:
         config = self._configurations.by_name.get(row.provider_config)

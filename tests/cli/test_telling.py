@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from events.external import ExternalObject
-from events.intake import ActionError
+from events.intake import ActionError, TargetState
 from events.log import (
     AbsenceDoubted,
     Action,
@@ -46,7 +46,9 @@ from events.log import (
     ReleaseForced,
     ResourceEvent,
     RetryScheduled,
+    SecretObserved,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
     TargetObserved,
 )
@@ -101,7 +103,17 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "shop/ShapeRef/a refers to it; when it is withdrawn: keep",
     ),
     (ReferenceRemoved("shop/ShapeRef/a"), "shop/ShapeRef/a does not refer to it any more"),
-    (TargetObserved("default/Shape/foo", False), "default/Shape/foo is not declared"),
+    (
+        TargetObserved("default/Shape/foo", TargetState(False)),
+        "default/Shape/foo is not declared",
+    ),
+    (
+        TargetObserved("default/Shape/foo", TargetState(True, True, {"outputs.port": 5432})),
+        "default/Shape/foo is declared {outputs.port: 5432}",
+    ),
+    (SecretObserved("files/db", "abc"), "files/db: digest abc"),
+    (SecretObserved("files/db", ""), "files/db: it is not there"),
+    (SpecResolved(2, {"port": 5432}), "wants {port: 5432}"),
     (LookupDecided(ACTION, 3), "what came of Create foo? A look, no call"),
     (ActionHeld("a@2", "nobody can tell"), "nobody can tell"),
     (

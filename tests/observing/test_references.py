@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from events.intake import OnWithdrawal, Referenced
+from events.intake import (
+    OnWithdrawal,
+    Referenced,
+    SecretSeen,
+    TargetSeen,
+    TargetState,
+    Unreferenced,
+)
 from events.names import ResourceKey
-from events.reference import REFERENCE_KIND
+from events.reference import REFERENCE_KIND, Reference
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-from reconciler.roles.references import reference_messages
+from reconciler.roles.references import reference_messages, secret_messages
 
 TARGET = ResourceKey("default", "Shape", "foo")
 REFERENCE = ResourceKey("default", REFERENCE_KIND, "shop-needs-foo")
@@ -28,9 +35,8 @@ def _told(
         REFERENCE.name,
         version=7,
         declared=True,
-        target=str(TARGET),
-        on_withdrawal="Keep",
-        target_declared=str(TARGET) not in damaged,
+        refers=(Reference(str(TARGET)),),
+        targets={str(TARGET): TargetState(declared=str(TARGET) not in damaged)},
     )
     every_row = {str(row.key): row for row in (target, reference)}
     concerned = [row for row in every_row.values() if row.is_swept]
@@ -59,3 +65,68 @@ def test_a_reference_that_cannot_be_read_is_not_taken_for_withdrawn() -> None:
 
 def test_nothing_is_told_of_a_target_that_cannot_be_read() -> None:
     assert not _told(8, {}, damaged=[str(TARGET)])
+
+
+def _waiting(name: str, needs: str) -> StatusRow:
+    return StatusRow(
+        "default",
+        "Shape",
+        name,
+        version=3,
+        declared=True,
+        outcome="Waiting",
+        refers=(Reference(f"default/Shape/{needs}", ("outputs.port",)),),
+    )
+
+
+def _states(rows: list[StatusRow]) -> dict[str, TargetState]:
+    """What each is told of the one that it refers to."""
+    told = reference_messages(rows, {str(row.key): row for row in rows})
+    return {each.key.name: each.data.state for each in told if isinstance(each.data, TargetSeen)}
+
+
+def test_each_member_of_a_circle_is_told_the_whole_of_it() -> None:
+    states = _states([_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "a")])
+    names = [each.rpartition("/")[2] for each in states["a"].circle]
+    assert names == ["a", "b", "c", "a"]
+    assert all(len(each.circle) == 4 for each in states.values())
+
+
+def test_who_leads_to_a_circle_is_not_in_it() -> None:
+    states = _states([_waiting("x", "a"), _waiting("a", "b"), _waiting("b", "a")])
+    assert states["x"].circle == ()
+    assert len(states["a"].circle) == 3
+
+
+def test_a_circle_ends_when_one_of_it_is_withdrawn() -> None:
+    rows = [_waiting("a", "b"), _waiting("b", "a")]
+    rows[1].declared = False
+    assert _states(rows)["a"] == TargetState(False)
+
+
+def test_values_are_told_of_what_the_target_has() -> None:
+    target = StatusRow("default", "Shape", "b", declared=True, owned=True, outcome="Converged")
+    target.outputs = {"port": 1}
+    rows = [_waiting("a", "b"), target]
+    assert _states(rows)["a"] == TargetState(True, True, {"outputs.port": 1})
+    target.owned = False
+    assert _states(rows)["a"].values == {}, "what is not ours is no promise"
+
+
+def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> None:
+    row = _waiting("a", "b")
+    row.declared, row.owned = False, True
+    target = StatusRow("default", "Shape", "b", references={"default/Shape/a": "Keep"})
+    rows = {str(each.key): each for each in (row, target)}
+    assert reference_messages(list(rows.values()), rows) == []
+    row.owned = False
+    [told] = reference_messages(list(rows.values()), rows)
+    assert told.data == Unreferenced("default/Shape/a")
+
+
+def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
+    row = StatusRow("default", "Shape", "a", declared=True, secrets={"files/db": "d1"})
+    assert secret_messages([row], {"files/db": "d1"}) == []
+    [told] = secret_messages([row], {"files/db": "d2"})
+    assert told.data == SecretSeen("files/db", "d2")
+    assert secret_messages([row], {}) == [], "what cannot be read is not gone"

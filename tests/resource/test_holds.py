@@ -14,6 +14,7 @@ from events.intake import (
     OnWithdrawal,
     Referenced,
     TargetSeen,
+    TargetState,
     Unreferenced,
 )
 from events.log import (
@@ -218,10 +219,10 @@ def test_a_reference_says_whether_its_target_is_declared():
     story = Story(kind=REFERENCE, configs={}, key=key)
     story.declare({"target": {"kind": "Shape", "name": "foo"}}, api_version="reconciler/v1")
     assert story.outcome == ""
-    story.turn(TargetSeen("default/Shape/foo", declared=False))
+    story.turn(TargetSeen("default/Shape/foo", TargetState(declared=False)))
     assert (story.outcome, story.reason) == ("Held", "Dangling")
-    assert story.turn(TargetSeen("default/Shape/foo", declared=False)) == []
-    story.turn(TargetSeen("default/Shape/foo", declared=True))
+    assert story.turn(TargetSeen("default/Shape/foo", TargetState(declared=False))) == []
+    story.turn(TargetSeen("default/Shape/foo", TargetState(declared=True)))
     assert (story.outcome, story.reason) == ("Converged", "Resolved")
     story.withdraw()
     assert story.outcome == "Deleted"

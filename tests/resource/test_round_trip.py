@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from events.envelope import InvalidMessageError, decode_log, encode_log
 from events.external import ExternalObject
-from events.intake import ActionError, ApprovalDecision, ErrorClass, LossCount, OnWithdrawal
+from events.intake import (
+    ActionError,
+    ApprovalDecision,
+    ErrorClass,
+    LossCount,
+    OnWithdrawal,
+    TargetState,
+)
 from events.log import (
     AbsenceDoubted,
     Action,
@@ -53,7 +60,9 @@ from events.log import (
     ReleaseForced,
     ResourceEvent,
     RetryScheduled,
+    SecretObserved,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
     TargetObserved,
     event_id,
@@ -206,7 +215,13 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts),
     ReferenceAdded: st.builds(ReferenceAdded, texts, literal(OnWithdrawal)),
     ReferenceRemoved: st.builds(ReferenceRemoved, texts),
-    TargetObserved: st.builds(TargetObserved, texts, st.booleans()),
+    TargetObserved: st.builds(
+        TargetObserved,
+        texts,
+        st.builds(TargetState, st.booleans(), st.booleans(), fields, st.tuples(texts)),
+    ),
+    SecretObserved: st.builds(SecretObserved, texts, texts),
+    SpecResolved: st.builds(SpecResolved, numbers, fields),
     ActionDecided: st.builds(ActionDecided, actions),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
     LookupDecided: st.builds(LookupDecided, actions, numbers),
@@ -249,7 +264,8 @@ states = st.builds(
         st.none() | st.builds(Spec, texts, texts, texts, fields, labels, labels, policies),
         numbers,
         st.lists(texts, max_size=3).map(tuple),
-        target_declared=st.none() | st.booleans(),
+        resolved=st.none() | fields,
+        secrets=labels,
     ),
     owned=st.none() | st.builds(Owned, texts, texts, maybe_texts, st.none() | applied),
     observed=st.builds(

@@ -18,7 +18,7 @@ from events.log import (
 )
 from events.manifest import Fields, InvalidManifestError, Policy, take_apart
 from events.names import InvalidNameError, ResourceKey
-from events.reference import REFERENCE_KIND, target_of
+from events.reference import REFERENCE_KIND
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
 from reconciler.resource.owner_label import OWNER_LABEL, owner
@@ -209,7 +209,9 @@ def _name_of(key: ResourceKey, state: ResourceState) -> str:
 def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> bool:
     if key.kind != REFERENCE_KIND or state.desired.spec is None:
         return False
-    return target_of(state.desired.spec.fields) in world.damaged
+    return any(
+        ResourceKey.parse(each.target) in world.damaged for each in state.desired.spec.references
+    )
 
 
 def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None:

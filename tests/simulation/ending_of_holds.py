@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from events.names import ResourceKey
-from events.reference import REFERENCE_KIND, target_of
+from events.reference import REFERENCE_KIND
 from projections.status import LOG_DAMAGED
 from tests.simulation.publishing import is_held_for_a_person
 from tests.simulation.world import World
@@ -45,7 +45,7 @@ def _references(world: World) -> Iterator[str]:
             or state.desired.spec is None
         ):
             continue
-        target = target_of(state.desired.spec.fields)
+        target = ResourceKey.parse(state.desired.spec.references[0].target)
         expected.setdefault(target, {})[str(key)] = state.desired.spec.fields.get(
             "onWithdrawal", "Keep"
         )

@@ -1,0 +1,207 @@
+"""A spec that takes values from others: scenario 36; and the digests of secrets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from events.intake import Referenced, SecretSeen, TargetSeen, TargetState
+from events.log import ActionDecided, SpecDeclared, SpecResolved, TargetObserved
+from events.manifest import Fields
+from events.secret import SecretRef
+from tests.resource.building import BLOCK, Story, every, names, only
+
+DATABASE = "default/Block/Orders"
+HOST = {"$ref": "Block/Orders", "field": "outputs.host"}
+
+
+class ServerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields some of which may be secrets; a port is a number."""
+
+    type: str
+    port: int = 0
+    password: str | SecretRef = ""
+    tags: list[dict[str, str]] = []
+
+
+def _as_it_is(fields: Fields) -> Fields:
+    return fields
+
+
+SERVER = replace(BLOCK, schema=ServerFields, normalize=_as_it_is)
+
+
+def server(**fields: Any) -> Story:
+    story = Story(kind=SERVER)
+    story.declare({"type": HOST, **fields})
+    return story
+
+
+def seen(story: Story, **state: Any) -> list[Any]:
+    return list(story.turn(TargetSeen(DATABASE, TargetState(**state))))
+
+
+def known(host: str = "db-1", **state: Any) -> dict[str, Any]:
+    return {"declared": True, "ready": True, "values": {"outputs.host": host}, **state}
+
+
+def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
+    story = server()
+    assert (story.outcome, story.reason, story.idle) == ("Waiting", "ReferenceUnknown", True)
+    seen(story, declared=False)
+    assert story.reason == "ReferenceMissing"
+    seen(story, declared=True, ready=True)
+    assert story.reason == "ValueMissing"
+    seen(story, **known(ready=False))
+    assert story.reason == "NotReady"
+    assert story.state.outcome is not None
+    assert story.state.outcome.message == f"waits for {DATABASE}: it is not ready"
+    events = seen(story, **known())
+    assert names(events)[:3] == ["TargetObserved", "SpecResolved", "ActionDecided"]
+    assert story.action.fields == {"type": "db-1"}
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_changed_output_is_a_changed_input():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    events = seen(story, **known("db-2"))
+    assert only(SpecResolved, events).fields == {"type": "db-2"}
+    assert (story.action.operation, story.action.fields) == ("Update", {"type": "db-2"})
+    because = story.action.because
+    cause = next(each for each in story.log if each.id in because)
+    assert isinstance(cause.data, TargetObserved)
+
+
+def test_the_same_again_is_no_event():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    assert seen(story, **known()) == []
+
+
+def test_what_is_not_ready_any_more_stops_nothing():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    seen(story, **known(ready=False))
+    assert story.outcome == "Converged"
+
+
+def test_what_loses_its_value_is_waited_for_and_nothing_is_undone():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    seen(story, declared=False)
+    assert (story.outcome, story.reason, story.idle) == ("Waiting", "ReferenceMissing", True)
+    seen(story, **known())
+    assert story.outcome == "Converged"
+
+
+def test_withdrawn_it_goes_whatever_it_waits_for():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    seen(story, declared=False)
+    story.withdraw()
+    assert story.action.operation == "Delete"
+
+
+def test_a_value_that_the_kind_does_not_take_is_said_with_its_reason():
+    story = server(port={"$ref": "Block/Orders", "field": "outputs.port"})
+    seen(story, **known(values={"outputs.host": "db-1", "outputs.port": "five"}))
+    assert (story.outcome, story.reason, story.idle) == ("Failed", "InvalidInput", True)
+    seen(story, **known(values={"outputs.host": "db-1", "outputs.port": 5}))
+    assert story.action.fields["port"] == 5
+
+
+def test_references_may_be_anywhere_in_a_spec():
+    story = server(tags=[{"host": HOST}, {"plain": "x"}])
+    seen(story, **known())
+    assert story.action.fields["tags"] == [{"host": "db-1"}, {"plain": "x"}]
+
+
+def test_a_declaration_with_a_reference_is_checked_as_far_as_it_is_known():
+    for fields, problem in (
+        ({"type": HOST, "nothing": 1}, "unknown field `nothing`"),
+        ({"port": {"$ref": "Block/Orders", "field": "outputs.port"}}, "missing required field"),
+        ({"type": HOST, "port": "five"}, "spec.port: Expected `int`, got `str`"),
+        ({"type": {"$ref": "Orders", "field": "outputs.host"}}, "spec.type: "),
+        ({"type": {"$ref": "Block/Orders", "field": "spec.host"}}, '"field" is'),
+        ({"type": {"$ref": "Block/Orders"}}, "missing required field `field`"),
+        ({"type": {"$ref": "Block/Foo", "field": "name"}}, "refers to the resource itself"),
+        ({"type": {**HOST, "else": 1}}, "unknown field `else`"),
+    ):
+        story = Story(kind=SERVER)
+        assert story.declare(fields) == [], fields
+        assert problem in story.answer.message
+
+
+def test_a_circle_that_is_known_is_refused():
+    story = Story(kind=SERVER)
+    story.turn(Referenced(DATABASE, "Keep"))
+    story.declare({"type": HOST})
+    assert (story.answer.accepted, story.answer.reason) == (False, "Circle")
+
+
+def test_a_circle_that_closed_at_the_same_moment_is_named():
+    story = server()
+    seen(story, declared=True, circle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
+    assert (story.outcome, story.reason) == ("Waiting", "Circle")
+    assert story.state.outcome is not None
+    assert "default/Block/Foo → default/Block/Orders → default/Block/Foo" in (
+        story.state.outcome.message
+    )
+
+
+def test_what_is_declared_anew_with_other_references_forgets_the_old_ones():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    declared = only(SpecDeclared, story.declare({"type": "plain"}))
+    assert declared.references == ()
+    assert story.state.desired.targets == {}
+    assert story.action.fields == {"type": "plain"}
+    assert seen(story, **known("db-3")) == [], "it is not about this declaration"
+
+
+# --- secrets
+
+PASSWORD: Fields = {"type": "db", "password": {"$secret": "db-password"}}
+
+
+def digest(story: Story, value: str) -> list[Any]:
+    return list(story.turn(SecretSeen("files/db-password", value)))
+
+
+def test_a_secret_is_its_digest_and_a_rotation_is_a_write():
+    story = Story(kind=SERVER)
+    story.declare(PASSWORD)
+    assert (story.outcome, story.reason) == ("Waiting", "SecretMissing")
+    digest(story, "d1")
+    assert story.action.fields["password"] == {"$secret": "db-password", "digest": "d1"}
+    story.succeed()
+    assert digest(story, "d1") == []
+    digest(story, "d2")
+    assert (story.action.operation, story.action.fields["password"]["digest"]) == ("Update", "d2")
+    story.succeed()
+    digest(story, "")
+    assert (story.outcome, story.reason, story.idle) == ("Waiting", "SecretMissing", True)
+    assert len(every(ActionDecided, [each.data for each in story.log])) == 2
+
+
+def test_a_secret_in_the_place_of_a_name_is_refused_and_not_repeated():
+    story = Story(kind=SERVER)
+    assert story.declare({"type": "db", "password": {"$secret": "hunter2 is my password"}}) == []
+    assert "hunter2" not in story.answer.message
+    assert "never the secret itself" in story.answer.message
+
+
+def test_whoever_declares_leaves_the_digest_out():
+    story = Story(kind=SERVER)
+    story.declare({"type": "db", "password": {"$secret": "db-password", "digest": "mine"}})
+    assert "leave it out" in story.answer.message
