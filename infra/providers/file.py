@@ -272,12 +272,11 @@ class FileProvider:
             found = self._look(folder, action.external_name)
             if found is not None and (is_published or _is_written_by(found, action)):
                 return Effect(found, replayed=True)
-            if found is None and stat_of(folder, segment) is None:
-                # Nothing is published over what another call makes meanwhile: that is its error.
-                with contextlib.suppress(FileExistsError):
+            if found is None:
+                with contextlib.suppress(FileExistsError):  # by now: published over nothing else
                     return Effect(self._written(folder, action, content, None))
                 found = self._look(folder, action.external_name)
-            if found is None and stat_of(folder, segment) is not None:
+            if found is None and _is_no_file(stat_of(folder, segment)):
                 raise PermanentError(
                     f"{action.external_name!r} is a link, a folder or a device, and no file: it is"
                     " neither followed nor replaced"
@@ -532,6 +531,10 @@ def _group(number: int) -> str:
 
 def _is_written_by(found: ExternalObject, action: Action) -> bool:
     return found.written_by == action.idempotency_key
+
+
+def _is_no_file(found: os.stat_result | None) -> bool:
+    return found is not None and not stat.S_ISREG(found.st_mode)
 
 
 def _check(found: ExternalObject, action: Action) -> None:
