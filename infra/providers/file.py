@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -367,7 +368,7 @@ class FileProvider:
     def _content_shown(self, file: int, found: os.stat_result, is_secret: bool) -> Fields:
         if found.st_size > MAX_CONTENT_BYTES:
             return {"bytes": found.st_size}  # as nothing that can be declared
-        data = _read_all(file)
+        data = b"".join(islice(_chunks(file), 2))  # it may be growing
         if is_secret:
             return {"secret": self._secrets.digest(data.decode(errors="backslashreplace"))}
         return _digest(data)
@@ -395,24 +396,29 @@ def _digest(data: bytes) -> Fields:
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
-def _read_all(file: int) -> bytes:
-    parts: list[bytes] = []
+def _chunks(file: int) -> Generator[bytes]:
     offset = 0
-    while part := os.pread(file, MAX_CONTENT_BYTES, offset):
-        parts.append(part)
-        offset += len(part)
-    return b"".join(parts)
+    while chunk := os.pread(file, MAX_CONTENT_BYTES, offset):
+        yield chunk
+        offset += len(chunk)
 
 
 def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
-    if data is None:  # what is there stays; its version is compared before it is replaced
-        source = opened_file(folder, segment)
-        if source is None:
-            raise TransientError(f"{segment!r} was there and is gone again")
-        try:
-            data = _read_all(source)
-        finally:
-            os.close(source)
+    if data is not None:
+        _write_all(file, data)
+        return
+    # What is there stays; its version is compared before it is replaced.
+    source = opened_file(folder, segment)
+    if source is None:
+        raise TransientError(f"{segment!r} was there and is gone again")
+    try:
+        for chunk in _chunks(source):
+            _write_all(file, chunk)
+    finally:
+        os.close(source)
+
+
+def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
