@@ -13,7 +13,6 @@ import errno
 import hashlib
 import os
 import stat
-import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,15 @@ from events.log import Action
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
+from infra.providers.file_attributes import (
+    Mark,
+    mark_of,
+    own,
+    owner_of,
+    uid_of_inode,
+    version_of,
+    write_mark,
+)
 from infra.providers.file_root import (
     OURS,
     FileRoot,
@@ -54,23 +62,13 @@ from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
-if sys.platform != "win32":
-    import fcntl
-    import grp
-    import pwd
-
-ATTRIBUTE: Final = "user.reconciler"
 MAX_CONTENT_BYTES: Final = 1024 * 1024
-MAX_ATTRIBUTE_BYTES: Final = 3500
-"""What ext4 keeps of all attributes of a file is one block; others may have some, too."""
-
 MAX_PAGE_SIZE = 100
 """Files read in one call: each up to ``MAX_CONTENT_BYTES``."""
 
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
 _CALLS_AT_ONCE = 8
-_GENERATION_OF_INODE: Final = 0x8008_7601  # FS_IOC_GETVERSION
 
 _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
     errno.EACCES: PermanentError,
@@ -114,26 +112,11 @@ class FileOutputs(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
 
-class _Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the extended attribute says of a file; ``owner`` and ``group`` as they were declared."""
-
-    uid: str
-    key: str
-    labels: dict[str, str] = {}
-    secret: bool = False
-    owner: str = ""
-    group: str = ""
-
-
 class _Content(NamedTuple):
     """What is to be written; without data the file keeps what it has."""
 
     data: bytes | None
     is_secret: bool
-
-
-_mark_decoder = msgspec.json.Decoder(_Mark)
-_encoder = msgspec.json.Encoder()
 
 
 def normalize(fields: Fields) -> Fields:
@@ -261,7 +244,7 @@ class FileProvider:
                 if found is None:
                     return None
                 shown = _shown_fields(found, {"bytes": found.st_size}, None)
-                return ExternalObject(name, shown, None, _version(found))
+                return ExternalObject(name, shown, None, version_of(found))
 
     def _create(self, action: Action, content: _Content) -> Effect:
         with self._folder_of(action.external_name, make=True) as (folder, segment):
@@ -314,8 +297,8 @@ class FileProvider:
         beside = temporary_name(action.idempotency_key)
         with temporary(folder, beside) as file:
             _fill(file, content.data, folder, segment)
-            _label(file, action, content, None if found is None else found.uid)
-            _own(file, action.fields)
+            _mark(file, action, content, found)
+            own(file, action.fields.get("owner"), action.fields.get("group"))
             os.fchmod(file, int(action.fields["mode"], 8))  # after the owner: that takes bits off
             os.fsync(file)
             if found is None:
@@ -331,7 +314,7 @@ class FileProvider:
                     os.unlink(beside, dir_fd=folder)
             else:
                 now = stat_of(folder, segment)
-                if now is None or _version(now) != found.version:
+                if now is None or version_of(now) != found.version:
                     raise _changed(self._look(folder, name))
                 os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
             _settle(folder)
@@ -349,7 +332,7 @@ class FileProvider:
 
     def _shown(self, file: int, name: str) -> ExternalObject:
         found = os.fstat(file)  # before the content: what changes meanwhile has another version
-        mark, has_attributes = _mark_of(file)
+        mark, has_attributes = mark_of(file)
         # A mark may have been taken off what only few may read: that may be a secret all the same.
         is_secret = not found.st_mode & stat.S_IROTH if mark is None else mark.secret
         outputs: Fields = {"path": str(self._root.path / name)}
@@ -358,8 +341,8 @@ class FileProvider:
         return ExternalObject(
             name=name,
             fields=_shown_fields(found, self._content_shown(file, found, is_secret), mark),
-            uid=mark.uid if mark else _uid_of_inode(file, found) if has_attributes else None,
-            version=_version(found),
+            uid=mark.uid if mark else uid_of_inode(file, found) if has_attributes else None,
+            version=version_of(found),
             labels={} if mark is None else mark.labels,
             written_by=None if mark is None else mark.key,
             outputs=outputs,
@@ -424,115 +407,28 @@ def _write_all(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _own(file: int, fields: Fields) -> None:
-    owner, group, found = fields.get("owner"), fields.get("group"), os.fstat(file)
-    user_id = found.st_uid if owner is None else _user_id(owner)
-    group_id = found.st_gid if group is None else _group_id(group)
-    if user_id is None or group_id is None:
-        raise PermanentError(f"no {f'user {owner!r}' if user_id is None else f'group {group!r}'}")
-    if (user_id, group_id) == (found.st_uid, found.st_gid):
-        return
-    try:
-        os.fchown(file, user_id, group_id)
-    except PermissionError:
-        raise PermanentError(
-            f"owner {owner!r} and group {group!r} cannot be set: that needs root, or CAP_CHOWN and"
-            " CAP_FOWNER, where the worker runs"
-        ) from None
-
-
-def _label(file: int, action: Action, content: _Content, uid: str | None) -> None:
+def _mark(file: int, action: Action, content: _Content, found: ExternalObject | None) -> None:
     """Write the mark; where the filesystem has none, only what is no secret may do without."""
-    fields = action.fields
-    uid = (
-        uid
-        or action.uid
-        or f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+    made = f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+    mark = Mark(
+        uid=(found and found.uid) or action.uid or made,
+        key=action.idempotency_key,
+        labels=action.labels,
+        secret=content.is_secret,
+        owner=action.fields.get("owner", ""),
+        group=action.fields.get("group", ""),
     )
-    mark = _Mark(
-        uid,
-        action.idempotency_key,
-        action.labels,
-        content.is_secret,
-        fields.get("owner", ""),
-        fields.get("group", ""),
-    )
-    encoded = _encoder.encode(mark)
-    if len(encoded) > MAX_ATTRIBUTE_BYTES:
-        raise PermanentError(f"the labels are longer than the {MAX_ATTRIBUTE_BYTES} bytes for them")
-    try:
-        os.setxattr(file, ATTRIBUTE, encoded)
-    except OSError as error:
-        if error.errno != errno.ENOTSUP:
-            raise
-        if content.is_secret:
-            raise PermanentError(
-                "this filesystem has no extended attributes to say that content is a secret: none"
-                " is written there"
-            ) from None
+    if not write_mark(file, mark) and content.is_secret:
+        raise PermanentError(
+            "this filesystem has no extended attributes to say that content is a secret: none is"
+            " written there"
+        )
 
 
-def _mark_of(file: int) -> tuple[_Mark | None, bool]:
-    """Return a file's mark, and whether it could have one."""
-    try:
-        return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE)), True
-    except msgspec.DecodeError:
-        return None, True
-    except OSError as error:
-        if error.errno not in {errno.ENODATA, errno.ENOTSUP}:
-            raise
-        return None, error.errno == errno.ENODATA
-
-
-def _uid_of_inode(file: int, found: os.stat_result) -> str:
-    """Tell a file that is not ours from its successors; a number of an inode is used again."""
-    generation = bytes(8)
-    with contextlib.suppress(OSError):  # not every filesystem counts
-        generation = fcntl.ioctl(file, _GENERATION_OF_INODE, generation)
-    return f"inode-{found.st_ino}-{struct.unpack('=q', generation)[0]}"
-
-
-def _version(found: os.stat_result) -> str:
-    return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}-{found.st_size}"
-
-
-def _shown_fields(found: os.stat_result, content: Fields, mark: _Mark | None) -> Fields:
-    owner, group = (mark.owner, mark.group) if mark else ("", "")
-    return {
-        "content": content,
-        "mode": f"{stat.S_IMODE(found.st_mode):04o}",
-        # In the words of the declaration while they are true: 0 is root.
-        "owner": owner if owner and _user_id(owner) == found.st_uid else _user(found.st_uid),
-        "group": group if group and _group_id(group) == found.st_gid else _group(found.st_gid),
-    }
-
-
-def _user_id(name: str) -> int | None:
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
-
-
-def _group_id(name: str) -> int | None:
-    try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
-    except KeyError:
-        return None
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
+def _shown_fields(found: os.stat_result, content: Fields, mark: Mark | None) -> Fields:
+    owner, group = owner_of(found, mark)
+    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+    return {"content": content, "mode": mode, "owner": owner, "group": group}
 
 
 def _is_written_by(found: ExternalObject, action: Action) -> bool:

@@ -30,13 +30,13 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers import file_root
 from infra.providers.file import (
-    ATTRIBUTE,
     FILE,
     MAX_CONTENT_BYTES,
     FileProvider,
     comparable,
     name_problem,
 )
+from infra.providers.file_attributes import ATTRIBUTE
 from infra.providers.file_root import LEFTOVER_SECONDS, ROOT_MARKER, temporary_name
 from infra.secrets import open_stores
 from reconciler.errors import (
