@@ -129,7 +129,10 @@ class ContractCase:
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         """Return whether an object has the fields that were declared, in the normal form."""
         assert thing is not None
-        return self.kind.normalize(thing.fields) == self.kind.checked_fields(fields)
+        seen, declared = self.kind.normalize(thing.fields), self.kind.checked_fields(fields)
+        if self.kind.comparable is not None:
+            seen, declared = self.kind.comparable(seen), self.kind.comparable(declared)
+        return seen == declared
 
 
 class ProviderContract(ContractCase):

@@ -74,8 +74,10 @@ class Kind:
 
     ``schema``: struct of the kind's own fields of ``spec``; unknown fields should be forbidden
     there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
-    are equal. ``name_problem``: says what is wrong with an external name for this API, or None.
-    ``provider``: name of the API family that ``ProviderConfig.spec.provider`` selects.
+    are equal. ``comparable``: pure; what of fields, wanted or seen, is compared: a digest of
+    content, say; without it all is. ``name_problem``: says what is wrong with an external name for
+    this API, or None. ``provider``: name of the API family that ``ProviderConfig.spec.provider``
+    selects.
     ``namespace``: the only one that it may live in, if there is only one. ``outputs``: struct of
     what its objects give to others. ``refers``: pure; the references of a spec in a namespace.
     ``ready``: pure; says of an object that is as declared whether it can be used. ``due``: pure;
@@ -97,6 +99,7 @@ class Kind:
     capabilities: Capabilities | None = None
     connect: ProviderFactory | None = None
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
+    comparable: Callable[[Fields], Fields] | None = None
     name_problem: Callable[[str], str | None] = field(default=_any_name)
     outputs: type[msgspec.Struct] | None = None
     refers: Callable[[Fields, str], tuple[Reference, ...]] = field(default=references_in)

@@ -299,7 +299,7 @@ def _find_updated(action: Action, found: ExternalObject | None, context: Context
     if found.written_by == action.idempotency_key:
         return "Key"
     assert context.kind is not None
-    if not differences(Wanted(action.fields, action.labels), found, context.kind.normalize):
+    if not differences(Wanted(action.fields, action.labels), found, context.kind):
         return "Content"
     is_unchanged = action.version is None or found.version == action.version
     return "NotDone" if is_unchanged else "Another"

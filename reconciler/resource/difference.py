@@ -39,12 +39,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def differences(
-    wanted: Wanted, observed: ExternalObject, normalize: Normalize
+    wanted: Wanted, observed: ExternalObject, kind: Kind
 ) -> tuple[FieldDifference, ...]:
     """List the fields and labels whose observed value is not the desired one, in path order."""
-    found = _compare(
-        wanted.fields, normalize(observed.fields), wanted.applied_fields, wanted.ignored, ""
-    )
+    desired, seen, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
+    if kind.comparable is not None:
+        desired, seen, applied = map(kind.comparable, (desired, seen, applied))
+    found = _compare(desired, seen, applied, wanted.ignored, "")
     # A label's name may hold dots, so labels are one level, never descended into.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
@@ -153,7 +154,7 @@ def differences_from(
     """Compare the desired with an object; empty if nothing is desired."""
     if state.desired.spec is None or context.kind is None:
         return ()
-    return differences(wanted(state, context), seen, context.kind.normalize)
+    return differences(wanted(state, context), seen, context.kind)
 
 
 def api_keeps_its_own(state: ResourceState, context: Context) -> bool:

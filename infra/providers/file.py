@@ -1,0 +1,490 @@
+"""The kind ``File``: content, mode and owner of a file beneath the root of its ``ProviderConfig``.
+
+What a file cannot say of itself (labels, uid, whose write was the last, whether its content is a
+secret) is in an extended attribute. Content is shown as a digest only: a plain one of what anybody
+may read, and a keyed one of what is a secret or may be one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import ProviderConfigSpec, Scope
+from events.secret import SecretRef
+from infra.providers.file_attributes import (
+    Mark,
+    mark_of,
+    own,
+    owner_of,
+    uid_of_inode,
+    version_of,
+    write_mark,
+)
+from infra.providers.file_root import (
+    OURS,
+    FileRoot,
+    discard,
+    is_same_file,
+    opened_file,
+    stat_of,
+    temporary,
+    temporary_name,
+)
+from reconciler.call_permit import may_call
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+MAX_CONTENT_BYTES: Final = 1024 * 1024
+MAX_PAGE_SIZE = 100
+"""Files read in one call: each up to ``MAX_CONTENT_BYTES``."""
+
+_MAX_NAME_BYTES = 2048
+_MAX_SEGMENT_BYTES = 255
+_CALLS_AT_ONCE = 8
+
+_ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
+    errno.EACCES: PermanentError,
+    errno.EPERM: PermanentError,
+    errno.EROFS: PermanentError,
+    errno.ENAMETOOLONG: PermanentError,
+    errno.ELOOP: PermanentError,
+    errno.ENOTDIR: PermanentError,
+    errno.EISDIR: PermanentError,
+    errno.EINVAL: PermanentError,
+    errno.EFBIG: PermanentError,
+    errno.ENOTSUP: PermanentError,
+    errno.ENOSPC: TransientError,
+    errno.EDQUOT: TransientError,
+    errno.EIO: TransientError,
+    errno.ESTALE: TransientError,
+    errno.EBUSY: TransientError,
+    errno.EMFILE: TransientError,
+    errno.ENFILE: TransientError,
+    errno.ENOENT: TransientError,  # what was there a moment ago
+}
+"""Whatever else goes wrong may go well later."""
+
+_T = TypeVar("_T")
+_Account = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}(?!\n)$")]
+
+
+class FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``File``'s spec; without ``owner`` and ``group`` nobody is asked for."""
+
+    content: str | SecretRef
+    mode: Annotated[str, msgspec.Meta(pattern=r"^[0-7]{3,4}(?!\n)$")] = "0644"
+    owner: _Account | None = None
+    group: _Account | None = None
+
+
+class FileOutputs(msgspec.Struct, frozen=True):
+    """Where a file is, and how large unless that would say how long a secret is."""
+
+    path: str
+    bytes: int | None = None
+
+
+class _Content(NamedTuple):
+    """What is to be written; without data the file keeps what it has."""
+
+    data: bytes | None
+    is_secret: bool
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a file's fields their canonical form: mode of four digits, no owner that is nobody's.
+
+    Raises ``InvalidManifestError`` for content that is too large.
+    """
+    content, mode = fields.get("content"), fields.get("mode", "0644")
+    if isinstance(content, str) and len(content.encode()) > MAX_CONTENT_BYTES:
+        raise InvalidManifestError(f"spec.content: at most {MAX_CONTENT_BYTES} bytes of UTF-8")
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {**given, "mode": str(mode).zfill(4)}
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields with a digest in the place of content, as a file's object shows it."""
+    content = fields.get("content")
+    if isinstance(content, str):
+        return {**fields, "content": _digest(content.encode())}
+    if isinstance(content, dict) and "$secret" in content:
+        return {**fields, "content": {"secret": cast("Fields", content).get("digest", "")}}
+    return fields
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a file's name beneath the root, or nothing."""
+    segments = name.split("/")
+    if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
+        return f"use printable characters, at most {_MAX_NAME_BYTES} bytes"
+    if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
+        return f"use at most {_MAX_SEGMENT_BYTES} bytes between two /"
+    if any(segment in {"", ".", ".."} for segment in segments):
+        return "use a path beneath the root, such as etc/app.ini: no / at its ends, no // . or .."
+    if any(segment.startswith(OURS) for segment in segments):
+        return f"names that begin with {OURS} are the reconciler's own"
+    return None
+
+
+class FileProvider:
+    """Reads and writes files beneath a root."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._root = FileRoot(_root_path(config.endpoint))
+        self._secrets = secrets
+        self._timeout_seconds = config.limits.request_timeout_seconds
+        # Threads of its own: a disk that hangs keeps nobody else waiting.
+        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="files")
+
+    async def create(self, action: Action) -> Effect:
+        """Create a file where nothing is; our own earlier attempt counts as the first answer."""
+        content = await self._content(action)
+        return await self._call(lambda: self._create(action, content), writes=True)
+
+    async def update(self, action: Action) -> Effect:
+        """Replace a file that is still the action's, at the action's version."""
+        content = await self._content(action)
+        return await self._call(lambda: self._update(action, content), writes=True)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete a file that is still the action's, whatever its version; never its folder."""
+        return await self._call(lambda: self._delete(action), writes=True)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one file."""
+        del uid  # names are unique
+        return await self._call(lambda: self._read(external_name))
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the files of a scope, folder by folder; links are not followed and not listed."""
+        size = min(page_size, MAX_PAGE_SIZE)
+        prefix, folders, names = scope.prefix or "", [""], list[str]()
+        while folders or names:
+            while folders and len(names) < size:
+                name = folders.pop()
+                found = await self._call(lambda name=name: self._root.entries(name, prefix))
+                folders += found.folders
+                names += [name for name in found.files if name_problem(name) is None]
+            page, names = names[:size], names[size:]
+            seen = await self._call(lambda page=page: [self._read(name) for name in page])
+            yield [each for each in seen if each and scope.has(each.name, each.labels)]
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False)
+
+    async def _call(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
+        await may_call()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, function)
+        except TimeoutError:
+            late = UnknownResultError if writes else TransientError
+            raise late(f"the filesystem of {self._root.path} did not answer in time") from None
+        except OSError as error:
+            raise _failure(error) from None
+
+    async def _content(self, action: Action) -> _Content:
+        """Return what the action wants written; a digest stands for what is there already."""
+        if (problem := name_problem(action.external_name)) is not None:
+            raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+        content = action.fields["content"]
+        if isinstance(content, str):
+            return _Content(content.encode(), is_secret=False)
+        if "$secret" not in content:
+            return _Content(None, is_secret="secret" in content)
+        store = {"store": content["store"]} if "store" in content else {}
+        value = await self._secrets.value(SecretRef(content["$secret"], **store))
+        if len(value.encode()) > MAX_CONTENT_BYTES:
+            raise PermanentError(f"secret {content['$secret']!r} is too large for a file")
+        return _Content(value.encode(), is_secret=True)
+
+    # --- in a thread
+
+    def _read(self, name: str) -> ExternalObject | None:
+        with self._folder_of(name) as (folder, segment):
+            if folder is None:
+                return None
+            try:
+                return self._look(folder, name)
+            except PermissionError:  # it is there, and who it is cannot be known
+                found = stat_of(folder, segment)
+                if found is None:
+                    return None
+                shown = _shown_fields(found, {"bytes": found.st_size}, None)
+                return ExternalObject(name, shown, None, version_of(found))
+
+    def _create(self, action: Action, content: _Content) -> Effect:
+        with self._folder_of(action.external_name, make=True) as (folder, segment):
+            assert folder is not None
+            self._root.mark()
+            leftover = temporary_name(action.idempotency_key)
+            is_published = is_same_file(folder, leftover, segment)
+            discard(folder, leftover)
+            found = self._look(folder, action.external_name)
+            if found is not None and (is_published or _is_written_by(found, action)):
+                return Effect(found, replayed=True)
+            if found is None:
+                with contextlib.suppress(FileExistsError):  # by now: published over nothing else
+                    return Effect(self._written(folder, action, content, None))
+                found = self._look(folder, action.external_name)
+            if found is None and _is_no_file(stat_of(folder, segment)):
+                raise PermanentError(
+                    f"{action.external_name!r} is a link, a folder or a device, and no file: it is"
+                    " neither followed nor replaced"
+                )
+            raise ConflictError(f"{action.external_name!r} is there already", obstacle=found)
+
+    def _update(self, action: Action, content: _Content) -> Effect:
+        with self._folder_of(action.external_name) as (folder, _segment):
+            found = None if folder is None else self._look(folder, action.external_name)
+            if folder is None or found is None:
+                raise NotFoundError(f"file {action.external_name!r} is not there")
+            if _is_written_by(found, action):
+                return Effect(found, replayed=True)
+            _check(found, action)
+            if action.version not in (None, found.version):
+                raise _changed(found)
+            return Effect(self._written(folder, action, content, found))
+
+    def _delete(self, action: Action) -> Effect:
+        with self._folder_of(action.external_name) as (folder, segment):
+            found = None if folder is None else self._look(folder, action.external_name)
+            if folder is None or found is None:
+                return Effect(None, absent=True)
+            _check(found, action)
+            os.unlink(segment, dir_fd=folder)
+            _settle(folder)
+            return Effect(None)
+
+    def _written(
+        self, folder: int, action: Action, content: _Content, found: ExternalObject | None
+    ) -> ExternalObject:
+        """Write the whole file beside its place, and publish it in one step."""
+        name, segment = action.external_name, action.external_name.rpartition("/")[2]
+        beside = temporary_name(action.idempotency_key)
+        with temporary(folder, beside) as file:
+            _fill(file, content.data, folder, segment)
+            _mark(file, action, content, found)
+            own(file, action.fields.get("owner"), action.fields.get("group"))
+            os.fchmod(file, int(action.fields["mode"], 8))  # after the owner: that takes bits off
+            os.fsync(file)
+            if found is None:
+                try:
+                    os.link(
+                        beside, segment, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+                    )
+                except PermissionError:
+                    raise PermanentError(
+                        f"{name!r}: this filesystem has no hard links, which publish a new file"
+                    ) from None
+                with _perhaps_done():
+                    os.unlink(beside, dir_fd=folder)
+            else:
+                now = stat_of(folder, segment)
+                if now is None or version_of(now) != found.version:
+                    raise _changed(self._look(folder, name))
+                os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
+            _settle(folder)
+            with _perhaps_done():
+                return self._shown(file, name)
+
+    def _look(self, folder: int, name: str) -> ExternalObject | None:
+        file = opened_file(folder, name.rpartition("/")[2])
+        if file is None:
+            return None
+        try:
+            return self._shown(file, name)
+        finally:
+            os.close(file)
+
+    def _shown(self, file: int, name: str) -> ExternalObject:
+        found = os.fstat(file)  # before the content: what changes meanwhile has another version
+        mark, has_attributes = mark_of(file)
+        # A mark may have been taken off what only few may read: that may be a secret all the same.
+        is_secret = not found.st_mode & stat.S_IROTH if mark is None else mark.secret
+        outputs: Fields = {"path": str(self._root.path / name)}
+        if not is_secret:
+            outputs["bytes"] = found.st_size
+        return ExternalObject(
+            name=name,
+            fields=_shown_fields(found, self._content_shown(file, found, is_secret), mark),
+            uid=mark.uid if mark else uid_of_inode(file, found) if has_attributes else None,
+            version=version_of(found),
+            labels={} if mark is None else mark.labels,
+            written_by=None if mark is None else mark.key,
+            outputs=outputs,
+        )
+
+    def _content_shown(self, file: int, found: os.stat_result, is_secret: bool) -> Fields:
+        if found.st_size > MAX_CONTENT_BYTES:
+            return {"bytes": found.st_size}  # as nothing that can be declared
+        data = b"".join(islice(_chunks(file), 2))  # it may be growing
+        if is_secret:
+            return {"secret": self._secrets.digest(data.decode(errors="backslashreplace"))}
+        return _digest(data)
+
+    @contextmanager
+    def _folder_of(self, name: str, *, make: bool = False) -> Generator[tuple[int | None, str]]:
+        problem = name_problem(name)
+        if problem is not None:
+            raise PermanentError(f"nothing can be named {name!r}: {problem}")
+        with self._root.folder_of(name, make=make) as folder:
+            yield folder, name.rpartition("/")[2]
+
+
+def _root_path(endpoint: str) -> Path:
+    if sys.platform != "linux":
+        raise ConfigurationError("files are kept on Linux only: no other system has what it takes")
+    url = urlsplit(endpoint)
+    path = unquote(url.path)
+    if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
+        raise ConfigurationError("spec.endpoint: write the root of the files as file:///some/root")
+    return Path(path)
+
+
+def _digest(data: bytes) -> Fields:
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def _chunks(file: int) -> Generator[bytes]:
+    offset = 0
+    while chunk := os.pread(file, MAX_CONTENT_BYTES, offset):
+        yield chunk
+        offset += len(chunk)
+
+
+def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
+    if data is not None:
+        _write_all(file, data)
+        return
+    # What is there stays; its version is compared before it is replaced.
+    source = opened_file(folder, segment)
+    if source is None:
+        raise TransientError(f"{segment!r} was there and is gone again")
+    try:
+        for chunk in _chunks(source):
+            _write_all(file, chunk)
+    finally:
+        os.close(source)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _mark(file: int, action: Action, content: _Content, found: ExternalObject | None) -> None:
+    """Write the mark; where the filesystem has none, only what is no secret may do without."""
+    made = f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+    mark = Mark(
+        uid=(found and found.uid) or action.uid or made,
+        key=action.idempotency_key,
+        labels=action.labels,
+        secret=content.is_secret,
+        owner=action.fields.get("owner", ""),
+        group=action.fields.get("group", ""),
+    )
+    if not write_mark(file, mark) and content.is_secret:
+        raise PermanentError(
+            "this filesystem has no extended attributes to say that content is a secret: none is"
+            " written there"
+        )
+
+
+def _shown_fields(found: os.stat_result, content: Fields, mark: Mark | None) -> Fields:
+    owner, group = owner_of(found, mark)
+    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+    return {"content": content, "mode": mode, "owner": owner, "group": group}
+
+
+def _is_written_by(found: ExternalObject, action: Action) -> bool:
+    return found.written_by == action.idempotency_key
+
+
+def _is_no_file(found: os.stat_result | None) -> bool:
+    return found is not None and not stat.S_ISREG(found.st_mode)
+
+
+def _check(found: ExternalObject, action: Action) -> None:
+    """Raise ``ConflictError`` if another file has the name; without attributes, the name is all."""
+    if None not in (action.uid, found.uid) and action.uid != found.uid:
+        raise ConflictError(
+            f"{found.name!r} is another file now: uid {found.uid}, not {action.uid}", obstacle=found
+        )
+
+
+def _changed(found: ExternalObject | None) -> ProviderError:
+    if found is None:
+        return NotFoundError("the file went away while it was to be replaced")
+    return ConflictError(f"{found.name!r} was changed meanwhile", obstacle=found)
+
+
+def _settle(folder: int) -> None:
+    """Have the disk keep a change of names, before anybody is told of it."""
+    with _perhaps_done():
+        os.fsync(folder)
+
+
+@contextmanager
+def _perhaps_done() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnknownResultError(f"done, but perhaps not for good: {error.strerror}") from None
+
+
+def _failure(error: OSError) -> ProviderError:
+    failed = _ERROR_CLASSES.get(error.errno or 0, TransientError)
+    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
+    return failed(f"{where}{error.strerror}")
+
+
+FILE = Kind(
+    name="File",
+    api_version="files/v1",
+    provider="file",
+    schema=FileFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=FileProvider,
+    normalize=normalize,
+    comparable=comparable,
+    name_problem=name_problem,
+    outputs=FileOutputs,
+)
+"""The kind ``File``."""

@@ -1,0 +1,137 @@
+"""What a file says of itself besides its content: our mark, who owns it, its uid and version.
+
+Everything here blocks, and raises ``OSError`` as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import sys
+from typing import Final
+
+import msgspec
+
+from reconciler.errors import PermanentError
+
+if sys.platform != "win32":
+    import fcntl
+    import grp
+    import pwd
+
+ATTRIBUTE: Final = "user.reconciler"
+MAX_ATTRIBUTE_BYTES: Final = 3500
+"""What ext4 keeps of all attributes of a file is one block; others may have some, too."""
+
+_GENERATION_OF_INODE: Final = 0x8008_7601  # FS_IOC_GETVERSION
+
+
+class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the extended attribute says of a file; ``owner`` and ``group`` as they were declared."""
+
+    uid: str
+    key: str
+    labels: dict[str, str] = {}
+    secret: bool = False
+    owner: str = ""
+    group: str = ""
+
+
+_mark_decoder = msgspec.json.Decoder(Mark)
+_encoder = msgspec.json.Encoder()
+
+
+def mark_of(file: int) -> tuple[Mark | None, bool]:
+    """Return a file's mark, and whether it could have one."""
+    try:
+        return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE)), True
+    except msgspec.DecodeError:
+        return None, True
+    except OSError as error:
+        if error.errno not in {errno.ENODATA, errno.ENOTSUP}:
+            raise
+        return None, error.errno == errno.ENODATA
+
+
+def write_mark(file: int, mark: Mark) -> bool:
+    """Mark a file; False if the filesystem has no attributes."""
+    encoded = _encoder.encode(mark)
+    if len(encoded) > MAX_ATTRIBUTE_BYTES:
+        raise PermanentError(f"the labels are longer than the {MAX_ATTRIBUTE_BYTES} bytes for them")
+    try:
+        os.setxattr(file, ATTRIBUTE, encoded)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return False
+    return True
+
+
+def uid_of_inode(file: int, found: os.stat_result) -> str:
+    """Tell a file that is not ours from its successors; a number of an inode is used again."""
+    generation = bytes(8)
+    with contextlib.suppress(OSError):  # not every filesystem counts
+        generation = fcntl.ioctl(file, _GENERATION_OF_INODE, generation)
+    return f"inode-{found.st_ino}-{struct.unpack('=q', generation)[0]}"
+
+
+def version_of(found: os.stat_result) -> str:
+    """Return what is another with each change, by whomever, of content or of anything else."""
+    return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}-{found.st_size}"
+
+
+def owner_of(found: os.stat_result, mark: Mark | None) -> tuple[str, str]:
+    """Return owner and group, in the words of the declaration while they are true: 0 is root."""
+    owner, group = (mark.owner, mark.group) if mark else ("", "")
+    return (
+        owner if owner and _user_id(owner) == found.st_uid else _user(found.st_uid),
+        group if group and _group_id(group) == found.st_gid else _group(found.st_gid),
+    )
+
+
+def _user_id(name: str) -> int | None:
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+def _group_id(name: str) -> int | None:
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def own(file: int, owner: str | None, group: str | None) -> None:
+    """Set owner and group where they are given and different; raises ``PermanentError``."""
+    found = os.fstat(file)
+    user_id = found.st_uid if owner is None else _user_id(owner)
+    group_id = found.st_gid if group is None else _group_id(group)
+    if user_id is None or group_id is None:
+        raise PermanentError(f"no {f'user {owner!r}' if user_id is None else f'group {group!r}'}")
+    if (user_id, group_id) == (found.st_uid, found.st_gid):
+        return
+    try:
+        os.fchown(file, user_id, group_id)
+    except PermissionError:
+        raise PermanentError(
+            f"owner {owner!r} and group {group!r} cannot be set: that needs root, or CAP_CHOWN and"
+            " CAP_FOWNER, where the worker runs"
+        ) from None

@@ -1,0 +1,262 @@
+"""A folder tree that no link leads out of: each step is opened beneath the one before (openat).
+
+Everything here blocks, and raises ``OSError`` as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reconciler.errors import PermanentError, TransientError
+
+if sys.platform != "win32":
+    import fcntl
+
+OURS = ".reconciler-"
+"""How the names of our own files begin; nothing else may be named so."""
+
+ROOT_MARKER = f"{OURS}root"
+LEFTOVER_SECONDS = 3600.0
+"""A temporary file that is older belongs to an action that nobody repeats."""
+
+_MAX_SCANS = 3
+_FOLDER_MODE = 0o755
+
+
+@dataclass
+class Entries:
+    """What a folder has: files and folders, each by its name beneath the root."""
+
+    files: list[str] = field(default_factory=list[str])
+    folders: list[str] = field(default_factory=list[str])
+
+
+class FileRoot:
+    """A folder, and what is beneath it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def folder_of(self, name: str, *, make: bool = False) -> Generator[int | None]:
+        """Open the folder of a name, or None if it is not there and shall not be made.
+
+        Raises ``TransientError`` without the root, ``PermanentError`` if a link is on the way.
+        """
+        with self._folder(name.split("/")[:-1], make=make) as folder:
+            yield folder
+
+    def entries(self, folder_name: str, prefix: str) -> Entries:
+        """List the regular files and the folders of a folder that may lead to a prefix.
+
+        What a crash left there long ago is removed.
+        """
+        with self._folder(folder_name.split("/") if folder_name else []) as folder:
+            if folder is None:
+                return Entries()
+            found = Entries()
+            start = f"{folder_name}/" if folder_name else ""
+            for segment, is_folder in _scanned(folder).items():
+                name = start + segment
+                if segment.startswith(OURS):
+                    _remove_old(folder, segment)
+                elif is_folder:
+                    if f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
+                        found.folders.append(name)
+                elif name.startswith(prefix):
+                    found.files.append(name)
+            return found
+
+    def mark(self) -> None:
+        """Leave a sign that the root is the right one, though it may be empty later."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(self.path / ROOT_MARKER, os.O_CREAT | os.O_EXCL, 0o644))
+
+    @contextmanager
+    def _folder(self, segments: list[str], *, make: bool = False) -> Generator[int | None]:
+        folder: int | None = self._opened()
+        try:
+            for segment in segments:
+                outer, folder = folder, None
+                try:
+                    folder = _entered(outer, segment, make=make)
+                finally:
+                    os.close(outer)
+                if folder is None:
+                    break
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)
+
+    def _opened(self) -> int:
+        try:
+            root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise TransientError(
+                f"the root {self.path} is no folder here: is its disk mounted?"
+            ) from None
+        # What is there when a disk is not mounted is an empty folder: no proof of any absence.
+        with os.scandir(root) as scan:
+            is_empty = next(scan, None) is None
+        if is_empty:
+            os.close(root)
+            raise TransientError(
+                f"the root {self.path} is empty: is its disk mounted? If it is the right one, make"
+                f" the empty file {ROOT_MARKER} there"
+            )
+        return root
+
+
+def temporary_name(key: str) -> str:
+    """Name the temporary file of an action: a repeat of it finds what a crash has left."""
+    return f"{OURS}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def stat_of(folder: int, segment: str) -> os.stat_result | None:
+    """Look at what has a name, without following a link; None if nothing has it."""
+    try:
+        return os.stat(segment, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def opened_file(folder: int, segment: str) -> int | None:
+    """Open a regular file for reading; None if nothing has the name, or something else."""
+    found = stat_of(folder, segment)
+    if found is None or not stat.S_ISREG(found.st_mode):
+        return None  # not even opened: that alone has effects on a device or a pipe
+    try:
+        file = os.open(segment, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    return None
+
+
+@contextmanager
+def temporary(folder: int, segment: str) -> Generator[int]:
+    """Make a temporary file that nobody else may read; it is gone in the end, under this name.
+
+    It is locked as long as its call runs. Raises ``TransientError`` if another one of this name is.
+    """
+    discard(folder, segment)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        file = os.open(segment, flags, 0o600, dir_fd=folder)
+    except FileExistsError:
+        raise _still_running() from None
+    try:
+        _lock(file)
+        if not _is_named(folder, segment, file):  # taken for a leftover before it was locked
+            raise _still_running()
+        try:
+            yield file
+        finally:
+            if _is_named(folder, segment, file):
+                os.unlink(segment, dir_fd=folder)
+    finally:
+        os.close(file)
+
+
+def discard(folder: int, segment: str) -> None:
+    """Remove what a crash has left; raises ``TransientError`` if its call still runs."""
+    file = opened_file(folder, segment)
+    if file is None:
+        return
+    try:
+        _lock(file)
+        # Only who has the lock removes the name, so it cannot become another's in between.
+        if _is_named(folder, segment, file):
+            os.unlink(segment, dir_fd=folder)
+    finally:
+        os.close(file)
+
+
+def is_same_file(folder: int, first: str, second: str) -> bool:
+    """Return whether two names are of one file."""
+    one, other = stat_of(folder, first), stat_of(folder, second)
+    return one is not None and other is not None and os.path.samestat(one, other)
+
+
+def _entered(folder: int, segment: str, *, make: bool) -> int | None:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        return os.open(segment, flags, dir_fd=folder)
+    except FileNotFoundError:
+        if not make:
+            return None
+    except NotADirectoryError:
+        found = stat_of(folder, segment)
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            raise PermanentError(
+                f"{segment!r} on the way is a symbolic link, and none is followed"
+            ) from None
+        if make:
+            raise PermanentError(f"{segment!r} on the way is no folder") from None
+        return None
+    made = True
+    try:
+        os.mkdir(segment, _FOLDER_MODE, dir_fd=folder)
+    except FileExistsError:  # another call made it meanwhile
+        made = False
+    inner = os.open(segment, flags, dir_fd=folder)
+    if made:
+        os.fchmod(inner, _FOLDER_MODE)  # whatever the umask
+        os.fsync(folder)
+    return inner
+
+
+def _scanned(folder: int) -> dict[str, bool]:
+    """Return the names of a folder's files, False, and folders, True.
+
+    While it changes, a name can be passed over where a file is replaced under it (btrfs, tmpfs):
+    then what another look shows is added.
+    """
+    names: dict[str, bool] = {}
+    for _ in range(_MAX_SCANS):
+        before = os.fstat(folder).st_mtime_ns
+        with os.scandir(folder) as scan:
+            for entry in scan:
+                if entry.is_dir(follow_symlinks=False):
+                    names[entry.name] = True
+                elif entry.is_file(follow_symlinks=False):
+                    names[entry.name] = False
+        if os.fstat(folder).st_mtime_ns == before:
+            break
+    return names
+
+
+def _remove_old(folder: int, segment: str) -> None:
+    found = stat_of(folder, segment)
+    if segment == ROOT_MARKER or found is None or time.time() - found.st_ctime < LEFTOVER_SECONDS:
+        return
+    with contextlib.suppress(OSError, TransientError):
+        discard(folder, segment)
+
+
+def _lock(file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _still_running() from None
+
+
+def _is_named(folder: int, segment: str, file: int) -> bool:
+    found = stat_of(folder, segment)
+    return found is not None and os.path.samestat(found, os.fstat(file))
+
+
+def _still_running() -> TransientError:
+    return TransientError("a call under this key still runs")

@@ -1,0 +1,139 @@
+"""The page of the kind ``File``: its manifests are applied, and what it says comes true."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from events.log import DriftDetected
+from events.manifest import Manifest
+from infra.embedded import EmbeddedServer
+from infra.providers.file_root import ROOT_MARKER
+from infra.secrets import open_stores
+from reconciler.sdk import Client, client_on
+from reconciler.wiring import ROLES, connected, initialise, running
+
+PAGE = (Path(__file__).parents[2] / "docs/kinds/file.md").read_text()
+PATIENCE_SECONDS = 30
+PLANTED = "planted-s3cr3t-of-the-page-90c1"
+
+
+def manifests(root: Path) -> dict[str, Manifest]:
+    """The page's manifests by name, its root replaced and its listings more frequent."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    documents = yaml.safe_load_all(block.replace("file:///srv/files", root.as_uri()))
+    read = [msgspec.convert(document, Manifest) for document in documents]
+    found = {manifest.metadata.name: manifest for manifest in read}
+    often = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
+    found["etc"] = msgspec.structs.replace(found["etc"], spec={**found["etc"].spec, **often})
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    assert f"touch /srv/files/{ROOT_MARKER}" in PAGE
+    (folder / ROOT_MARKER).touch()
+    return folder
+
+
+@pytest.fixture
+async def client(tmp_path: Path, root: Path) -> AsyncIterator[Client]:
+    """A client of all roles, on a server of their own."""
+    secrets = tmp_path / "secrets"
+    await open_stores(secrets).by_name["files"].write("app-password", PLANTED)
+    server = EmbeddedServer()
+    await server.start(tmp_path / "nats")
+    try:
+        async with connected(server.url) as nc:
+            await initialise(nc)
+            async with running(nc, ROLES, secrets=secrets), client_on(nc, source="test") as one:
+                await one.declare(manifests(root)["etc"])
+                yield one
+    finally:
+        await server.stop()
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    for _ in range(PATIENCE_SECONDS * 20):
+        if holds():
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{what}: not within {PATIENCE_SECONDS} s")
+
+
+async def outcome(client: Client, manifest: Manifest, generation: int) -> str:
+    found = await client.wait_for(
+        manifest.key, generation=generation, timeout_seconds=PATIENCE_SECONDS
+    )
+    return found.outcome
+
+
+async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> None:
+    manifest, path = manifests(root)["app-config"], root / "app/config.ini"
+    generation = (await client.declare(manifest)).generation
+    assert await outcome(client, manifest, generation) == "Converged"
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("[server]\nport = 8080\n", 0o640)
+
+    path.write_text("[server]\nport = 9090\n")
+    path.chmod(0o666)
+    await until(
+        lambda: "8080" in path.read_text() and path.stat().st_mode & 0o777 == 0o640,
+        "content and mode are put back",
+    )
+    told = [each.event.data for each in await client.history(manifest.key)]
+    paths = {
+        found.path for each in told if isinstance(each, DriftDetected) for found in each.differences
+    }
+    assert "content.sha256" in paths
+
+    answer = await client.withdraw(manifest.key)
+    assert await outcome(client, manifest, answer.generation) == "Deleted"
+    assert [each.name for each in path.parent.iterdir()] == [], "the folder stays"
+
+
+async def test_a_file_that_was_replaced_is_a_strangers_unless_it_is_to_be_adopted(
+    client: Client, root: Path
+) -> None:
+    manifest, path = manifests(root)["app-config"], root / "app/config.ini"
+    generation = (await client.declare(manifest)).generation
+    await outcome(client, manifest, generation)
+
+    other = root / "other"
+    other.write_text("theirs\n")
+    other.replace(path)  # as `sed -i` does
+    found = await client.wait_for(
+        manifest.key, generation=generation, outcomes={"Conflict"}, timeout_seconds=PATIENCE_SECONDS
+    )
+    assert (found.outcome, path.read_text()) == ("Conflict", "theirs\n")
+
+    adopting = {**manifest.spec, "policy": {"adoption": "Adopt"}}
+    manifest = msgspec.structs.replace(manifest, spec=adopting)
+    generation = (await client.declare(manifest)).generation
+    assert await outcome(client, manifest, generation) == "Converged"
+    assert "8080" in path.read_text()
+    other.write_text("theirs\n")
+    other.replace(path)
+    await until(lambda: "8080" in path.read_text(), "it is taken over and mended")
+
+
+async def test_the_secret_is_in_the_file_and_not_in_the_log(client: Client, root: Path) -> None:
+    manifest, path = manifests(root)["app-password"], root / "app/password"
+    await client.declare(manifest)
+    await until(path.exists, "it is made")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == (PLANTED, 0o600)
+    told = ""
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(client.replay(follow=True)) as batches:
+        async for batch in batches:
+            told += repr(batch)
+            if re.search(r"ActionSucceeded\(.*'app/password'", told):
+                break
+    assert PLANTED not in told

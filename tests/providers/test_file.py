@@ -1,0 +1,817 @@
+"""The kind ``File`` on a real folder: the contract, links, races, crashes, strangers, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import grp
+import hashlib
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from events.secret import SecretRef
+from infra.providers import file_root
+from infra.providers.file import (
+    FILE,
+    MAX_CONTENT_BYTES,
+    FileProvider,
+    comparable,
+    name_problem,
+)
+from infra.providers.file_attributes import ATTRIBUTE
+from infra.providers.file_root import LEFTOVER_SECONDS, ROOT_MARKER, temporary_name
+from infra.secrets import open_stores
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider.contract import ProviderContract, action, listing, upon
+from reconciler.provider.secrets import Secrets
+from reconciler.resource.difference import Wanted, differences, merged
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+MY_GROUP = grp.getgrgid(os.getegid()).gr_name
+PLANTED = "planted-s3cr3t-of-a-file-77b1"
+PLAIN: Fields = {"content": "one\n"}
+SECRET: Fields = {"content": {"$secret": "db"}, "mode": "0600"}
+
+is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes owners and mounts")
+
+
+class TestFiles(ProviderContract):
+    kind = FILE
+    fields: ClassVar[Fields] = {"content": "one\n", "owner": ME, "group": MY_GROUP}
+    other_fields: ClassVar[Fields] = {**fields, "content": "two\n", "mode": "0640"}
+
+    @pytest.fixture
+    def endpoint(self, root: Path) -> str:
+        return root.as_uri()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (folder / ROOT_MARKER).touch()
+    return folder
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Secrets:
+    stores = open_stores(tmp_path / "secrets")
+    return Secrets(None, stores.by_name, key=stores.key)
+
+
+@pytest.fixture
+def files(root: Path, secrets: Secrets) -> FileProvider:
+    return FileProvider(ProviderConfigSpec("file", root.as_uri()), secrets)
+
+
+def create(name: str = "etc/app.ini", fields: Fields = PLAIN):
+    return action("Create", name, FILE.checked_fields(fields))
+
+
+def update(seen: ExternalObject, fields: Fields):
+    return upon(action("Update", seen.name, FILE.checked_fields(fields)), seen)
+
+
+async def made(files: FileProvider, name: str = "etc/app.ini", fields: Fields = PLAIN):
+    seen = (await files.create(create(name, fields))).object
+    assert seen is not None
+    return seen
+
+
+async def shown(files: FileProvider, name: str = "etc/app.ini") -> ExternalObject:
+    seen = await files.read(name)
+    assert seen is not None
+    return seen
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def drift(seen: ExternalObject, fields: Fields) -> list[str]:
+    found = differences(Wanted(FILE.checked_fields(fields), {}), seen, FILE)
+    return [each.path for each in found]
+
+
+# --- what is declared
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"content": "a", "moed": "0644"}, "unknown field `moed`"),
+        ({"content": "a", "mode": "0888"}, "mode"),
+        ({"content": "a", "mode": 420}, "mode"),
+        ({"content": "a", "owner": "a:b"}, "owner"),
+        ({}, "content"),
+        ({"content": "ä" * (MAX_CONTENT_BYTES // 2 + 1)}, "at most 1048576 bytes"),
+        ({"content": {"$secret": "not a name"}}, "never the secret itself"),
+    ],
+)
+def test_what_cannot_be_a_file_is_refused(fields: Fields, problem: str) -> None:
+    with pytest.raises(InvalidManifestError, match=problem):
+        FILE.checked_fields(fields)
+
+
+def test_two_ways_to_write_one_mode_are_equal() -> None:
+    assert FILE.checked_fields({"content": "a"}) == {"content": "a", "mode": "0644"}
+    assert FILE.checked_fields({"content": "a", "mode": "644"})["mode"] == "0644"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "/etc/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\n", "\udc80"),
+        *("x" * 256, "x/" * 2000 + "x", temporary_name("key"), f"a/{ROOT_MARKER}"),
+    ],
+)
+async def test_a_name_that_leads_elsewhere_is_refused(files: FileProvider, name: str) -> None:
+    assert name_problem(name)
+    with pytest.raises(PermanentError):
+        await files.create(create(name))
+    with pytest.raises(PermanentError):
+        await files.read(name)
+
+
+@pytest.mark.parametrize("endpoint", ["http://host/a", "file://host/a", "file:relative", "a"])
+def test_a_root_is_a_file_url(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="file:///some/root"):
+        FileProvider(ProviderConfigSpec("file", endpoint), Secrets())
+
+
+# --- what is written, and how it is shown
+
+
+async def test_a_file_is_as_declared_and_its_folders_are_made(
+    files: FileProvider, root: Path
+) -> None:
+    umask = os.umask(0o077)
+    try:
+        seen = await made(files, "etc/app/main.ini", {"content": "a = 1\n", "mode": "0664"})
+    finally:
+        os.umask(umask)
+    path = root / "etc/app/main.ini"
+
+    assert path.read_text() == "a = 1\n"
+    assert path.stat().st_mode & 0o7777 == 0o664
+    assert path.parent.stat().st_mode & 0o7777 == 0o755
+    assert names_in(path.parent) == ["main.ini"]
+    assert seen.fields["content"] == {
+        "sha256": hashlib.sha256(b"a = 1\n").hexdigest(),
+        "bytes": 6,
+    }
+    assert seen.outputs == {"path": str(path), "bytes": 6}
+
+
+async def test_a_deletion_leaves_the_folders(files: FileProvider, root: Path) -> None:
+    seen = await made(files)
+    await files.delete(upon(action("Delete", seen.name, {}), seen))
+    assert (root / "etc").is_dir()
+
+
+async def test_drift_of_content_mode_and_group_is_found(files: FileProvider, root: Path) -> None:
+    fields = {**PLAIN, "owner": ME, "group": MY_GROUP}
+    seen, path = await made(files, fields=fields), root / "etc/app.ini"
+    assert drift(seen, fields) == []
+
+    path.write_text("two\n")  # the same length: an editor that writes in place
+    path.chmod(0o600)
+    changed = await shown(files)
+    assert drift(changed, fields) == ["content.sha256", "mode"]
+    assert (changed.uid, changed.labels) == (seen.uid, seen.labels)
+    assert changed.version != seen.version
+
+    restored = (await files.update(update(changed, fields))).object
+    assert restored is not None
+    assert drift(restored, fields) == []
+    assert path.read_text() == "one\n"
+
+
+@is_root
+async def test_drift_of_the_owner_is_found_and_mended(files: FileProvider, root: Path) -> None:
+    fields = {**PLAIN, "owner": "0", "group": "54321"}
+    seen = await made(files, fields=fields)
+    assert (seen.fields["owner"], seen.fields["group"]) == ("0", "54321"), "as it was declared"
+    os.chown(root / "etc/app.ini", 12345, -1)
+
+    changed = await shown(files)
+    assert changed.fields["owner"] == "12345"
+    assert drift(changed, fields) == ["owner"]
+    await files.update(update(changed, fields))
+    assert (root / "etc/app.ini").stat().st_uid == 0
+
+
+async def test_an_owner_that_does_not_exist_is_refused(files: FileProvider, root: Path) -> None:
+    with pytest.raises(PermanentError, match="no user 'nobody-of-that-name'"):
+        await files.create(create(fields={**PLAIN, "owner": "nobody-of-that-name"}))
+    assert names_in(root / "etc") == []
+
+
+async def test_what_others_keep_of_a_file_is_not_written_over(
+    files: FileProvider, root: Path
+) -> None:
+    """``policy.ignoreFields: [content]``, and a label that is taken off at a release."""
+    seen = await made(files)
+    (root / "etc/app.ini").write_text("theirs\n")
+    changed = await shown(files)
+    wanted = Wanted(FILE.checked_fields(PLAIN), {}, ignored=frozenset({"content"}))
+    fields, _labels = merged(wanted, changed, FILE.normalize)
+    write = upon(action("Update", seen.name, {**fields, "mode": "0640"}), changed)
+    await files.update(msgspec.structs.replace(write, labels={}))
+
+    now = await shown(files)
+    assert (root / "etc/app.ini").read_text() == "theirs\n"
+    assert (now.fields["mode"], now.labels, now.uid) == ("0640", {}, seen.uid)
+
+
+async def test_a_listing_walks_folders_and_shows_regular_files_only(
+    files: FileProvider, root: Path
+) -> None:
+    names = ["a", "b/c", "b/d/e", "bb/f"]
+    for name in names:
+        await made(files, name)
+    os.mkfifo(root / "pipe")
+    (root / "loop").symlink_to(root)
+    (root / "link").symlink_to(root / "a")
+    (root / os.fsdecode(b"no-text-\xff")).touch()
+
+    assert sorted(seen.name for seen in await listing(files, Scope(), page_size=2)) == names
+    found = await listing(files, Scope(prefix="b/"), page_size=1)
+    assert sorted(seen.name for seen in found) == ["b/c", "b/d/e"]
+    assert await files.read("pipe") is None
+    assert await files.read("b") is None
+    assert await files.read("a/below") is None
+
+
+async def test_a_large_file_of_others_is_shown_without_being_read(
+    files: FileProvider, root: Path
+) -> None:
+    with (root / "large").open("wb") as large:
+        large.truncate(MAX_CONTENT_BYTES + 1)
+    assert (await shown(files, "large")).fields["content"] == {"bytes": MAX_CONTENT_BYTES + 1}
+
+
+# --- no link leads out of the root
+
+
+async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "app.ini").write_text("theirs\n")
+    (root / "etc").symlink_to(outside)
+    (root / "here").symlink_to(outside / "app.ini")
+    seen = ExternalObject("etc/app.ini", {}, "uid")
+
+    for call in (
+        files.create(create()),
+        files.create(create("etc/new")),
+        files.update(update(seen, PLAIN)),
+        files.delete(upon(action("Delete", seen.name, {}), seen)),
+        files.read("etc/app.ini"),
+    ):
+        with pytest.raises(PermanentError, match="'etc' on the way is a symbolic link"):
+            await call
+    with pytest.raises(PermanentError, match="neither followed nor replaced"):
+        await files.create(create("here"))
+    assert (await files.delete(action("Delete", "here", {}))).absent
+    assert (outside / "app.ini").read_text() == "theirs\n"
+    assert names_in(outside) == ["app.ini"]
+    assert (root / "here").is_symlink()
+
+
+async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
+    files: FileProvider, root: Path, tmp_path: Path
+) -> None:
+    """Somebody swaps the folder for a link, as fast as they can."""
+    outside, aside = tmp_path / "outside", tmp_path / "aside"
+    outside.mkdir()
+    (root / "etc").mkdir()
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            shutil.rmtree(aside, ignore_errors=True)
+            with suppress(OSError):  # a call may have made the folder meanwhile
+                (root / "etc").rename(aside)
+                (root / "etc").symlink_to(outside)
+                (root / "etc").unlink()
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for number in range(300):
+            with suppress(ProviderError):
+                seen = await made(files, f"etc/f{number}")
+                await files.update(update(seen, {"content": "two"}))
+                await files.delete(upon(action("Delete", seen.name, {}), seen))
+    finally:
+        stop.set()
+        swapping.join()
+    assert names_in(outside) == []
+
+
+# --- one effect for one key
+
+
+CRASHING = """
+import asyncio, os, sys
+from pathlib import Path
+import msgspec
+from events.log import Action
+from events.provider_config import ProviderConfigSpec
+from infra.providers.file import FileProvider
+from reconciler.provider.secrets import Secrets
+
+endpoint, step, when, written = sys.argv[1:]
+real = getattr(os, step)
+def crash(*args, **options):
+    if when == "after":
+        real(*args, **options)
+    os._exit(9)
+setattr(os, step, crash)
+action = msgspec.json.decode(written, type=Action)
+files = FileProvider(ProviderConfigSpec("file", endpoint), Secrets())
+asyncio.run(files.create(action) if action.operation == "Create" else files.update(action))
+"""
+
+STEPS = [
+    (step, when)
+    for step in ("write", "setxattr", "fchmod", "fsync", "link", "unlink", "rename")
+    for when in ("before", "after")
+]
+
+
+def crash_at(root: Path, step: str, when: str, written: Any) -> int:
+    encoded = msgspec.json.encode(written).decode()
+    command = [sys.executable, "-c", CRASHING, root.as_uri(), step, when, encoded]
+    return subprocess.run(command, check=False, timeout=60).returncode
+
+
+@pytest.mark.parametrize(("step", "when"), STEPS)
+async def test_a_create_that_crashed_is_repeated_with_one_effect(
+    files: FileProvider, root: Path, step: str, when: str
+) -> None:
+    (root / "etc").mkdir()
+    write = create()
+    assert crash_at(root, step, when, write) == (0 if step == "rename" else 9)
+    left = await listing(files, Scope())
+    assert [seen.name for seen in left] in ([], ["etc/app.ini"]), "nothing half is listed"
+    repeated = await files.create(write)
+
+    assert repeated.replayed == bool(left)
+    assert repeated.object == await files.read("etc/app.ini")
+    assert (root / "etc/app.ini").read_text() == "one\n"
+    assert names_in(root / "etc") == ["app.ini"], "what the crash left is gone"
+
+
+@pytest.mark.parametrize(("step", "when"), STEPS)
+async def test_an_update_that_crashed_is_repeated_with_one_effect(
+    files: FileProvider, root: Path, step: str, when: str
+) -> None:
+    seen = await made(files)
+    write = update(seen, {"content": "two\n"})
+    crash_at(root, step, when, write)
+    assert (root / "etc/app.ini").read_text() in ("one\n", "two\n")
+    repeated = (await files.update(write)).object
+
+    assert repeated == await files.read("etc/app.ini")
+    assert repeated is not None
+    assert repeated.uid == seen.uid
+    assert (root / "etc/app.ini").read_text() == "two\n"
+    assert names_in(root / "etc") == ["app.ini"]
+
+
+async def test_what_nobody_repeats_is_removed_when_it_is_old(
+    files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "etc").mkdir()
+    crash_at(root, "link", "before", create())
+    left = root / "etc" / names_in(root / "etc")[0]
+    assert left.name.startswith(file_root.OURS)
+    assert await listing(files, Scope()) == []
+    assert left.exists()
+
+    later = time.time() + LEFTOVER_SECONDS + 1
+    monkeypatch.setattr(file_root.time, "time", lambda: later)
+    assert await listing(files, Scope()) == []
+    assert not left.exists()
+    assert (root / ROOT_MARKER).exists()
+
+
+async def test_a_call_that_still_runs_under_the_key_is_not_disturbed(
+    files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, reached, go_on = create(), threading.Event(), threading.Event()
+    real = os.link
+
+    def slow(*args: Any, **options: Any) -> None:
+        reached.set()
+        go_on.wait(10)
+        real(*args, **options)
+
+    monkeypatch.setattr(os, "link", slow)
+    first = asyncio.create_task(files.create(write))
+    await asyncio.to_thread(reached.wait, 10)
+    with pytest.raises(TransientError, match="still runs"):
+        await files.create(write)
+    go_on.set()
+    assert (await first).object == await files.read("etc/app.ini")
+
+
+async def test_of_two_creations_one_wins_and_the_other_sees_it(
+    files: FileProvider, root: Path
+) -> None:
+    for number in range(30):
+        writes = [create(f"etc/f{number}", {"content": str(each)}) for each in range(4)]
+        ended = await asyncio.gather(*map(files.create, writes), return_exceptions=True)
+        (won,) = [each for each in ended if not isinstance(each, BaseException)]
+        for lost in ended:
+            if isinstance(lost, BaseException):
+                assert isinstance(lost, ConflictError)
+                assert lost.obstacle is not None
+                assert won.object is not None
+                assert lost.obstacle.uid == won.object.uid
+
+
+async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
+    files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, path, real = await made(files), root / "etc/app.ini", os.fchmod
+
+    def meanwhile(*args: Any) -> None:
+        path.write_text("theirs\n")
+        real(*args)
+
+    monkeypatch.setattr(os, "fchmod", meanwhile)
+    with pytest.raises(ConflictError) as caught:
+        await files.update(update(seen, {"content": "two\n"}))
+    monkeypatch.undo()
+    assert caught.value.obstacle == await files.read("etc/app.ini")
+    assert path.read_text() == "theirs\n"
+    assert names_in(root / "etc") == ["app.ini"]
+
+
+# --- strangers
+
+
+async def test_a_strangers_file_is_neither_replaced_nor_deleted(
+    files: FileProvider, root: Path
+) -> None:
+    ours, path = await made(files), root / "etc/app.ini"
+    path.unlink()
+    path.write_text("theirs\n")
+    theirs = await shown(files)
+    assert theirs.uid not in {None, ours.uid}
+    assert (theirs.labels, theirs.written_by) == ({}, None)
+
+    for call in (
+        files.create(create()),
+        files.update(update(ours, PLAIN)),
+        files.delete(upon(action("Delete", ours.name, {}), ours)),
+    ):
+        with pytest.raises(ConflictError) as caught:
+            await call
+        assert caught.value.obstacle == theirs
+    assert path.read_text() == "theirs\n"
+
+
+async def test_a_strangers_file_keeps_its_uid_when_it_is_taken_over(
+    files: FileProvider, root: Path
+) -> None:
+    (root / "app.ini").write_text("theirs\n")
+    theirs = await shown(files, "app.ini")
+    assert drift(theirs, PLAIN) == ["content.bytes", "content.sha256"]
+    ours = (await files.update(update(theirs, PLAIN))).object
+
+    assert ours is not None
+    assert ours.uid == theirs.uid
+    assert ours.labels
+    again = (await files.update(update(ours, {"content": "two\n"}))).object
+    assert again is not None
+    assert again.uid == theirs.uid
+
+
+async def test_each_file_that_takes_a_name_has_a_uid_of_its_own(
+    files: FileProvider, root: Path
+) -> None:
+    uids: set[str | None] = set()
+    for _ in range(20):  # the same number of an inode again and again
+        (root / "a").write_text("same")
+        uids.add((await shown(files, "a")).uid)
+        (root / "a").unlink()
+    assert len(uids) == 20
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"uid": 1}', b"\xff"])
+async def test_a_mark_that_is_none_makes_a_stranger(
+    files: FileProvider, root: Path, rubbish: bytes
+) -> None:
+    await made(files)
+    os.setxattr(root / "etc/app.ini", ATTRIBUTE, rubbish)
+    seen = await shown(files)
+    assert (seen.labels, seen.written_by) == ({}, None)
+
+
+# --- secrets
+
+
+async def test_a_secret_is_in_its_file_and_nowhere_else(
+    files: FileProvider, root: Path, secrets: Secrets
+) -> None:
+    reference = await secrets.keep(SecretRef("db"), PLANTED)
+    fields = {**SECRET, "content": msgspec.to_builtins(reference)}
+    seen, path = await made(files, fields=fields), root / "etc/app.ini"
+    assert path.read_text() == PLANTED
+    assert seen.fields["content"] == {"secret": reference.digest}
+    assert seen.outputs == {"path": str(path)}, "not even how long it is"
+    assert drift(seen, fields) == []
+    assert PLANTED.encode() not in os.getxattr(path, ATTRIBUTE)
+
+    rotated = await secrets.keep(SecretRef("db"), f"{PLANTED}-2")
+    wanted = {**SECRET, "content": msgspec.to_builtins(rotated)}
+    assert drift(seen, wanted) == ["content.secret"]
+    to_write, _labels = merged(Wanted(FILE.checked_fields(wanted), {}), seen, FILE.normalize)
+    write = upon(action("Update", seen.name, to_write), seen)
+    renewed = (await files.update(write)).object
+    assert renewed is not None
+    assert path.read_text() == f"{PLANTED}-2"
+    assert drift(renewed, wanted) == []
+
+    told = [repr(each) for each in (seen, renewed, write, *await listing(files, Scope()), files)]
+    with pytest.raises(ConflictError) as conflict:
+        await files.create(create(fields=fields))
+    told += [repr(conflict.value), "".join(traceback.format_exception(conflict.value))]
+    assert not [each for each in told if PLANTED in each]
+    plain_digest = hashlib.sha256(PLANTED.encode()).hexdigest()
+    assert not [each for each in told if plain_digest in each], "nor can it be tried against it"
+
+
+@pytest.mark.parametrize("step", ["write", "setxattr", "fchmod", "fsync", "link"])
+async def test_no_error_repeats_a_secret(
+    files: FileProvider, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await secrets.keep(SecretRef("db"), PLANTED)
+
+    def full(*_args: Any, **_options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(ProviderError) as caught:
+        await files.create(create(fields=SECRET))
+    assert PLANTED not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_a_secret_whose_mark_is_gone_is_not_shown_by_a_plain_digest(
+    files: FileProvider, root: Path, secrets: Secrets
+) -> None:
+    reference = await secrets.keep(SecretRef("db"), PLANTED)
+    path = root / "etc/app.ini"
+    for mode in ("0600", "0640", "0400"):
+        seen = await made(files, fields={**SECRET, "mode": mode})
+        os.removexattr(path, ATTRIBUTE)
+        stripped = await shown(files)
+        assert stripped.fields["content"] == {"secret": reference.digest}
+        assert stripped.uid != seen.uid
+        path.unlink()
+
+
+async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvider) -> None:
+    fields = {**PLAIN, "mode": "0600"}
+    assert drift(await made(files, fields=fields), fields) == []
+
+
+async def test_a_secret_that_is_not_there_is_told(files: FileProvider, root: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'db' is not in store"):
+        await files.create(create(fields=SECRET))
+    assert names_in(root) == [ROOT_MARKER]
+
+
+def test_what_is_compared_of_content_is_a_digest() -> None:
+    plain = comparable({"content": "a", "mode": "0644"})
+    assert plain["content"] == {"sha256": hashlib.sha256(b"a").hexdigest(), "bytes": 1}
+    assert comparable(plain) == plain
+    assert comparable({"content": {"$secret": "a", "digest": "d"}}) == {"content": {"secret": "d"}}
+
+
+# --- what is wrong with the disk
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_root_that_is_missing_or_empty_proves_nothing(
+    files: FileProvider, root: Path, is_there: bool
+) -> None:
+    seen = await made(files, "app.ini")
+    aside = taken_away(root)
+    if is_there:
+        make_folder(root)  # where the disk was mounted
+    for call in (
+        lambda: files.read("app.ini"),
+        lambda: listing(files, Scope()),
+        lambda: files.create(create("other")),
+        lambda: files.delete(upon(action("Delete", seen.name, {}), seen)),
+    ):
+        with pytest.raises(TransientError, match="is its disk mounted"):
+            await call()
+    mount_again(aside, root)
+    assert await files.read("app.ini") == seen
+
+
+def taken_away(root: Path) -> Path:
+    return root.rename(root.with_name("aside"))
+
+
+def make_folder(root: Path) -> None:
+    root.mkdir()
+
+
+def mount_again(aside: Path, root: Path) -> None:
+    assert not root.exists() or names_in(root) == [], "nothing was written beneath"
+    aside.rename(root)
+
+
+async def test_a_root_whose_last_file_is_deleted_stays_the_right_one(
+    files: FileProvider, root: Path
+) -> None:
+    (root / ROOT_MARKER).unlink()
+    (root / "theirs").touch()
+    seen = await made(files, "app.ini")
+    (root / "theirs").unlink()
+    await files.delete(upon(action("Delete", seen.name, {}), seen))
+    assert await listing(files, Scope()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        (errno.ENOSPC, TransientError),
+        (errno.EDQUOT, TransientError),
+        (errno.EIO, TransientError),
+        (errno.EROFS, PermanentError),
+        (errno.EACCES, PermanentError),
+        (errno.ENOTUNIQ, TransientError),
+    ],
+)
+async def test_each_error_of_the_disk_has_its_class(
+    files: FileProvider,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    wanted: type[ProviderError],
+) -> None:
+    def failing(*_args: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "write", failing)
+    with pytest.raises(wanted, match=os.strerror(code)):
+        await files.create(create())
+    assert names_in(root / "etc") == [], "nothing half is left"
+
+
+async def test_what_was_published_and_perhaps_not_kept_is_unknown(
+    files: FileProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, write = os.fsync, create("app.ini")
+
+    def failing(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(UnknownResultError):
+        await files.create(write)
+    monkeypatch.undo()
+    assert (await files.create(write)).replayed
+
+
+async def test_a_disk_that_hangs_is_not_waited_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(request_timeout_seconds=0.05)
+    files = FileProvider(ProviderConfigSpec("file", root.as_uri(), limits=limits), Secrets())
+    go_on = threading.Event()
+
+    def hanging(*_args: Any) -> int:
+        go_on.wait(10)
+        return 1
+
+    monkeypatch.setattr(os, "write", hanging)
+    with pytest.raises(UnknownResultError, match="did not answer in time"):
+        await files.create(create())
+    go_on.set()
+
+
+@is_root
+def test_a_file_that_may_not_be_read_is_there_all_the_same() -> None:
+    """As an observer without permission: it is not gone, and nothing about it is made up."""
+    code = (
+        "import asyncio, os, sys\n"
+        "from events.provider_config import ProviderConfigSpec\n"
+        "from infra.providers.file import FileProvider\n"
+        "from reconciler.provider.secrets import Secrets\n"
+        "os.setuid(65534)\n"
+        "files = FileProvider(ProviderConfigSpec('file', sys.argv[1]), Secrets())\n"
+        "seen = asyncio.run(files.read('app.ini'))\n"
+        "print(seen.uid, seen.fields['mode'], seen.fields['content'])\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "app.ini"
+        path.write_text(PLANTED)
+        path.chmod(0o600)
+        command = [sys.executable, "-c", code, Path(folder).as_uri()]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == f"None 0600 {{'bytes': {len(PLANTED)}}}\n"
+
+
+# --- a filesystem without extended attributes
+
+
+@pytest.fixture(params=["patched", pytest.param("ramfs", marks=is_root)])
+def bare(
+    request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A root on a real filesystem that has none, where one can be mounted."""
+    if request.param == "patched":
+
+        def unsupported(*_args: Any) -> bytes:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+        monkeypatch.setattr(os, "setxattr", unsupported)
+        monkeypatch.setattr(os, "getxattr", unsupported)
+        yield root
+        return
+    ran = subprocess.run(["mount", "-t", "ramfs", "none", root], capture_output=True, check=False)
+    if ran.returncode:
+        pytest.skip(f"ramfs cannot be mounted: {ran.stderr.decode().strip()}")
+    try:
+        (root / ROOT_MARKER).touch()
+        yield root
+    finally:
+        subprocess.run(["umount", root], check=True)
+
+
+async def test_without_attributes_the_name_is_the_identity(bare: Path, files: FileProvider) -> None:
+    seen = await made(files)
+    assert (seen.uid, seen.labels, seen.written_by) == (None, {}, None)
+    assert drift(seen, PLAIN) == []
+    with pytest.raises(ConflictError) as caught:
+        await files.create(create(fields={"content": "two\n"}))
+    assert caught.value.obstacle == seen
+
+    now = (await files.update(update(seen, {"content": "two\n"}))).object
+    assert now is not None
+    assert now.version != seen.version
+    with pytest.raises(ConflictError):
+        await files.update(update(seen, PLAIN))
+    with pytest.raises(NotFoundError):
+        await files.update(update(ExternalObject("other", {}), PLAIN))
+    assert not (await files.delete(upon(action("Delete", seen.name, {}), now))).absent
+    assert await files.read(seen.name) is None
+
+
+async def test_without_attributes_no_secret_is_written(
+    bare: Path, files: FileProvider, secrets: Secrets
+) -> None:
+    await secrets.keep(SecretRef("db"), PLANTED)
+    with pytest.raises(PermanentError, match="no extended attributes") as caught:
+        await files.create(create(fields=SECRET))
+    assert PLANTED not in "".join(traceback.format_exception(caught.value))
+    assert names_in(bare / "etc") == []
+
+
+async def test_without_attributes_a_file_that_was_just_published_is_still_recognised(
+    bare: Path, files: FileProvider
+) -> None:
+    write = create("app.ini")
+    temporary = bare / temporary_name(write.idempotency_key)
+    temporary.write_text("one\n")
+    os.link(temporary, bare / "app.ini")  # and there the worker died
+    assert (await files.create(write)).replayed
+    assert not temporary.exists()
