@@ -17,7 +17,7 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     (told,) = ran.json
     assert (told["accepted"], told["reason"]) == (False, "Invalid")
     assert (
-        "no kind of provider 'resource' is registered here, only of records, shapes"
+        "no kind of provider 'resource' is registered here, only of jetstream, records, shapes"
         in (told["message"])
     )
 
