@@ -292,8 +292,9 @@ async def test_data_is_seen_and_stays_seen(
     assert await flags() == [False, False]
     await nc.request(unique, b"1")
     assert await flags() == [True, True]
-    message = await nc.request(f"$JS.API.CONSUMER.MSG.NEXT.{unique}.c")
-    await nc.request(message.reply, b"+ACK")
+    inbox = await nc.subscribe(nc.new_inbox())  # pyright: ignore[reportUnknownMemberType]
+    await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{unique}.c", reply=inbox.subject)
+    await nc.request((await inbox.next_msg(10)).reply, b"+ACK", timeout=10)
     assert (await api_request(nc, f"STREAM.INFO.{unique}", None))["state"]["messages"] == 0
     assert await flags() == [True, True]
 
@@ -338,6 +339,24 @@ async def test_subjects_that_a_foreign_stream_has_are_waited_for(
     fields = STREAM.checked_fields({"subjects": [f"{unique}.a"]})
     with pytest.raises(TransientError, match="overlap"):
         await connect(STREAM, nats_server.url).create(action("Create", unique, fields))
+
+
+async def test_a_part_of_a_work_queue_that_a_foreign_consumer_has_is_waited_for(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    config = {"name": unique, "subjects": [f"{unique}.>"], "retention": "workqueue"}
+    await api_request(nc, f"STREAM.CREATE.{unique}", config)
+    provider = connect(CONSUMER, nats_server.url)
+    for first, second in (("", ""), (f"{unique}.a", f"{unique}.*")):
+        body = {
+            "stream_name": unique,
+            "config": {"durable_name": "x", "ack_policy": "explicit", "filter_subject": first},
+        }
+        await api_request(nc, f"CONSUMER.CREATE.{unique}.x", body)
+        fields = CONSUMER.checked_fields({"filterSubjects": [second] if second else []})
+        with pytest.raises(TransientError, match=r"not unique|not allowed"):
+            await provider.create(action("Create", f"{unique}/c", fields))
+        await api_request(nc, f"CONSUMER.DELETE.{unique}.x", None)
 
 
 async def test_a_consumer_waits_for_its_stream(

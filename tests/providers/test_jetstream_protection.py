@@ -139,7 +139,37 @@ async def test_what_the_product_does_is_no_news(
     assert await feed.changes(mark) == mark
 
 
+async def test_a_stream_whose_mark_was_taken_off_is_still_the_products(
+    bus: Client, server: EmbeddedServer, connect: Connect
+) -> None:
+    for stream in ALL_STREAMS:
+        config = (await api_request(bus, f"STREAM.INFO.{stream}", None))["config"]
+        await api_request(bus, f"STREAM.UPDATE.{stream}", {**config, "metadata": {}})
+    try:
+        for kind in (STREAM, BUCKET, CONSUMER):
+            assert await listing(connect(kind, server.url), EVERYTHING) == []
+        with pytest.raises(PermanentError, match="reconciler's own"):
+            await connect(STREAM, server.url).delete(action("Delete", INTAKE, {}))
+    finally:
+        await ensure_topology(bus)
+
+
 # --- subjects
+
+
+@pytest.mark.parametrize("subject", ["log.x", "$MQTT.sess.>", "$KV.mine.>", "_INBOX.a"])
+async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, subject: str
+) -> None:
+    """Made by somebody else, or by the server."""
+    await api_request(nc, f"STREAM.CREATE.{unique}", {"name": unique, "subjects": [subject]})
+    try:
+        provider = connect(STREAM, nats_server.url)
+        assert await listing(provider, Scope(prefix=unique)) == []
+        with pytest.raises(PermanentError, match="overlaps"):
+            await provider.delete(action("Delete", unique, {}))
+    finally:
+        await api_request(nc, f"STREAM.DELETE.{unique}", None)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from typing import Final
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 
 from infra.jetstream.denials import Denial
+from infra.jetstream.errors import BusError
 from infra.jetstream.parser import Incoming
-from infra.jetstream.wire import changes_noticed, denial_noticed, subscribe
+from infra.jetstream.wire import changes_noticed, denial_noticed, subscribe, unsubscribe
 from infra.providers.jetstream.api import JetStreamApi
 from reconciler.errors import TransientError
 
@@ -77,13 +79,20 @@ class Advisories:
                 denials.append(denial)
             return is_ours
 
-        with denial_noticed(client, deny):
-            for subject in self._subjects:
-                await subscribe(client, subject, self._take)
-            try:
+        begun: list[Subscription] = []
+        is_followed = False
+        try:
+            with denial_noticed(client, deny):
+                for subject in self._subjects:
+                    begun.append(await subscribe(client, subject, self._take))  # noqa: PERF401
                 await client.flush(max(1, round(self._api.timeout_seconds)))
-            except nats.errors.Error as error:
-                raise TransientError(f"cannot follow the advisories: {error}") from error
+            is_followed = not denials
+        except (nats.errors.Error, BusError) as error:
+            raise TransientError(f"cannot follow the advisories: {error}") from error
+        finally:
+            if not is_followed:
+                for subscription in begun:
+                    await unsubscribe(subscription)
         if denials:
             raise TransientError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
         self._noticing.close()

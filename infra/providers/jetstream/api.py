@@ -35,6 +35,7 @@ from infra.jetstream.errors import (
     StreamFullError,
 )
 from infra.jetstream.identity import Login, parse_login
+from infra.providers.jetstream.subjects import reserved_of_stream
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConfigurationError,
@@ -61,8 +62,9 @@ _CHECK_ACCESS: Final = f"check {_CREDENTIAL}, and what its user may do"
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
 _NOT_THERE: Final = frozenset({10149})
-_ENDS_BY_ITSELF: Final = frozenset({10002, 10005, 10026, 10027, 10065})
-"""Limits of the account, peers that are away, and a stream of others that has our subjects."""
+_ENDS_BY_ITSELF: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
+"""Limits of the account, peers that are away, a stream of others that has our subjects, and a
+consumer of others that has our part of a work queue."""
 
 _UNAVAILABLE: Final = 503
 
@@ -93,9 +95,12 @@ class StreamInfo(msgspec.Struct, frozen=True):
         return str(self.config["name"])
 
     @property
-    def is_own(self) -> bool:
-        """Whether it is the reconciler's own."""
-        return is_own(metadata_in(self.config))
+    def out_of_bounds(self) -> str:
+        """Why no resource can be it: it is the reconciler's own, or has reserved subjects."""
+        if is_own(metadata_in(self.config)):
+            return f"stream {self.name} is the reconciler's own"
+        why = reserved_of_stream(self.name, self.config.get("subjects") or ())
+        return f"stream {self.name}: {why}" if why else ""
 
     @property
     def outputs(self) -> Fields:
@@ -155,17 +160,18 @@ class JetStreamApi:
             raise UnknownResultError(f"{request}: not a usable answer: {error}") from None
 
     async def stream(self, name: str) -> StreamInfo | None:
-        """Return a stream that is not the reconciler's own, or None if there is none.
+        """Return a stream, or None if there is none.
 
-        Raises ``PermanentError`` for one that is.
+        Raises ``PermanentError`` for one that is out of bounds: it is never absent, or a creation
+        would follow.
         """
         found = await self.ask(f"STREAM.INFO.{name}", StreamInfo)
-        if found is not None and found.is_own:
-            raise own_object(f"stream {name}")
+        if found is not None and found.out_of_bounds:
+            raise PermanentError(f"{found.out_of_bounds}: no resource can be it")
         return found
 
     async def stream_pages(self) -> AsyncIterator[list[StreamInfo]]:
-        """List all streams, the reconciler's own too.
+        """List all streams, those that are out of bounds too.
 
         Pages overlap by one stream: one that was deleted meanwhile would move the others forward,
         and one of them would be skipped, as if it were gone.
@@ -246,11 +252,6 @@ def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
         return TransientError(text, status=code)
     # Code 500, too: it is what the server answers to a configuration that it does not take.
     return PermanentError(text, status=code)
-
-
-def own_object(what: str) -> PermanentError:
-    """Return the error for what is the reconciler's own."""
-    return PermanentError(f"{what} is the reconciler's own: no resource can be it; use another")
 
 
 def check_name(external_name: str, problem: str | None) -> None:

@@ -28,10 +28,10 @@ from infra.providers.jetstream.streams import (
     ready,
     tightened,
 )
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
-STREAM_PREFIX = "KV_"
 LIMITS = {"history": "values a key", "ttlSeconds": "seconds", "maxBytes": "bytes"}
 MAX_HISTORY = 64
 
@@ -71,9 +71,9 @@ def normalize(fields: Fields) -> Fields:
 
 def name_problem(name: str) -> str | None:
     """Say what is wrong with a bucket's name, or nothing."""
-    if _NAME.fullmatch(name) is not None:
-        return None
-    return "use 1 to 252 of the characters A-Z a-z 0-9 _ -"
+    if _NAME.fullmatch(name) is None:
+        return "use 1 to 252 of the characters A-Z a-z 0-9 _ -"
+    return reserved_of_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
@@ -123,11 +123,11 @@ def _fields_of(config: Config) -> Fields:
 
 
 def _stream_of(name: str) -> str:
-    return STREAM_PREFIX + name
+    return BUCKET_PREFIX + name
 
 
 def _name_of(stream: str) -> str | None:
-    return stream.removeprefix(STREAM_PREFIX) if stream.startswith(STREAM_PREFIX) else None
+    return stream.removeprefix(BUCKET_PREFIX) if stream.startswith(BUCKET_PREFIX) else None
 
 
 _FORM = Form(name_problem, _stream_of, _name_of, _config_of, _fields_of)

@@ -171,7 +171,7 @@ class ConsumersProvider:
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
         self._api = JetStreamApi(config, secrets)
         self._advisories = Advisories(self._api, _SUBJECTS, self._is_news)
-        self._own: frozenset[str] = frozenset()
+        self._outside: frozenset[str] = frozenset()
 
     async def create(self, action: Action) -> Effect:
         """Create a consumer; the server takes the same configuration, key included, once more."""
@@ -229,7 +229,7 @@ class ConsumersProvider:
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``PermanentError`` for one of a stream of the reconciler's own."""
+        """Read one; raises ``PermanentError`` where its stream is out of bounds."""
         del uid  # names are unique
         found = await self._found(_place(external_name))
         return None if found is None else found.as_object()
@@ -245,12 +245,12 @@ class ConsumersProvider:
             streams += page
         for stream in streams:
             begin = f"{stream.name}/"
-            if stream.is_own or not (begin.startswith(prefix) or prefix.startswith(begin)):
+            if stream.out_of_bounds or not (begin.startswith(prefix) or prefix.startswith(begin)):
                 continue
             async for consumers in self._pages_of(stream.name):
                 objects = [each.as_object() for each in consumers if each.is_durable]
                 yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
-        self._own = frozenset(each.name for each in streams if each.is_own)
+        self._outside = frozenset(each.name for each in streams if each.out_of_bounds)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a consumer of a stream that is listed here."""
@@ -277,7 +277,7 @@ class ConsumersProvider:
             last, offset = consumers[-1].name, offset - 1
 
     async def _found(self, place: _Place) -> _Consumer | None:
-        """Return a durable consumer of a stream that is not the reconciler's own."""
+        """Return a durable consumer of a stream that is not out of bounds."""
         if await self._api.stream(place.stream) is None:
             return None
         found = await self._find(place)
@@ -296,15 +296,8 @@ class ConsumersProvider:
         return await self._api.write(request, _Consumer, body, read_at=read_at)
 
     def _is_news(self, advisory: Incoming) -> bool:
-        subject = advisory.subject
-        if subject == _SUBJECTS[-1]:
-            try:
-                subject = _request.decode(advisory.data).subject
-            except msgspec.DecodeError:
-                return False
-            asked = next((each for each in _REQUESTS if subject.startswith(each)), None)
-            return asked is not None and subject.removeprefix(asked).split(".")[0] not in self._own
-        return subject.split(".")[_STREAM_OF_ADVISORY] not in self._own
+        stream = _stream_of_advisory(advisory)
+        return stream is not None and stream not in self._outside
 
 
 def normalize(fields: Fields) -> Fields:
@@ -355,6 +348,18 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
         f"the position of consumer {thing.name}; of a stream that keeps messages by interest, what"
         " waits for it too"
     )
+
+
+def _stream_of_advisory(advisory: Incoming) -> str | None:
+    """Return the stream whose consumer was changed, or None if the advisory is of no change."""
+    if advisory.subject != _SUBJECTS[-1]:
+        return advisory.subject.split(".")[_STREAM_OF_ADVISORY]
+    try:
+        subject = _request.decode(advisory.data).subject
+    except msgspec.DecodeError:
+        return None
+    asked = next((each for each in _REQUESTS if subject.startswith(each)), None)
+    return None if asked is None else subject.removeprefix(asked).split(".")[0]
 
 
 def _place(external_name: str) -> _Place:

@@ -28,14 +28,14 @@ from infra.providers.jetstream.streams import (
     ready,
     tightened,
 )
-from infra.providers.jetstream.subjects import check_subjects
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, check_subjects
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
 NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 """What the server takes as a name of a stream or a consumer."""
 
-OTHER_PREFIXES = ("KV_", "OBJ_")
+OTHER_PREFIXES = (BUCKET_PREFIX, "OBJ_")
 """Streams that are buckets and object stores."""
 
 LIMITS = {

@@ -92,7 +92,7 @@ class StreamsProvider:
         self._form = form
         self._api = JetStreamApi(config, secrets)
         self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_news)
-        self._own: frozenset[str] = frozenset()
+        self._outside: frozenset[str] = frozenset()
 
     async def create(self, action: Action) -> Effect:
         """Create a stream; the server takes the same configuration, key included, once more."""
@@ -135,7 +135,7 @@ class StreamsProvider:
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``PermanentError`` for one of the reconciler's own."""
+        """Read one; raises ``PermanentError`` for one that is out of bounds."""
         del uid  # names are unique
         found = await self._api.stream(self._stream_of(external_name))
         return None if found is None else self._object(found)
@@ -143,18 +143,18 @@ class StreamsProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the streams of a scope; the reconciler's own are in none."""
+        """List the streams of a scope; what is out of bounds is in none."""
         del page_size  # the server's own: 256
-        own: set[str] = set()
+        outside: set[str] = set()
         async for page in self._api.stream_pages():
-            own |= {each.name for each in page if each.is_own}
+            outside |= {each.name for each in page if each.out_of_bounds}
             objects = [
                 self._object(each)
                 for each in page
-                if not each.is_own and self._form.name_of(each.name) is not None
+                if each.name not in outside and self._form.name_of(each.name) is not None
             ]
             yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
-        self._own = frozenset(own)
+        self._outside = frozenset(outside)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a stream that is listed here."""
@@ -167,7 +167,7 @@ class StreamsProvider:
 
     def _is_news(self, advisory: Incoming) -> bool:
         stream = advisory.subject.split(".")[-1]
-        return stream not in self._own and self._form.name_of(stream) is not None
+        return stream not in self._outside and self._form.name_of(stream) is not None
 
     def _stream_of(self, external_name: str) -> str:
         check_name(external_name, self._form.name_problem(external_name))
