@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -18,14 +20,18 @@ from infra.jetstream.connection import close
 from infra.jetstream.connection import connect as connect_as
 from infra.jetstream.errors import BusAccessError
 from infra.jetstream.identity import Login
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
-from reconciler.provider import Provider
+from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.secrets import Secrets
-from tests.providers.connect import Connect
+from tests.providers.connect import Connect, upon
 from tests.security.keys import Pair
 from tests.security.operator_mode import Operator
+
+PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "jetstream.md"
 
 
 async def refused(url: str, secret: str | None) -> str:
@@ -98,6 +104,63 @@ async def test_the_text_of_a_creds_file_lets_in(tmp_path: Path, connect: Connect
         assert await listing(provider, Scope()) == []
         with pytest.raises(TransientError, match=r"permission denied.*ann.*credentialsRef"):
             await provider.create(action("Create", "x", STREAM.checked_fields({"subjects": ["x"]})))
+        await provider.close()
+    finally:
+        await server.stop()
+
+
+def granted(verb: str, *, without: str = "-") -> str:
+    """The permissions of the page, as the server's configuration writes them."""
+    lines = re.findall(rf"^{verb}: (\S+)$", PAGE.read_text(), re.MULTILINE)
+    assert len(lines) > 3
+    return f"{verb}: {json.dumps([line for line in lines if without not in line])}"
+
+
+def users(*permissions: str) -> str:
+    user = f"user: ann, password: s3cret, permissions: {{ {', '.join(permissions)} }}"
+    return f"authorization: {{ users: [ {{ {user} }} ] }}\n"
+
+
+async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Connect) -> None:
+    server = EmbeddedServer()
+    permissions = users(granted("publish"), granted("subscribe"))
+    await server.start(tmp_path, extra_config=permissions)
+    try:
+        for kind, name, fields in (
+            (STREAM, "S", {"subjects": ["s.>"]}),
+            (BUCKET, "b", {}),
+            (CONSUMER, "S/c", {"filterSubjects": ["s.a"]}),
+        ):
+            provider = connect(kind, server.url, secret="ann:s3cret")
+            assert isinstance(provider, WatchingProvider)
+            mark = await provider.changes(None)
+            checked = kind.checked_fields(fields)
+            made = (await provider.create(action("Create", name, checked))).object
+            assert await provider.changes(mark) != mark
+            changed = kind.checked_fields({**fields, "description": "x"})
+            updated = (await provider.update(upon("Update", made, changed))).object
+            assert await listing(provider, Scope()) == [updated]
+            if kind is not STREAM:
+                await provider.delete(upon("Delete", updated, {}))
+                assert await provider.read(name) is None
+            await provider.close()
+    finally:
+        await server.stop()
+
+
+async def test_advisories_that_may_not_be_read_are_told_and_listings_go_on(
+    tmp_path: Path, connect: Connect
+) -> None:
+    server = EmbeddedServer()
+    permissions = users(granted("publish"), granted("subscribe", without="ADVISORY"))
+    await server.start(tmp_path, extra_config=permissions)
+    try:
+        provider = connect(STREAM, server.url, secret="ann:s3cret")
+        assert isinstance(provider, WatchingProvider)
+        for _ in range(2):
+            with pytest.raises(TransientError, match=r"may not subscribe to .*ADVISORY"):
+                await provider.changes(None)
+        assert await listing(provider, Scope()) == []
         await provider.close()
     finally:
         await server.stop()

@@ -104,8 +104,12 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> Fields:
-        """What of it is stable. A work queue that is empty by now counts as one with data."""
-        return {"hasData": self.state.last_seq > 0, "hasLeader": has_leader(self.cluster)}
+        """What of it is stable. A work queue that is empty by now counts as one with data.
+
+        So does a stream without a leader: who answers for it knows nothing of what it holds.
+        """
+        is_led = has_leader(self.cluster)
+        return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}
 
 
 class _StreamPage(msgspec.Struct, frozen=True):

@@ -133,7 +133,8 @@ class _Consumer(msgspec.Struct, frozen=True):
     def as_object(self) -> ExternalObject:
         # Nearly stable: from the first message that is there for it, it has a position.
         is_used = self.delivered.consumer_seq > 0 or self.num_pending > 0
-        outputs = {"hasData": is_used, "hasLeader": has_leader(self.cluster)}
+        is_led = has_leader(self.cluster)
+        outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
         name = f"{self.stream_name}/{self.name}"
         fields = _fields_of(self.config)
         return shown(name, self.created, metadata_in(self.config), fields, outputs)
