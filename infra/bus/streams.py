@@ -55,6 +55,19 @@ RATES: Final = "RATES"
 ROWS: Final = "KV_reconciler"
 ROWS_PREFIX: Final = "$KV.reconciler."
 
+SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
+    LOG: ("log.>",),
+    TIMERS: ("sched.>", "fired.>"),
+    INTAKE: ("rec.>",),
+    OUTCOMES: ("outcome.>",),
+    STATES: ("state.>",),
+    LISTINGS: ("listing.>",),
+    DEADLETTERS: ("deadletter.>",),
+    RATES: ("rate.>", DISCARDED),
+    ROWS: (f"{ROWS_PREFIX}>",),
+}
+"""What each stream takes; INTAKE stores it as ``in.>``."""
+
 PARTITIONS: Final = 8
 FOLLOWERS: Final = 8
 """How many streams of outcomes a service may follow at once, all its processes together."""
@@ -71,6 +84,9 @@ _WORKERS: Final = "workers="
 
 TIMERS_KEPT: Final = timedelta(days=30)
 """A timer that is due later is not set: a sweep wakes its resource."""
+
+OWN_METADATA: Final = "reconciler-own"
+"""On every stream of the product: no kind may list, adopt, change or delete it."""
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
@@ -91,6 +107,8 @@ _UNLIMITED: Final = -1
 """How often a message may be handed out: beyond a limit the server drops it without a word."""
 
 Config = dict[str, Any]
+
+_OWN: Final = {OWN_METADATA: "yes"}
 
 
 class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
@@ -262,7 +280,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
 
 
 def _metadata(identity: LogIdentity) -> dict[str, str]:
-    name = {LOG_ID_METADATA: identity.log_id, FORMAT_METADATA: str(LOG_FORMAT)}
+    name = {**_OWN, LOG_ID_METADATA: identity.log_id, FORMAT_METADATA: str(LOG_FORMAT)}
     if not identity.epoch:
         return name
     # Named though it is over: what an update does not name stays as it is.
@@ -283,6 +301,11 @@ def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
             "run `reconciler restore` with the same file again"
         )
     return metadata
+
+
+def is_own(metadata: Mapping[str, str]) -> bool:
+    """Tell by a stream's metadata whether it is the product's own; so are its consumers then."""
+    return OWN_METADATA in metadata or LOG_ID_METADATA in metadata
 
 
 def is_being_restored(metadata: Mapping[str, str]) -> bool:
@@ -318,7 +341,6 @@ async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> li
 def _resources() -> Config:
     return _file_stream(
         LOG,
-        ["log.>"],
         discard="new",
         deny_delete=True,
         deny_purge=True,
@@ -329,7 +351,6 @@ def _resources() -> Config:
 async def _intake(nc: Client, first_position: int) -> Config:
     config = _file_stream(
         INTAKE,
-        ["rec.>"],
         discard="new",
         max_bytes=4 * 1024**3,
         allow_atomic=True,
@@ -360,7 +381,6 @@ async def _intake(nc: Client, first_position: int) -> Config:
 def _timers() -> Config:
     return _file_stream(
         TIMERS,
-        ["sched.>", "fired.>"],
         allow_msg_schedules=True,
         allow_msg_ttl=True,
         max_msgs_per_subject=1,
@@ -371,7 +391,6 @@ def _timers() -> Config:
 def _outcomes() -> Config:
     return _file_stream(
         OUTCOMES,
-        ["outcome.>"],
         max_age=30 * _DAY,
         duplicate_window=_DUPLICATE_WINDOW,  # a stream with sources has none unless it says so
         sources=[
@@ -392,7 +411,6 @@ def _outcomes() -> Config:
 def _states() -> Config:
     return _file_stream(
         STATES,
-        ["state.>"],
         max_msgs_per_subject=1,
     )
 
@@ -400,7 +418,6 @@ def _states() -> Config:
 def _observations() -> Config:
     return _file_stream(
         LISTINGS,
-        ["listing.>"],
         max_age=_HOUR,
         max_bytes=1024**3,
     )
@@ -409,7 +426,6 @@ def _observations() -> Config:
 def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
-        ["deadletter.>"],
         discard="new",  # what does not fit waits where it is: nothing dead goes unseen
         max_age=90 * _DAY,
         max_bytes=512 * 1024**2,
@@ -418,13 +434,12 @@ def _dead_letters() -> Config:
 
 
 def _rates() -> Config:
-    return _file_stream(RATES, ["rate.>", DISCARDED], max_msgs_per_subject=1)
+    return _file_stream(RATES, max_msgs_per_subject=1)
 
 
 def _rows() -> Config:
     return _file_stream(
         ROWS,
-        [ROWS_PREFIX + ">"],
         max_msgs_per_subject=1,
         discard="new",
         allow_rollup_hdrs=True,
@@ -432,10 +447,11 @@ def _rows() -> Config:
     )
 
 
-def _file_stream(name: str, subjects: list[str], **more: object) -> Config:
+def _file_stream(name: str, **more: object) -> Config:
     return {
         "name": name,
-        "subjects": subjects,
+        "subjects": list(SUBJECTS[name]),
+        "metadata": _OWN,
         "retention": "limits",
         "storage": "file",
         "allow_direct": True,

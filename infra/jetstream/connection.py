@@ -21,7 +21,7 @@ from infra.jetstream.errors import (
     BusUnavailableError,
     IncompatibleServerError,
 )
-from infra.jetstream.identity import Identity
+from infra.jetstream.identity import Identity, Login
 from infra.jetstream.parser import Incoming
 from infra.jetstream.transport_security import TransportSecurity
 from infra.jetstream.wire import (
@@ -201,7 +201,12 @@ async def _is_answered(client: Client) -> bool:
 
 
 async def connect(
-    url: str, *, name: str, patience_seconds: float = 30, access: Access = ANYBODY
+    url: str,
+    *,
+    name: str,
+    patience_seconds: float = 30,
+    access: Access = ANYBODY,
+    login: Login | None = None,
 ) -> Client:
     """Connect, and stay connected: later losses are repaired for ever, quietly.
 
@@ -214,15 +219,17 @@ async def connect(
         name: shown by the server's monitoring.
         patience_seconds: how long the first connection may take, the server still starting.
         access: who we are and whom we trust; what it leaves out is taken from the environment.
+        login: who we are on a server that is not our bus; the environment is not asked then.
 
     Raises:
         BusAccessError: a key or certificate of ours cannot be used, or the server refuses us, or
             cannot be trusted.
         BusUnavailableError: no connection in time.
     """
-    access = access.completed()
+    if login is None:
+        access = access.completed()
     urls = server_urls(url)
-    identity = Identity(urls, access)
+    identity = Identity(urls, access, login)
     security = TransportSecurity(urls, access)
     if security.demanded:
         security.context()  # what cannot be used is told now
@@ -230,7 +237,11 @@ async def connect(
 
     def another() -> Awaitable[Client]:
         return connect(
-            url, name=f"{name}, to compare", patience_seconds=_HEARING_SECONDS, access=access
+            url,
+            name=f"{name}, to compare",
+            patience_seconds=_HEARING_SECONDS,
+            access=access,
+            login=login,
         )
 
     client = events.client = FastClient(identity, security)
@@ -247,6 +258,9 @@ async def connect(
             ping_interval=_PING_SECONDS,
             pending_size=PENDING_BYTES,
             inbox_prefix=identity.inbox_prefix,
+            user=(login.user or None) if login is not None else None,
+            password=login.password if login is not None else None,
+            token=login.token if login is not None else None,
         )
     )
     refused = asyncio.ensure_future(events.refused.wait())

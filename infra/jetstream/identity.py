@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -62,9 +62,11 @@ class Key:
 class KeyFile:
     """A file with a user's key: `.creds`, or an nkey's seed."""
 
-    def __init__(self, path: Path, *, with_jwt: bool) -> None:
+    def __init__(self, path: Path, *, with_jwt: bool, content: str | None = None) -> None:
+        """Know where the key is; with `content`, `path` is only what errors call it."""
         self.path = path
         self._with_jwt = with_jwt
+        self._content = content
 
     def read(self) -> Key:
         """Read the key as the file has it now.
@@ -72,13 +74,16 @@ class KeyFile:
         Raises:
             BusAccessError: it cannot be read, or is not such a file; never with its content.
         """
+        text = self._text() if self._content is None else self._content
+        return self._with_claims(text) if self._with_jwt else self._nkey(text)
+
+    def _text(self) -> str:
         try:
-            text = self.path.read_text(encoding="ascii")
+            return self.path.read_text(encoding="ascii")
         except OSError as error:
             raise BusAccessError(f"{self.path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise BusAccessError(f"{self.path} is no key file: it is not text") from None
-        return self._with_claims(text) if self._with_jwt else self._nkey(text)
 
     def _with_claims(self, text: str) -> Key:
         jwt, seed = _JWT_BLOCK.search(text), _SEED_BLOCK.search(text)
@@ -106,6 +111,43 @@ class KeyFile:
             raise BusAccessError(f"{self.path}: its seed is damaged") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who we are on a server by a secret that was read already, and not by the environment.
+
+    Without anything, nobody: whoever the server lets in.
+
+    Attributes:
+        user: a user's name, with `password`.
+        token: a token, in their place.
+        key: what a `.creds` file or an nkey file holds, in their place.
+    """
+
+    user: str = ""
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    key: KeyFile | None = field(default=None, repr=False)
+
+
+def parse_login(secret: str, *, what: str) -> Login:
+    """Read `user:password`, a token, or the text of a `.creds` or nkey file.
+
+    Raises:
+        BusAccessError: it is none of them; with `what` it is, never with its content.
+    """
+    text, place = secret.strip(), Path(what)
+    if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
+        key = KeyFile(place, with_jwt="BEGIN NATS USER JWT" in text, content=text)
+        key.read()
+        return Login(key=key)
+    if not text or not text.isprintable():
+        raise BusAccessError(
+            f"{what}: a token, user:password, or the text of a .creds or nkey file is wanted"
+        )
+    user, colon, password = text.partition(":")
+    return Login(user=user, password=password) if colon else Login(token=text)
+
+
 class Identity:
     """Who a connection is: for its reply subjects, and for errors.
 
@@ -115,10 +157,13 @@ class Identity:
         inbox_prefix: first tokens of the reply subjects.
     """
 
-    def __init__(self, urls: Sequence[str], access: Access) -> None:
+    def __init__(self, urls: Sequence[str], access: Access, login: Login | None = None) -> None:
         """Find out who we are; raises `BusAccessError`."""
-        self.key_file = _key_file(access)
-        named = _user_of(urls) if self.key_file is None else self.key_file.read().name
+        self.key_file = _key_file(access) if login is None else login.key
+        if self.key_file is not None:
+            named = self.key_file.read().name
+        else:
+            named = _user_of(urls) if login is None else login.user
         self.user = named or "(no user)"
         self.inbox_prefix = access.inbox_prefix or _inbox_of(named)
         if _INBOX.fullmatch(self.inbox_prefix) is None:

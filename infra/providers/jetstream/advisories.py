@@ -1,0 +1,110 @@
+"""What the server tells of changes, counted; a hint, like every feed of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+
+from infra.jetstream.denials import Denial
+from infra.jetstream.errors import BusError
+from infra.jetstream.parser import Incoming
+from infra.jetstream.wire import changes_noticed, denial_noticed, subscribe, unsubscribe
+from infra.providers.jetstream.api import JetStreamApi
+from reconciler.errors import TransientError
+
+PREFIX: Final = "$JS.EVENT.ADVISORY"
+STREAM_ADVISORIES: Final = tuple(
+    f"{PREFIX}.STREAM.{what}.*" for what in ("CREATED", "UPDATED", "DELETED")
+)
+
+_MAX_WAIT_SECONDS: Final = 30.0
+_WAITING_SHARE: Final = 0.5
+"""How much of a call's time may pass until it says that nothing changed."""
+
+
+class Advisories:
+    """Counts advisories between and during the calls of ``changes``, on one subscription each.
+
+    ``is_news``: whether an advisory is about what the kind lists.
+    """
+
+    def __init__(
+        self, api: JetStreamApi, subjects: Sequence[str], is_news: Callable[[Incoming], bool]
+    ) -> None:
+        self._api = api
+        self._subjects = subjects
+        self._is_news = is_news
+        self._wait_seconds = min(api.timeout_seconds * _WAITING_SHARE, _MAX_WAIT_SECONDS)
+        self._followed: Client | None = None
+        self._noticing = ExitStack()
+        self._feed = uuid.uuid4().hex
+        self._count = 0
+        self._changed = asyncio.Event()
+
+    async def changes(self, after: str | None) -> str:
+        """Wait a while for an advisory behind the mark ``after``, and give the newest mark."""
+        client = await self._api.connected()
+        if client is not self._followed:
+            await self._follow(client)
+        if after == self._mark:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._wait_seconds):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._api.connected()  # silence of a lost connection is no answer
+        return self._mark
+
+    def close(self) -> None:
+        """Count no more; the subscriptions end with their connection."""
+        self._noticing.close()
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._feed}.{self._count}"
+
+    async def _follow(self, client: Client) -> None:
+        denials: list[Denial] = []
+
+        def deny(denial: Denial) -> bool:
+            is_ours = any(map(denial.is_of, self._subjects))
+            if is_ours:
+                denials.append(denial)
+            return is_ours
+
+        begun: list[Subscription] = []
+        is_followed = False
+        try:
+            with denial_noticed(client, deny):
+                for subject in self._subjects:
+                    begun.append(await subscribe(client, subject, self._take))  # noqa: PERF401
+                await client.flush(max(1, round(self._api.timeout_seconds)))
+            is_followed = not denials
+        except (nats.errors.Error, BusError) as error:
+            raise TransientError(f"cannot follow the advisories: {error}") from error
+        finally:
+            if not is_followed:
+                for subscription in begun:
+                    await unsubscribe(subscription)
+        if denials:
+            raise TransientError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
+        self._noticing.close()
+        self._noticing.enter_context(changes_noticed(client, self._note))
+        self._followed = client
+        self._note()
+
+    def _take(self, advisory: Incoming) -> None:
+        if self._is_news(advisory):
+            self._note()
+
+    def _note(self) -> None:
+        """Count: something changed, or could have, unheard, while the connection was lost."""
+        self._count += 1
+        self._changed.set()

@@ -1,0 +1,374 @@
+"""A connection to a JetStream of others: each question asked once, each failure classified.
+
+The provider is a user of its own there: what the environment says of the reconciler's own bus
+(``RECONCILER_CREDENTIALS`` and the like) is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Tls
+from infra.bus.streams import LOG_ID_METADATA, OWN_METADATA, is_own
+from infra.jetstream.access import Access
+from infra.jetstream.connection import api_request, close, connect, server_urls
+from infra.jetstream.errors import (
+    BusAccessError,
+    BusDeniedError,
+    BusError,
+    BusRefusedError,
+    BusUnavailableError,
+    IncompatibleServerError,
+    MessageTooLargeError,
+    NotFoundOnBusError,
+    StreamFullError,
+)
+from infra.jetstream.identity import Login, parse_login
+from infra.providers.jetstream.subjects import reserved_of_stream
+from reconciler.call_permit import may_call
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider.secrets import Secrets
+
+Config = dict[str, Any]
+"""A configuration as the server writes it: what we do not know of it is kept."""
+
+KEY_METADATA: Final = "reconciler-key"
+"""Where the key of the action that wrote an object last is kept; no label shows it."""
+
+_RESERVED: Final = frozenset({KEY_METADATA, OWN_METADATA, LOG_ID_METADATA})
+_SERVERS_PREFIX: Final = "_nats."
+_SCHEMES: Final = frozenset({"nats", "tls"})
+_CREDENTIAL: Final = "the secret of spec.credentialsRef"
+_CHECK_ACCESS: Final = f"check {_CREDENTIAL}, and what its user may do"
+
+_NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
+_NOT_THERE: Final = frozenset({10149})
+_ENDS_BY_ITSELF: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
+"""Limits of the account, peers that are away, a stream of others that has our subjects, and a
+consumer of others that has our part of a work queue."""
+
+_UNAVAILABLE: Final = 503
+
+
+class StreamCounts(msgspec.Struct, frozen=True):
+    """How far a stream has come."""
+
+    last_seq: int = 0
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """Who leads; a single server shows none."""
+
+    leader: str = ""
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """A stream as the server shows it."""
+
+    config: Config
+    created: str
+    state: StreamCounts = StreamCounts()
+    cluster: Cluster | None = None
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return str(self.config["name"])
+
+    @property
+    def out_of_bounds(self) -> str:
+        """Why no resource can be it: it is the reconciler's own, or has reserved subjects."""
+        if is_own(metadata_in(self.config)):
+            return f"stream {self.name} is the reconciler's own"
+        why = reserved_of_stream(self.name, self.config.get("subjects") or ())
+        return f"stream {self.name}: {why}" if why else ""
+
+    @property
+    def outputs(self) -> Fields:
+        """What of it is stable. A work queue that is empty by now counts as one with data.
+
+        So does a stream without a leader: who answers for it knows nothing of what it holds.
+        """
+        is_led = has_leader(self.cluster)
+        return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}
+
+
+class _StreamPage(msgspec.Struct, frozen=True):
+    total: int
+    streams: list[StreamInfo] | None = None
+    missing: list[str] | None = None
+    offline: dict[str, str] | None = None
+
+
+_T = TypeVar("_T")
+
+
+class JetStreamApi:
+    """One connection, made when it is first needed."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._endpoint = _checked(config.endpoint)
+        self._login = _login(secrets)
+        self._access = _access(config.tls)
+        self.timeout_seconds = config.limits.request_timeout_seconds
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+
+    async def ask(self, question: str, wanted: type[_T], body: Config | None = None) -> _T | None:
+        """Ask something that changes nothing; None if the server says that it is not there."""
+        await may_call()
+        try:
+            answer = await self._request(question, body)
+            return msgspec.convert(answer, wanted)
+        except NotFoundOnBusError:
+            return None
+        except BusError as error:
+            raise classified(error, is_read=True) from error
+        except msgspec.ValidationError as error:
+            raise TransientError(f"{question}: not a usable answer: {error}") from None
+
+    async def write(
+        self, request: str, wanted: type[_T], body: Config | None = None, *, read_at: float | None
+    ) -> _T:
+        """Change something, relying on what was read at ``read_at``.
+
+        Raises ``ConflictError`` without an obstacle if there is another object of that name.
+        """
+        client = await self.connected()  # a new connection takes time: not after the permit
+        await may_call(read_at=read_at)
+        try:
+            answer = await api_request(client, request, body, self.timeout_seconds)
+            return msgspec.convert(answer, wanted)
+        except BusError as error:
+            raise classified(error, is_read=False) from error
+        except msgspec.ValidationError as error:
+            raise UnknownResultError(f"{request}: not a usable answer: {error}") from None
+
+    async def stream(self, name: str) -> StreamInfo | None:
+        """Return a stream, or None if there is none.
+
+        Raises ``PermanentError`` for one that is out of bounds: it is never absent, or a creation
+        would follow.
+        """
+        found = await self.ask(f"STREAM.INFO.{name}", StreamInfo)
+        if found is not None and found.out_of_bounds:
+            raise PermanentError(f"{found.out_of_bounds}: no resource can be it")
+        return found
+
+    async def stream_pages(self) -> AsyncIterator[list[StreamInfo]]:
+        """List all streams, those that are out of bounds too.
+
+        Pages overlap by one stream: one that was deleted meanwhile would move the others forward,
+        and one of them would be skipped, as if it were gone.
+        """
+        last, offset = "", 0
+        while True:
+            page = await self.ask("STREAM.LIST", _StreamPage, {"offset": offset})
+            if page is None or page.missing or page.offline:
+                raise TransientError("not all streams could be listed: some have no leader")
+            streams = page.streams or []
+            yield without_overlap(streams, [each.name for each in streams], last)
+            offset += len(streams)
+            if offset >= page.total or not streams:
+                return
+            last, offset = streams[-1].name, offset - 1
+
+    async def connected(self) -> Client:
+        """Return the connection; raises ``TransientError`` while there is none."""
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._connect()
+        if not self._client.is_connected:
+            # The client would keep what it is given, and send it whenever it is connected again.
+            raise TransientError(f"not connected to {self._endpoint}: nothing was sent")
+        return self._client
+
+    async def close(self) -> None:
+        """Close the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await close(client)
+
+    async def _connect(self) -> Client:
+        try:
+            return await connect(
+                self._endpoint,
+                name="reconciler provider jetstream",
+                patience_seconds=self.timeout_seconds,
+                access=self._access,
+                login=self._login,
+            )
+        except BusError as error:
+            raise classified(error, is_read=True) from error
+
+    async def _request(self, suffix: str, body: Config | None) -> Config:
+        return await api_request(await self.connected(), suffix, body, self.timeout_seconds)
+
+
+def classified(error: BusError, *, is_read: bool) -> ProviderError:
+    """Return what a failure means for a provider's caller."""
+    text = str(error)
+    match error:
+        case BusAccessError() | BusDeniedError() | IncompatibleServerError():
+            return TransientError(f"{text} ({_CHECK_ACCESS})")
+        case NotFoundOnBusError():
+            return NotFoundError(text)
+        case StreamFullError():
+            return TransientError(text)
+        case MessageTooLargeError():
+            return PermanentError(text)
+        case BusRefusedError():
+            return _refused(error, is_read=is_read)
+        case BusUnavailableError():
+            # Without a cause the server said so itself, or nothing was sent.
+            is_told = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
+            return TransientError(text) if is_read or is_told else UnknownResultError(text)
+        case _:
+            return TransientError(text) if is_read else UnknownResultError(text)
+
+
+def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
+    text, code = str(error), error.code
+    if error.err_code in _NAME_IN_USE:
+        return ConflictError(text, status=code)
+    if error.err_code in _NOT_THERE:
+        return NotFoundError(text, status=code)
+    if is_read or code == _UNAVAILABLE or error.err_code in _ENDS_BY_ITSELF:
+        return TransientError(text, status=code)
+    # Code 500, too: it is what the server answers to a configuration that it does not take.
+    return PermanentError(text, status=code)
+
+
+def check_name(external_name: str, problem: str | None) -> None:
+    """Raise ``PermanentError`` for a name with a problem: it would be part of a subject."""
+    if problem is not None:
+        raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+
+
+def not_there(action: Action) -> NotFoundError:
+    """Return the error for an object that is not there."""
+    return NotFoundError(f"{action.external_name!r} is not there")
+
+
+def without_overlap(items: Sequence[_T], names: Sequence[str], last: str) -> list[_T]:
+    """Return a page without the one that it has in common with the page before, if there was one.
+
+    Raises ``TransientError`` if it has none: something was deleted meanwhile.
+    """
+    if not last:
+        return list(items)
+    if not names or names[0] != last:
+        raise TransientError("something was deleted while it was listed: the listing has a hole")
+    return list(items[1:])
+
+
+def has_leader(cluster: Cluster | None) -> bool:
+    """Return whether somebody leads; a single server has no cluster, and leads."""
+    return cluster is None or bool(cluster.leader)
+
+
+def metadata_in(config: Config) -> dict[str, str]:
+    """Return an object's metadata."""
+    return config.get("metadata") or {}
+
+
+def metadata_of(action: Action) -> dict[str, str]:
+    """Return the metadata that an action writes: its labels and its key.
+
+    Raises ``PermanentError`` for a label that has a meaning here.
+    """
+    for label in action.labels:
+        if label in _RESERVED or label.startswith(_SERVERS_PREFIX):
+            raise PermanentError(f"label {label!r} is reserved in JetStream: use another name")
+    return {**action.labels, KEY_METADATA: action.idempotency_key}
+
+
+def shown(
+    name: str, created: str, metadata: Mapping[str, str], fields: Fields, outputs: Fields
+) -> ExternalObject:
+    """Return an object as a provider shows it; when it was made tells it from its namesakes."""
+    labels = {
+        key: value
+        for key, value in metadata.items()
+        if key != KEY_METADATA and not key.startswith(_SERVERS_PREFIX)
+    }
+    written_by = metadata.get(KEY_METADATA)
+    return ExternalObject(name, fields, created, None, labels, written_by, outputs)
+
+
+def seconds(nanoseconds: int) -> float:
+    """Return a duration of the server's, to the millisecond."""
+    return round(nanoseconds / 1_000_000) / 1_000
+
+
+def nanoseconds(value: float) -> int:
+    """Return a duration as the server has it."""
+    return round(value * 1_000) * 1_000_000
+
+
+def _checked(endpoint: str) -> str:
+    """Return an endpoint that is one server or several; raises ``ConfigurationError``."""
+    try:
+        urls = server_urls(endpoint)
+        parts = [urlsplit(url) for url in urls]
+        usable = all(
+            part.scheme in _SCHEMES and part.hostname and (part.port or True) for part in parts
+        )
+        bare = all(not part.path.strip("/") and not part.query for part in parts)
+    except (BusUnavailableError, ValueError):
+        usable = bare = False
+    if "@" in endpoint:
+        raise ConfigurationError(
+            "spec.endpoint: a URL must not contain credentials, since it is kept in the log: use"
+            " spec.credentialsRef"
+        )
+    if not usable or not bare:
+        raise ConfigurationError(
+            f"spec.endpoint: {endpoint[:200]!r} cannot be called: write nats://HOST:PORT or"
+            " tls://HOST:PORT, several servers of one cluster separated by commas"
+        )
+    return endpoint
+
+
+def _login(secrets: Secrets) -> Login:
+    """Return who we are there: nobody, without a secret."""
+    if secrets.credential is None:
+        return Login()
+    try:
+        login = parse_login(secrets.credential, what=_CREDENTIAL)
+    except BusAccessError as error:
+        raise ConfigurationError(str(error)) from None
+    if login.password:
+        secrets.secrecy.add(login.password)
+    if login.key is not None:
+        secrets.secrecy.add(login.key.read().seed)
+    return login
+
+
+def _access(tls: Tls | None) -> Access:
+    if tls is None:
+        return Access()
+    files = (tls.ca_file, tls.certificate_file, tls.key_file)
+    ca, certificate, key = (None if file is None else Path(file) for file in files)
+    if key is not None and certificate is None:
+        raise ConfigurationError("spec.tls.keyFile: a key needs spec.tls.certificateFile, too")
+    return Access(tls_ca=ca, tls_cert=certificate, tls_key=key)

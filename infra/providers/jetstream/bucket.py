@@ -1,0 +1,154 @@
+"""The kind ``Bucket``: a key-value bucket of a JetStream server, which is a stream of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.jetstream.api import Config, nanoseconds, seconds
+from infra.providers.jetstream.streams import (
+    CAPABILITIES,
+    UNLIMITED,
+    Compression,
+    Form,
+    Limit,
+    Replicas,
+    Seconds,
+    Storage,
+    StreamOutputs,
+    StreamsProvider,
+    duplicate_window,
+    has_data,
+    limit,
+    ready,
+    tightened,
+)
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+LIMITS = {"history": "values a key", "ttlSeconds": "seconds", "maxBytes": "bytes"}
+MAX_HISTORY = 64
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,252}")
+
+
+class BucketFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Bucket``'s spec, with the server's defaults; -1 or 0 is no limit.
+
+    ``history``: how many values of a key are kept. ``ttl_seconds``: how long a value is kept.
+    """
+
+    description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    history: Annotated[int, msgspec.Meta(ge=1, le=MAX_HISTORY)] = 1
+    ttl_seconds: Seconds = 0.0
+    max_bytes: Limit = UNLIMITED
+    max_value_bytes: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = UNLIMITED
+    storage: Storage = "file"
+    replicas: Replicas = 1
+    compression: Compression = "none"
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a bucket's fields their canonical form, with the server's defaults."""
+    return {
+        "description": "",
+        "history": 1,
+        "storage": "file",
+        "replicas": 1,
+        "compression": "none",
+        **fields,
+        "ttlSeconds": round(fields.get("ttlSeconds", 0.0), 3),
+        "maxBytes": limit(fields.get("maxBytes")),
+        "maxValueBytes": limit(fields.get("maxValueBytes")),
+    }
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a bucket's name, or nothing."""
+    if _NAME.fullmatch(name) is None:
+        return "use 1 to 252 of the characters A-Z a-z 0-9 _ -"
+    return reserved_of_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Say which values would be lost by a write or a deletion."""
+    if not has_data(thing):
+        return ""
+    if fields is None:
+        return f"all values of bucket {thing.name}"
+    lost = tightened(fields, thing, LIMITS)
+    return f"values of bucket {thing.name}: {', '.join(lost)}" if lost else ""
+
+
+def _config_of(name: str, fields: Fields) -> Config:
+    """Return what every client of buckets expects of one's stream."""
+    ttl = fields["ttlSeconds"]
+    return {
+        "subjects": [f"$KV.{name}.>"],
+        "description": fields["description"],
+        "max_msgs_per_subject": fields["history"],
+        "max_age": nanoseconds(ttl),
+        "max_bytes": fields["maxBytes"],
+        "max_msg_size": fields["maxValueBytes"],
+        "storage": fields["storage"],
+        "num_replicas": fields["replicas"],
+        "compression": fields["compression"],
+        "duplicate_window": nanoseconds(duplicate_window(None, ttl)),
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+    }
+
+
+def _fields_of(config: Config) -> Fields:
+    return normalize(
+        {
+            "description": config.get("description", ""),
+            "history": config.get("max_msgs_per_subject", 1),
+            "ttlSeconds": seconds(config.get("max_age", 0)),
+            "maxBytes": config.get("max_bytes"),
+            "maxValueBytes": config.get("max_msg_size"),
+            "storage": config["storage"],
+            "replicas": config["num_replicas"],
+            "compression": config.get("compression", "none"),
+        }
+    )
+
+
+def _stream_of(name: str) -> str:
+    return BUCKET_PREFIX + name
+
+
+def _name_of(stream: str) -> str | None:
+    return stream.removeprefix(BUCKET_PREFIX) if stream.startswith(BUCKET_PREFIX) else None
+
+
+_FORM = Form(name_problem, _stream_of, _name_of, _config_of, _fields_of)
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> StreamsProvider:
+    return StreamsProvider(config, secrets, _FORM)
+
+
+BUCKET = Kind(
+    name="Bucket",
+    api_version="jetstream/v1",
+    provider="jetstream",
+    schema=BucketFields,
+    capabilities=CAPABILITIES,
+    connect=_connect,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=StreamOutputs,
+    ready=ready,
+    immutable=frozenset({"storage"}),
+    loses=loses,
+)
+"""The kind ``Bucket``."""

@@ -1,0 +1,459 @@
+"""The kind ``Consumer``: a durable consumer of a stream, which its clients pull from.
+
+A consumer is unique within its stream, so its external name is ``STREAM/CONSUMER``: no name of
+either has a slash. As for streams, no write is bound to a version.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.jetstream.parser import Incoming
+from infra.providers.conflicts import check_uid
+from infra.providers.jetstream.advisories import PREFIX, Advisories
+from infra.providers.jetstream.api import (
+    Cluster,
+    Config,
+    JetStreamApi,
+    StreamInfo,
+    check_name,
+    has_leader,
+    metadata_in,
+    metadata_of,
+    nanoseconds,
+    not_there,
+    seconds,
+    shown,
+    without_overlap,
+)
+from infra.providers.jetstream.stream import NAME
+from infra.providers.jetstream.streams import (
+    CAPABILITIES,
+    Deleted,
+    Seconds,
+    StreamOutputs,
+    has_data,
+    ready,
+)
+from infra.providers.jetstream.subjects import check_filters
+from reconciler.errors import ConflictError, NotFoundError, PermanentError, TransientError
+from reconciler.provider import Effect
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+UNLIMITED = -1
+DEFAULT_ACK_WAIT_SECONDS = 30.0
+DEFAULT_MAX_ACK_PENDING = 1_000
+DEFAULT_MAX_WAITING = 512
+
+_SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
+"""A change of a consumer has no advisory of its own: the request for it has."""
+
+_REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
+_STREAM_OF_ADVISORY = 5
+
+_WRITTEN = frozenset(
+    {
+        "ack_wait",
+        "backoff",
+        "filter_subject",
+        "filter_subjects",
+        "max_ack_pending",
+        "opt_start_seq",
+        "opt_start_time",
+    }
+)
+"""What a configuration has only sometimes, and an update may take away."""
+
+
+class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Consumer``'s spec, with the server's defaults.
+
+    The order of ``filter_subjects`` has no meaning. ``replicas``: 0 is as many as the stream has.
+    ``max_deliver``: -1 or 0 is no limit.
+    """
+
+    description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    filter_subjects: Annotated[list[str], msgspec.Meta(max_length=1_000)] = []
+    deliver_policy: Literal[
+        "all", "last", "new", "last_per_subject", "by_start_sequence", "by_start_time"
+    ] = "all"
+    start_sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
+    start_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    ack_policy: Literal["explicit", "all", "none"] = "explicit"
+    ack_wait_seconds: Seconds = DEFAULT_ACK_WAIT_SECONDS
+    backoff_seconds: Annotated[list[Seconds], msgspec.Meta(max_length=100)] = []
+    max_deliver: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = UNLIMITED
+    max_ack_pending: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = (
+        DEFAULT_MAX_ACK_PENDING
+    )
+    max_waiting: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = DEFAULT_MAX_WAITING
+    replay_policy: Literal["instant", "original"] = "instant"
+    headers_only: bool = False
+    memory_storage: bool = False
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=5)] = 0
+
+    def __post_init__(self) -> None:
+        check_filters(self.filter_subjects)
+        if (self.start_sequence is not None) != (self.deliver_policy == "by_start_sequence"):
+            raise ValueError("startSequence and deliverPolicy by_start_sequence go together")
+        if (self.start_time is not None) != (self.deliver_policy == "by_start_time"):
+            raise ValueError("startTime and deliverPolicy by_start_time go together")
+
+
+class _Delivered(msgspec.Struct, frozen=True):
+    consumer_seq: int = 0
+
+
+class _Consumer(msgspec.Struct, frozen=True):
+    """A consumer as the server shows it."""
+
+    config: Config
+    created: str
+    name: str
+    stream_name: str
+    delivered: _Delivered = _Delivered()
+    num_pending: int = 0
+    cluster: Cluster | None = None
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it is meant to stay; others are a part of a client's connection."""
+        return bool(self.config.get("durable_name"))
+
+    def as_object(self) -> ExternalObject:
+        # Nearly stable: from the first message that is there for it, it has a position.
+        is_used = self.delivered.consumer_seq > 0 or self.num_pending > 0
+        is_led = has_leader(self.cluster)
+        outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
+        name = f"{self.stream_name}/{self.name}"
+        fields = _fields_of(self.config)
+        return shown(name, self.created, metadata_in(self.config), fields, outputs)
+
+
+class _Page(msgspec.Struct, frozen=True):
+    total: int
+    consumers: list[_Consumer] | None = None
+    missing: list[str] | None = None
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """An advisory about a request to the server's API."""
+
+    subject: str = ""
+
+
+_request = msgspec.json.Decoder(_Request)
+
+
+class _Place(NamedTuple):
+    """Where a consumer is."""
+
+    stream: str
+    consumer: str
+
+    @property
+    def tokens(self) -> str:
+        return f"{self.stream}.{self.consumer}"
+
+
+class ConsumersProvider:
+    """A client of a JetStream, for its consumers."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._api = JetStreamApi(config, secrets)
+        self._advisories = Advisories(self._api, _SUBJECTS, self._is_news)
+        self._outside: frozenset[str] = frozenset()
+
+    async def create(self, action: Action) -> Effect:
+        """Create a consumer; the server takes the same configuration, key included, once more."""
+        place = _place(action.external_name)
+        stream = await self._api.stream(place.stream)
+        read_at = time.monotonic()
+        if stream is None:
+            raise TransientError(f"stream {place.stream!r} is not there, perhaps not yet")
+        try:
+            made = await self._put(place, "create", _config_of(place, action), read_at)
+        except ConflictError as conflict:
+            found = await self._find(place)
+            if found is not None and not found.is_durable:
+                raise TransientError(
+                    f"{action.external_name!r} is a consumer that is not durable: it goes with its"
+                    " client"
+                ) from None
+            obstacle = None if found is None else found.as_object()
+            if obstacle is not None and obstacle.written_by == action.idempotency_key:
+                return Effect(obstacle, replayed=True)
+            raise ConflictError(
+                conflict.message, status=conflict.status, obstacle=obstacle
+            ) from None
+        return Effect(made.as_object())
+
+    async def update(self, action: Action) -> Effect:
+        """Change a consumer that is still the action's; its position stays."""
+        place = _place(action.external_name)
+        found = await self._found(place)
+        read_at = time.monotonic()
+        if found is None:
+            raise not_there(action)
+        check_uid(found.as_object(), action)
+        if found.config.get("deliver_subject"):
+            raise PermanentError(
+                f"{action.external_name!r} is pushed to {found.config['deliver_subject']!r}: only"
+                " consumers that clients pull from can be declared"
+            )
+        kept = {key: value for key, value in found.config.items() if key not in _WRITTEN}
+        config = {**kept, **_config_of(place, action)}
+        return Effect((await self._put(place, "update", config, read_at)).as_object())
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete a consumer that is still the action's."""
+        place = _place(action.external_name)
+        found = await self._found(place)
+        read_at = time.monotonic()
+        if found is None:
+            return Effect(None, absent=True)
+        check_uid(found.as_object(), action)
+        try:
+            await self._api.write(f"CONSUMER.DELETE.{place.tokens}", Deleted, read_at=read_at)
+        except NotFoundError:
+            return Effect(None, absent=True)
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one; raises ``PermanentError`` where its stream is out of bounds."""
+        del uid  # names are unique
+        found = await self._found(_place(external_name))
+        return None if found is None else found.as_object()
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the durable consumers of a scope, stream by stream."""
+        del page_size  # the server's own: 256
+        prefix = scope.prefix or ""
+        streams: list[StreamInfo] = []
+        async for page in self._api.stream_pages():
+            streams += page
+        for stream in streams:
+            begin = f"{stream.name}/"
+            if stream.out_of_bounds or not (begin.startswith(prefix) or prefix.startswith(begin)):
+                continue
+            async for consumers in self._pages_of(stream.name):
+                objects = [each.as_object() for each in consumers if each.is_durable]
+                yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
+        self._outside = frozenset(each.name for each in streams if each.out_of_bounds)
+
+    async def changes(self, after: str | None) -> str:
+        """Wait for the server's next advisory about a consumer of a stream that is listed here."""
+        return await self._advisories.changes(after)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._advisories.close()
+        await self._api.close()
+
+    async def _pages_of(self, stream: str) -> AsyncIterator[list[_Consumer]]:
+        last, offset = "", 0
+        while True:
+            page = await self._api.ask(f"CONSUMER.LIST.{stream}", _Page, {"offset": offset})
+            if page is None:
+                return  # the stream is gone, and its consumers are with it
+            if page.missing:
+                raise TransientError(f"not all consumers of {stream} have a leader")
+            consumers = page.consumers or []
+            yield without_overlap(consumers, [each.name for each in consumers], last)
+            offset += len(consumers)
+            if offset >= page.total or not consumers:
+                return
+            last, offset = consumers[-1].name, offset - 1
+
+    async def _found(self, place: _Place) -> _Consumer | None:
+        """Return a durable consumer of a stream that is not out of bounds."""
+        if await self._api.stream(place.stream) is None:
+            return None
+        found = await self._find(place)
+        return found if found is not None and found.is_durable else None
+
+    async def _find(self, place: _Place) -> _Consumer | None:
+        return await self._api.ask(f"CONSUMER.INFO.{place.tokens}", _Consumer)
+
+    async def _put(
+        self, place: _Place, how: Literal["create", "update"], config: Config, read_at: float
+    ) -> _Consumer:
+        request = f"CONSUMER.CREATE.{place.tokens}"
+        if "filter_subject" in config:  # in the subject too, so that permissions can bind it
+            request += f".{config['filter_subject']}"
+        body = {"stream_name": place.stream, "config": config, "action": how}
+        return await self._api.write(request, _Consumer, body, read_at=read_at)
+
+    def _is_news(self, advisory: Incoming) -> bool:
+        stream = _stream_of_advisory(advisory)
+        return stream is not None and stream not in self._outside
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a consumer's fields their canonical form, with the server's defaults."""
+    result: Fields = {
+        "description": "",
+        "deliverPolicy": "all",
+        "startSequence": None,
+        "ackPolicy": "explicit",
+        "maxAckPending": DEFAULT_MAX_ACK_PENDING,
+        "maxWaiting": DEFAULT_MAX_WAITING,
+        "replayPolicy": "instant",
+        "headersOnly": False,
+        "memoryStorage": False,
+        "replicas": 0,
+        **fields,
+        "filterSubjects": sorted(set(fields.get("filterSubjects", []))),
+        "startTime": _in_utc(fields.get("startTime")),
+        "maxDeliver": fields.get("maxDeliver") or UNLIMITED,
+        "backoffSeconds": [round(each, 3) for each in fields.get("backoffSeconds", [])],
+    }
+    ack_wait = round(fields.get("ackWaitSeconds") or DEFAULT_ACK_WAIT_SECONDS, 3)
+    # What the server makes of them: the first pause of a back-off is the wait, and who
+    # acknowledges nothing has neither.
+    result["ackWaitSeconds"] = (*result["backoffSeconds"], ack_wait)[0]
+    result["maxAckPending"] = result["maxAckPending"] or DEFAULT_MAX_ACK_PENDING
+    if result["ackPolicy"] == "none":
+        del result["ackWaitSeconds"], result["maxAckPending"]
+    return result
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a consumer's external name, or nothing."""
+    parts = name.split("/")
+    if len(parts) == len(_Place._fields) and all(map(NAME.fullmatch, parts)) and name.isprintable():
+        return None
+    return (
+        "give STREAM/CONSUMER in the annotation reconciler/external-name, without spaces and none"
+        r" of . * > \ "
+    )
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Say what would be lost: a deletion loses the position, which no consumer made anew has."""
+    if fields is not None or not has_data(thing):
+        return ""
+    return (
+        f"the position of consumer {thing.name}; of a stream that keeps messages by interest, what"
+        " waits for it too"
+    )
+
+
+def _stream_of_advisory(advisory: Incoming) -> str | None:
+    """Return the stream whose consumer was changed, or None if the advisory is of no change."""
+    if advisory.subject != _SUBJECTS[-1]:
+        return advisory.subject.split(".")[_STREAM_OF_ADVISORY]
+    try:
+        subject = _request.decode(advisory.data).subject
+    except msgspec.DecodeError:
+        return None
+    asked = next((each for each in _REQUESTS if subject.startswith(each)), None)
+    return None if asked is None else subject.removeprefix(asked).split(".")[0]
+
+
+def _place(external_name: str) -> _Place:
+    check_name(external_name, name_problem(external_name))
+    return _Place(*external_name.split("/"))
+
+
+def _config_of(place: _Place, action: Action) -> Config:
+    fields = action.fields
+    config: Config = {
+        "name": place.consumer,
+        "durable_name": place.consumer,
+        "description": fields["description"],
+        "deliver_policy": fields["deliverPolicy"],
+        "ack_policy": fields["ackPolicy"],
+        "max_deliver": fields["maxDeliver"],
+        "max_waiting": fields["maxWaiting"],
+        "replay_policy": fields["replayPolicy"],
+        "headers_only": fields["headersOnly"],
+        "mem_storage": fields["memoryStorage"],
+        "num_replicas": fields["replicas"],
+        "metadata": metadata_of(action),
+    }
+    filters: list[str] = fields["filterSubjects"]
+    optional: dict[str, Any] = {
+        "filter_subject": filters[0] if len(filters) == 1 else None,
+        "filter_subjects": filters if len(filters) > 1 else None,
+        "opt_start_seq": fields["startSequence"],
+        "opt_start_time": fields["startTime"],
+        "ack_wait": _optional_nanoseconds(fields.get("ackWaitSeconds")),
+        "max_ack_pending": fields.get("maxAckPending"),
+        "backoff": [nanoseconds(each) for each in fields["backoffSeconds"]] or None,
+    }
+    return config | {key: value for key, value in optional.items() if value is not None}
+
+
+def _fields_of(config: Config) -> Fields:
+    one = config.get("filter_subject")
+    backoff: list[int] = config.get("backoff") or []
+    return normalize(
+        {
+            "description": config.get("description", ""),
+            "filterSubjects": [one] if one else config.get("filter_subjects") or [],
+            "deliverPolicy": config["deliver_policy"],
+            "startSequence": config.get("opt_start_seq"),
+            "startTime": config.get("opt_start_time"),
+            "ackPolicy": config["ack_policy"],
+            "ackWaitSeconds": seconds(config.get("ack_wait", 0)),
+            "backoffSeconds": [seconds(each) for each in backoff],
+            "maxDeliver": config.get("max_deliver"),
+            "maxAckPending": config.get("max_ack_pending"),
+            "maxWaiting": config.get("max_waiting", 0),  # of one that is pushed: none
+            "replayPolicy": config["replay_policy"],
+            "headersOnly": config.get("headers_only", False),
+            "memoryStorage": config.get("mem_storage", False),
+            "replicas": config.get("num_replicas", 0),
+        }
+    )
+
+
+def _optional_nanoseconds(value: float | None) -> int | None:
+    return None if value is None else nanoseconds(value)
+
+
+def _in_utc(value: str | None) -> str | None:
+    if value is None:
+        return None
+    instant = msgspec.convert(value, datetime)
+    return str(msgspec.to_builtins(instant.astimezone(UTC)))
+
+
+CONSUMER = Kind(
+    name="Consumer",
+    api_version="jetstream/v1",
+    provider="jetstream",
+    schema=ConsumerFields,
+    capabilities=CAPABILITIES,
+    connect=ConsumersProvider,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=StreamOutputs,
+    ready=ready,
+    immutable=frozenset(
+        {
+            "ackPolicy",
+            "deliverPolicy",
+            "maxWaiting",
+            "memoryStorage",
+            "replayPolicy",
+            "startSequence",
+            "startTime",
+        }
+    ),
+    loses=loses,
+)
+"""The kind ``Consumer``."""

@@ -1,0 +1,197 @@
+"""The kind ``Stream``: a stream of a JetStream server."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.jetstream.api import Config, nanoseconds, seconds
+from infra.providers.jetstream.streams import (
+    CAPABILITIES,
+    UNLIMITED,
+    Compression,
+    Form,
+    Limit,
+    Replicas,
+    Seconds,
+    Storage,
+    StreamOutputs,
+    StreamsProvider,
+    duplicate_window,
+    has_data,
+    limit,
+    ready,
+    tightened,
+)
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, check_subjects
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+"""What the server takes as a name of a stream or a consumer."""
+
+OTHER_PREFIXES = (BUCKET_PREFIX, "OBJ_")
+"""Streams that are buckets and object stores."""
+
+LIMITS = {
+    "maxAgeSeconds": "seconds",
+    "maxBytes": "bytes",
+    "maxMessages": "messages",
+    "maxMessagesPerSubject": "messages",
+}
+_WORK_QUEUE = "workqueue"
+
+
+class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Stream``'s spec, with the server's defaults; -1 or 0 is no limit.
+
+    The order of ``subjects`` has no meaning. ``is_work_queue`` follows from ``retention`` and need
+    not be declared: the server changes ``limits`` to ``interest`` and back in place, but never to
+    or from ``workqueue``.
+    """
+
+    subjects: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1_000)]
+    description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    storage: Storage = "file"
+    retention: Literal["limits", "interest", "workqueue"] = "limits"
+    is_work_queue: bool | None = None
+    replicas: Replicas = 1
+    max_age_seconds: Seconds = 0.0
+    max_bytes: Limit = UNLIMITED
+    max_messages: Limit = UNLIMITED
+    max_messages_per_subject: Limit = UNLIMITED
+    max_message_bytes: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = UNLIMITED
+    discard: Literal["old", "new"] = "old"
+    duplicate_window_seconds: Seconds | None = None
+    compression: Compression = "none"
+    allow_direct: bool = False
+
+    def __post_init__(self) -> None:
+        check_subjects(self.subjects)
+        if self.is_work_queue not in (None, self.retention == _WORK_QUEUE):
+            raise ValueError("isWorkQueue follows from retention: leave it out")
+        window = self.duplicate_window_seconds or 0.0
+        if self.max_age_seconds and window > self.max_age_seconds:
+            raise ValueError("duplicateWindowSeconds must not be longer than maxAgeSeconds")
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a stream's fields their canonical form, with the server's defaults."""
+    max_age = round(fields.get("maxAgeSeconds", 0.0), 3)
+    retention = fields.get("retention", "limits")
+    return {
+        "description": "",
+        "storage": "file",
+        "replicas": 1,
+        "discard": "old",
+        "compression": "none",
+        "allowDirect": False,
+        **fields,
+        "subjects": sorted(set(fields.get("subjects", []))),
+        "retention": retention,
+        "isWorkQueue": retention == _WORK_QUEUE,
+        "maxAgeSeconds": max_age,
+        "maxBytes": limit(fields.get("maxBytes")),
+        "maxMessages": limit(fields.get("maxMessages")),
+        "maxMessagesPerSubject": limit(fields.get("maxMessagesPerSubject")),
+        "maxMessageBytes": limit(fields.get("maxMessageBytes")),
+        "duplicateWindowSeconds": duplicate_window(fields.get("duplicateWindowSeconds"), max_age),
+    }
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a stream's name, or nothing."""
+    if name.startswith(OTHER_PREFIXES):
+        return "names with KV_ are of buckets (declare a Bucket), those with OBJ_ of object stores"
+    if NAME.fullmatch(name) is None or not name.isprintable():
+        return r"use 1 to 255 characters, without spaces and none of . * > / and \ "
+    return None
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Say which messages would be lost by a write or a deletion."""
+    if not has_data(thing):
+        return ""
+    if fields is None:
+        return f"all messages of stream {thing.name}"
+    lost = tightened(fields, thing, LIMITS)
+    if fields.get("retention") == "interest" and thing.fields.get("retention") != "interest":
+        lost.append(f"retention from {thing.fields.get('retention')} to interest")
+    return f"messages of stream {thing.name}: {', '.join(lost)}" if lost else ""
+
+
+def _config_of(_name: str, fields: Fields) -> Config:
+    return {
+        "subjects": fields["subjects"],
+        "description": fields["description"],
+        "storage": fields["storage"],
+        "retention": fields["retention"],
+        "num_replicas": fields["replicas"],
+        "max_age": nanoseconds(fields["maxAgeSeconds"]),
+        "max_bytes": fields["maxBytes"],
+        "max_msgs": fields["maxMessages"],
+        "max_msgs_per_subject": fields["maxMessagesPerSubject"],
+        "max_msg_size": fields["maxMessageBytes"],
+        "discard": fields["discard"],
+        "duplicate_window": nanoseconds(fields["duplicateWindowSeconds"]),
+        "compression": fields["compression"],
+        "allow_direct": fields["allowDirect"],
+    }
+
+
+def _fields_of(config: Config) -> Fields:
+    return normalize(
+        {
+            "subjects": config.get("subjects") or [],
+            "description": config.get("description", ""),
+            "storage": config["storage"],
+            "retention": config["retention"],
+            "replicas": config["num_replicas"],
+            "maxAgeSeconds": seconds(config.get("max_age", 0)),
+            "maxBytes": config.get("max_bytes"),
+            "maxMessages": config.get("max_msgs"),
+            "maxMessagesPerSubject": config.get("max_msgs_per_subject"),
+            "maxMessageBytes": config.get("max_msg_size"),
+            "discard": config["discard"],
+            "duplicateWindowSeconds": seconds(config.get("duplicate_window", 0)),
+            "compression": config.get("compression", "none"),
+            "allowDirect": config.get("allow_direct", False),
+        }
+    )
+
+
+def _same_name(name: str) -> str:
+    return name
+
+
+def _name_of(stream: str) -> str | None:
+    return None if stream.startswith(OTHER_PREFIXES) else stream
+
+
+_FORM = Form(name_problem, _same_name, _name_of, _config_of, _fields_of)
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> StreamsProvider:
+    return StreamsProvider(config, secrets, _FORM)
+
+
+STREAM = Kind(
+    name="Stream",
+    api_version="jetstream/v1",
+    provider="jetstream",
+    schema=StreamFields,
+    capabilities=CAPABILITIES,
+    connect=_connect,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=StreamOutputs,
+    ready=ready,
+    immutable=frozenset({"storage", "isWorkQueue"}),
+    loses=loses,
+)
+"""The kind ``Stream``."""

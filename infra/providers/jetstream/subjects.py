@@ -1,0 +1,89 @@
+"""Subjects: what may be one, which two overlap, and which nobody may declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from infra.bus.streams import SUBJECTS
+
+MAX_SUBJECT_CHARACTERS: Final = 1_000
+
+PRODUCTS_SUBJECTS: Final = (*(one for each in SUBJECTS.values() for one in each), "in.>")
+"""What the product's own streams take and store, on its own server and on any other."""
+
+BUCKET_PREFIX: Final = "KV_"
+"""Of the stream that a bucket is."""
+
+SERVERS_SUBJECTS: Final = ("$JS.>", "$SYS.>", "$KV.>", "$O.>", "$MQTT.>", "_INBOX.>")
+"""The server's own, those of buckets, object stores and MQTT, and answers to requests."""
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether some subject matches both filters."""
+    ours, theirs = one.split("."), other.split(".")
+    for mine, its in zip(ours, theirs, strict=False):
+        if ">" in (mine, its):
+            return True
+        if mine != its and "*" not in (mine, its):
+            return False
+    return len(ours) == len(theirs)
+
+
+def reserved_of_stream(name: str, subjects: Iterable[str]) -> str:
+    """Say why a stream of these subjects is nobody's to declare, or nothing; a bucket has its own.
+
+    So a stream of the product's is safe even if somebody has taken its mark off.
+    """
+    buckets_own = f"$KV.{name.removeprefix(BUCKET_PREFIX)}.>"
+    for subject in subjects:
+        is_its_own = name.startswith(BUCKET_PREFIX) and subject == buckets_own
+        why = _products(subject) or ("" if is_its_own else _servers(subject))
+        if why:
+            return why
+    return ""
+
+
+def check_subjects(subjects: Iterable[str]) -> None:
+    """Raise ``ValueError`` for what is no subject, or is not to be had by a stream."""
+    for subject in subjects:
+        _check_form(subject)
+        why = _products(subject) or _servers(subject)
+        if why:
+            raise ValueError(f"{why}: use subjects with another first token")
+
+
+def check_filters(subjects: Iterable[str]) -> None:
+    """Raise ``ValueError`` for what is no subject."""
+    for subject in subjects:
+        _check_form(subject)
+
+
+def _products(subject: str) -> str:
+    for taken in PRODUCTS_SUBJECTS:
+        if overlap(subject, taken):
+            return f"subject {subject!r} overlaps {taken!r}, which is the reconciler's own"
+    return ""
+
+
+def _servers(subject: str) -> str:
+    for taken in SERVERS_SUBJECTS:
+        if overlap(subject, taken):
+            return f"subject {subject!r} overlaps {taken!r}, which is the server's own"
+    return ""
+
+
+def _check_form(subject: str) -> None:
+    tokens = subject.split(".")
+    is_one = (
+        len(subject) <= MAX_SUBJECT_CHARACTERS
+        and all(tokens)
+        and ">" not in tokens[:-1]
+        and subject.isprintable()
+        and " " not in subject
+    )
+    if not is_one:
+        raise ValueError(
+            f"{subject[:80]!r} is no subject: tokens joined by dots, * for any one token, and > at"
+            " the end for all that follow"
+        )

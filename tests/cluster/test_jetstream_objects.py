@@ -1,0 +1,108 @@
+"""JetStream's own objects in a cluster: copies change in place, and what is away is not gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from nats.aio.client import Client
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.jetstream.connection import close, connect
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
+from infra.providers.jetstream.stream import STREAM
+from reconciler.errors import ProviderError, TransientError
+from reconciler.provider import Provider
+from reconciler.provider.contract import action, listing
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+from tests.cluster.servers import EmbeddedCluster, leader
+from tests.providers.connect import upon
+
+_T = TypeVar("_T")
+
+KINDS = {kind.name: kind for kind in (STREAM, BUCKET, CONSUMER)}
+FIELDS: dict[str, Fields] = {"Stream": {"subjects": ["s.>"]}, "Bucket": {}, "Consumer": {}}
+NAMES = {"Stream": "S", "Bucket": "b", "Consumer": "S/c"}
+
+
+@pytest.fixture
+async def providers(cluster: EmbeddedCluster) -> AsyncIterator[dict[str, Provider]]:
+    config = ProviderConfigSpec(
+        provider="jetstream", endpoint=cluster.url, limits=Limits(request_timeout_seconds=3)
+    )
+
+    def built(kind: Kind) -> Provider:
+        assert kind.connect is not None
+        return kind.connect(config, Secrets())
+
+    made = {kind.name: built(kind) for kind in KINDS.values()}
+    yield made
+    for each in made.values():
+        await each.close()
+
+
+@pytest.fixture
+async def nc(cluster: EmbeddedCluster) -> AsyncIterator[Client]:
+    client = await connect(cluster.url, name="test")
+    yield client
+    await close(client)
+
+
+async def patient(call: Callable[[], Awaitable[_T]]) -> _T:
+    """Ask until it is answered: leaders are being found."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call()
+            except ProviderError:
+                await asyncio.sleep(0.2)
+
+
+async def create(provider: Provider, kind: str, replicas: int) -> ExternalObject:
+    fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
+    made = await patient(lambda: provider.create(action("Create", NAMES[kind], fields)))
+    assert made.object is not None
+    return made.object
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Stream", "Bucket", "Consumer"])
+async def test_the_number_of_copies_changes_in_place(
+    providers: dict[str, Provider], kind: str
+) -> None:
+    if kind == "Consumer":
+        await create(providers["Stream"], "Stream", 3)
+    made = await create(providers[kind], kind, 1)
+    for replicas in (3, 1):
+        fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
+        changed = (await providers[kind].update(upon("Update", made, fields))).object
+        assert changed is not None
+        assert (changed.uid, changed.fields) == (made.uid, fields)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_what_lives_on_a_node_that_is_away_is_not_seen_as_gone(
+    cluster: EmbeddedCluster, providers: dict[str, Provider], nc: Client
+) -> None:
+    made = await create(providers["Stream"], "Stream", 1)
+    consumer = await create(providers["Consumer"], "Consumer", 0)
+    home = await leader(nc, NAMES["Stream"])
+    assert home is not None
+    await cluster.nodes[home].kill()
+
+    for kind in ("Stream", "Consumer"):
+        with pytest.raises(TransientError):
+            await providers[kind].read(NAMES[kind])
+        with pytest.raises(TransientError):
+            await listing(providers[kind], Scope())
+
+    await cluster.start_node(home)
+    for kind, before in (("Stream", made), ("Consumer", consumer)):
+        assert await patient(lambda kind=kind: listing(providers[kind], Scope())) == [before]

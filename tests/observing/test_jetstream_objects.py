@@ -1,0 +1,113 @@
+"""JetStream's own objects on the very server that carries the reconciler: the page's example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from events.manifest import Manifest
+from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.bus.permissions import ALL_STREAMS
+from infra.jetstream.connection import api_request
+from infra.jetstream.topology import delete_consumer, delete_stream
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
+from infra.providers.jetstream.stream import STREAM
+from reconciler.provider.kind import KindRegistry
+from tests.scenarios.harness import World, api_config
+
+PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "jetstream.md"
+EXAMPLE = [
+    msgspec.convert(document, Manifest)
+    for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for document in yaml.safe_load_all(block)
+]
+KEYS = [each.key for each in EXAMPLE if each.kind != "ProviderConfig"]
+LEAST_SECONDS = 0.5
+
+
+async def configs(world: World) -> dict[str, dict[str, Any]]:
+    listed = (await api_request(world.nc, "STREAM.LIST", None))["streams"]
+    return {each["config"]["name"]: each["config"] for each in listed}
+
+
+async def declared(world: World, *, exclusive: bool = False) -> None:
+    """The page's example, on this world's bus; nothing is listed twice without a reason."""
+    world.kinds = KindRegistry([STREAM, CONSUMER, BUCKET])
+    await world.start_reconciler()
+    (documented,) = (each.spec for each in EXAMPLE if each.kind == "ProviderConfig")
+    spec = msgspec.convert({**documented, "endpoint": world.server.url}, ProviderConfigSpec)
+    impatient = api_config(
+        spec.endpoint, provider=spec.provider, resync=3600, least_resync_seconds=LEAST_SECONDS
+    )
+    scope = Scope(mode="Exclusive" if exclusive else "Shared")
+    await world.configure(msgspec.structs.replace(impatient, scope=scope), name="messages")
+    await world.declare_all([each for each in EXAMPLE if each.kind != "ProviderConfig"])
+    for key in KEYS:
+        await world.until_outcome(key, "Converged")
+
+
+async def test_the_pages_example_is_made_and_what_hands_do_to_it_is_undone(
+    bare_world: World,
+) -> None:
+    world = bare_world
+    await declared(world)
+    made = await configs(world)
+    consumer = (await api_request(world.nc, "CONSUMER.INFO.ORDERS.billing", None))["config"]
+    assert made["ORDERS"]["subjects"] == ["orders.>"]
+    assert made["KV_sessions"]["max_msgs_per_subject"] == 3
+    assert consumer["filter_subjects"] == ["orders.cancelled", "orders.placed"]
+
+    changed = {**made["ORDERS"], "max_bytes": 5_000, "subjects": ["orders.>", "others.>"]}
+    await api_request(world.nc, "STREAM.UPDATE.ORDERS", changed)
+    body = {"stream_name": "ORDERS", "config": {**consumer, "max_deliver": 1}, "action": "update"}
+    await api_request(world.nc, "CONSUMER.CREATE.ORDERS.billing", body)
+    await delete_stream(world.nc, "KV_sessions")
+
+    async def is_as_declared() -> bool:
+        found = await configs(world)
+        read = (await api_request(world.nc, "CONSUMER.INFO.ORDERS.billing", None))["config"]
+        return (
+            found["ORDERS"]["max_bytes"] == 1_000_000_000
+            and found["ORDERS"]["subjects"] == ["orders.>"]
+            and "KV_sessions" in found
+            and read["max_deliver"] == -1
+        )
+
+    await world.until(is_as_declared, "all is as it was declared, long before the next resync")
+
+    await delete_consumer(world.nc, "ORDERS", "billing")
+
+    async def is_made_again() -> bool:
+        names = (await api_request(world.nc, "CONSUMER.NAMES.ORDERS", {}))["consumers"]
+        return names == ["billing"]
+
+    await world.until(is_made_again, "the consumer is made again")
+
+
+async def test_in_an_exclusive_scope_strays_go_and_the_products_own_streams_stay(
+    bare_world: World,
+) -> None:
+    world = bare_world
+    await declared(world, exclusive=True)
+    before = await configs(world)
+    stray = {"name": "STRAY", "subjects": ["stray"]}
+    await api_request(world.nc, "STREAM.CREATE.STRAY", stray)
+
+    async def is_gone() -> bool:
+        return "STRAY" not in await configs(world)
+
+    await world.until(is_gone, "what nobody declared is deleted")
+    after = await configs(world)
+    assert {name: after[name] for name in ALL_STREAMS} == {
+        name: before[name] for name in ALL_STREAMS
+    }
+    assert set(after) == {*ALL_STREAMS, "ORDERS", "KV_sessions"}
+    for stream in ALL_STREAMS:
+        key = ResourceKey("default", "Stream", stream)
+        assert await world.outcomes(key) == []

@@ -1,0 +1,177 @@
+"""The contract suite on JetStream's own objects, each kind on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+import msgspec
+import pytest
+from nats.aio.client import Client
+
+from events.external import ExternalObject
+from events.log import Action, Operation
+from events.manifest import Fields
+from infra.bus.streams import OWN_METADATA
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
+from infra.providers.jetstream.stream import STREAM
+from reconciler.errors import PermanentError
+from reconciler.provider import Provider, WatchingProvider
+from reconciler.provider.contract import Connect, ProviderContract
+
+
+class OnJetStream(ProviderContract):
+    """On the session's server; the cases of a feed of changes, too."""
+
+    @pytest.fixture
+    def endpoint(self, nats_server: EmbeddedServer) -> str:
+        return nats_server.url
+
+    async def test_the_same_create_again_finds_what_it_has_made(
+        self, provider: Provider, name: str
+    ) -> None:
+        create = self.action("Create", name, self.fields)
+        made = (await provider.create(create)).object
+
+        assert (await provider.create(create)).object == made
+        assert made is not None
+        assert made.written_by == create.idempotency_key
+        assert not any(label.startswith(("_nats", "reconciler-")) for label in made.labels)
+
+    async def test_a_create_whose_object_was_changed_since_says_that_it_was_done(
+        self, provider: Provider, name: str
+    ) -> None:
+        """The server compares configurations: only the key tells that the object is ours."""
+        create = self.action("Create", name, self.fields)
+        made = (await provider.create(create)).object
+        changed = self.upon("Update", made, self.other_fields)
+        changed = msgspec.structs.replace(changed, idempotency_key=create.idempotency_key)
+        await provider.update(changed)
+
+        again = await provider.create(create)
+
+        assert again.replayed
+        assert self.is_as_declared(again.object, self.other_fields)
+
+    async def test_every_kind_of_change_gives_another_mark(
+        self, provider: Provider, name: str
+    ) -> None:
+        assert isinstance(provider, WatchingProvider)
+        marks = [await provider.changes(None)]
+        made = await self.made(provider, name)
+        marks.append(await self.quiet(provider, marks[-1]))
+        changed = (await provider.update(self.upon("Update", made, self.other_fields))).object
+        marks.append(await self.quiet(provider, marks[-1]))
+        await provider.delete(self.upon("Delete", changed))
+        marks.append(await self.quiet(provider, marks[-1]))
+
+        assert len(set(marks)) == 4
+
+    async def quiet(self, provider: WatchingProvider, after: str) -> str:
+        """Return the mark once it stays: one change may have two advisories."""
+        mark = await provider.changes(after)
+        assert mark != after
+        while (newer := await settled(provider)) != mark:
+            mark = newer
+        return mark
+
+    async def test_where_nothing_changes_the_same_mark_comes_before_the_call_times_out(
+        self, endpoint: str, connect: Connect
+    ) -> None:
+        feed = connect(endpoint, timeout_seconds=2)
+        assert isinstance(feed, WatchingProvider)
+        mark = await feed.changes(None)
+        began = asyncio.get_running_loop().time()
+
+        async with asyncio.timeout(2):
+            assert await feed.changes(mark) == mark
+        assert asyncio.get_running_loop().time() - began > 0.5
+
+    async def test_what_is_as_it_was_declared_is_ready(self, provider: Provider, name: str) -> None:
+        made = await self.made(provider, name)
+
+        assert made.outputs == {"hasData": False, "hasLeader": True}
+        assert self.kind.outputs is not None
+        assert msgspec.convert(made.outputs, self.kind.outputs)
+        assert self.kind.ready(made.fields, made).is_ready
+        leaderless = msgspec.structs.replace(made, outputs={"hasLeader": False})
+        assert self.kind.ready(made.fields, leaderless).reason == "NoLeader"
+
+    async def test_a_label_that_has_a_meaning_here_is_refused(
+        self, provider: Provider, name: str
+    ) -> None:
+        for label in (OWN_METADATA, "reconciler-key", "_nats.level"):
+            create = self.action("Create", name, self.fields)
+            with pytest.raises(PermanentError, match="reserved"):
+                await provider.create(msgspec.structs.replace(create, labels={label: "x"}))
+        assert await provider.read(name) is None
+
+
+class TestStream(OnJetStream):
+    """Two streams of one server never take the same subjects: each has its name's."""
+
+    kind = STREAM
+    fields: ClassVar[Fields] = {"maxAgeSeconds": 3600, "description": "orders"}
+    other_fields: ClassVar[Fields] = {
+        "retention": "interest",
+        "maxBytes": 1_000_000,
+        "maxMessages": 100,
+        "maxMessagesPerSubject": 10,
+        "maxMessageBytes": 1_000,
+        "discard": "new",
+        "duplicateWindowSeconds": 1.5,
+        "compression": "s2",
+        "allowDirect": True,
+    }
+
+    def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
+        if fields is not None:
+            token = name if self.kind.name_problem(name) is None else "any"
+            fields = {**fields, "subjects": [f"{token}.>"]}
+        return super().action(operation, name, fields)
+
+    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
+        assert thing is not None
+        return super().is_as_declared(thing, {**fields, "subjects": [f"{thing.name}.>"]})
+
+
+class TestBucket(OnJetStream):
+    kind = BUCKET
+    fields: ClassVar[Fields] = {"ttlSeconds": 60, "description": "sessions"}
+    other_fields: ClassVar[Fields] = {
+        "history": 5,
+        "maxBytes": 1_000_000,
+        "maxValueBytes": 1_000,
+        "compression": "s2",
+    }
+
+
+class TestConsumer(OnJetStream):
+    kind = CONSUMER
+    fields: ClassVar[Fields] = {"filterSubjects": ["a.b", "a.c"], "backoffSeconds": [1, 2.5]}
+    fields["maxDeliver"] = 5
+    other_fields: ClassVar[Fields] = {
+        "description": "billing",
+        "filterSubjects": ["a.b"],
+        "ackWaitSeconds": 5,
+        "maxDeliver": 3,
+        "maxAckPending": 7,
+        "headersOnly": True,
+        "replicas": 1,
+    }
+
+    @pytest.fixture
+    async def name(self, nc: Client, unique: str) -> AsyncIterator[str]:
+        config = {"name": unique, "subjects": [f"{unique}.>"]}
+        await api_request(nc, f"STREAM.CREATE.{unique}", config)
+        yield f"{unique}/c"
+        await api_request(nc, f"STREAM.DELETE.{unique}", None)
+
+
+async def settled(feed: WatchingProvider) -> str:
+    await asyncio.sleep(0.2)
+    return await feed.changes(None)

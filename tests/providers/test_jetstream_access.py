@@ -1,0 +1,231 @@
+"""How the provider of JetStream's own objects is let in: as itself, and never as a role."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from events.external import ExternalObject
+from events.log import Action
+from events.provider_config import ProviderConfigSpec, Scope, Tls
+from infra.bus.permission_files import User
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import close
+from infra.jetstream.connection import connect as connect_as
+from infra.jetstream.errors import BusAccessError
+from infra.jetstream.identity import Login
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
+from infra.providers.jetstream.stream import STREAM
+from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
+from reconciler.provider import Provider, WatchingProvider
+from reconciler.provider.contract import action, listing
+from reconciler.provider.secrets import Secrets
+from tests.providers.connect import Connect, upon
+from tests.security.keys import Pair
+from tests.security.operator_mode import Operator
+
+PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "jetstream.md"
+
+
+async def refused(url: str, secret: str | None) -> str:
+    provider = built(config_of(url), secret)
+    try:
+        with pytest.raises(TransientError) as caught:
+            await provider.read("x")
+        return str(caught.value)
+    finally:
+        await provider.close()
+
+
+def built(config: ProviderConfigSpec, secret: str | None = None) -> Provider:
+    assert STREAM.connect is not None
+    return STREAM.connect(config, Secrets(secret))
+
+
+def config_of(endpoint: str, tls: Tls | None = None) -> ProviderConfigSpec:
+    return ProviderConfigSpec(provider="jetstream", endpoint=endpoint, tls=tls)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "secret"),
+    [
+        ("{ token: 's3cret-token' }", "s3cret-token"),
+        ("{ user: ann, password: 'p:w/@ 1' }", "ann:p:w/@ 1"),
+    ],
+    ids=["token", "user"],
+)
+async def test_it_is_let_in_by_its_own_secret_only(
+    tmp_path: Path,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    authorization: str,
+    secret: str,
+) -> None:
+    server = EmbeddedServer()
+    await server.start(tmp_path, extra_config=f"authorization: {authorization}\n")
+    monkeypatch.setenv("RECONCILER_CREDENTIALS", str(tmp_path / "a-role-that-is-not-asked.creds"))
+    try:
+        provider = connect(STREAM, server.url, secret=secret)
+        assert await provider.read("x") is None
+        assert "refuses" in await refused(server.url, None)
+        assert "wrong-secret" not in await refused(server.url, "wrong-secret")
+        await provider.close()
+    finally:
+        await server.stop()
+
+
+async def test_an_nkey_lets_in_too(tmp_path: Path, connect: Connect) -> None:
+    ours = Pair.of_user()
+    server = EmbeddedServer()
+    users = f"authorization: {{ users: [ {{ nkey: {ours.public} }} ] }}\n"
+    await server.start(tmp_path, extra_config=users)
+    try:
+        provider = connect(STREAM, server.url, secret=f"{ours.seed}\n")
+        assert await provider.read("x") is None
+        await provider.close()
+    finally:
+        await server.stop()
+
+
+async def test_the_text_of_a_creds_file_lets_in(tmp_path: Path, connect: Connect) -> None:
+    operator = Operator([User("ann", "operator")])
+    text = operator.write_credentials(tmp_path / "ann.creds", "ann").read_text()
+    server = EmbeddedServer()
+    await server.start(tmp_path / "data", extra_config=operator.configuration)
+    try:
+        provider = connect(STREAM, server.url, secret=text)
+        assert await listing(provider, Scope()) == []
+        with pytest.raises(TransientError, match=r"permission denied.*ann.*credentialsRef"):
+            await provider.create(action("Create", "x", STREAM.checked_fields({"subjects": ["x"]})))
+        await provider.close()
+    finally:
+        await server.stop()
+
+
+def granted(verb: str, *, without: str = "-") -> str:
+    """The permissions of the page, as the server's configuration writes them."""
+    lines = re.findall(rf"^{verb}: (\S+)$", PAGE.read_text(), re.MULTILINE)
+    assert len(lines) > 3
+    return f"{verb}: {json.dumps([line for line in lines if without not in line])}"
+
+
+def users(*permissions: str) -> str:
+    user = f"user: ann, password: s3cret, permissions: {{ {', '.join(permissions)} }}"
+    return f"authorization: {{ users: [ {{ {user} }} ] }}\n"
+
+
+async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Connect) -> None:
+    server = EmbeddedServer()
+    permissions = users(granted("publish"), granted("subscribe"))
+    await server.start(tmp_path, extra_config=permissions)
+    try:
+        for kind, name, fields in (
+            (STREAM, "S", {"subjects": ["s.>"]}),
+            (BUCKET, "b", {}),
+            (CONSUMER, "S/c", {"filterSubjects": ["s.a"]}),
+        ):
+            provider = connect(kind, server.url, secret="ann:s3cret")
+            assert isinstance(provider, WatchingProvider)
+            mark = await provider.changes(None)
+            checked = kind.checked_fields(fields)
+            made = (await provider.create(action("Create", name, checked))).object
+            assert await provider.changes(mark) != mark
+            changed = kind.checked_fields({**fields, "description": "x"})
+            updated = (await provider.update(upon("Update", made, changed))).object
+            assert await listing(provider, Scope()) == [updated]
+            if kind is not STREAM:
+                await provider.delete(upon("Delete", updated, {}))
+                assert await provider.read(name) is None
+            await provider.close()
+    finally:
+        await server.stop()
+
+
+async def test_advisories_that_may_not_be_read_are_told_and_listings_go_on(
+    tmp_path: Path, connect: Connect
+) -> None:
+    server = EmbeddedServer()
+    permissions = users(granted("publish"), granted("subscribe", without="ADVISORY"))
+    await server.start(tmp_path, extra_config=permissions)
+    try:
+        provider = connect(STREAM, server.url, secret="ann:s3cret")
+        assert isinstance(provider, WatchingProvider)
+        for _ in range(2):
+            with pytest.raises(TransientError, match=r"may not subscribe to .*ADVISORY"):
+                await provider.changes(None)
+        assert await listing(provider, Scope()) == []
+        await provider.close()
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "http://h", "nats://", "nats://h/path", "nats://h:x", "nats://u:p@h", "nats://h?x=1"],
+)
+def test_an_endpoint_that_cannot_be_called_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec\.endpoint") as caught:
+        built(config_of(endpoint))
+    assert "u:p" not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["", "two\nlines", "-----BEGIN NATS USER JWT-----\nabc\n"])
+def test_a_secret_that_is_no_credential_is_refused_without_showing_it(secret: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"credentialsRef") as caught:
+        built(config_of("nats://h"), secret)
+    assert "abc" not in str(caught.value)
+    assert "two" not in str(caught.value)
+
+
+async def test_nothing_is_sent_to_a_server_without_tls_that_should_have_it(
+    nats_server: EmbeddedServer,
+) -> None:
+    text = await refused(nats_server.url.replace("nats://", "tls://"), "token-not-to-be-sent")
+    assert "does not use TLS" in text
+    assert "token-not-to-be-sent" not in text
+
+
+async def test_a_server_that_is_away_is_transient_and_one_that_hangs_unknown(
+    tmp_path: Path, connect: Connect, unique: str
+) -> None:
+    server = EmbeddedServer()
+    await server.start(tmp_path)
+    provider = connect(STREAM, server.url, timeout_seconds=1)
+    create = action("Create", unique, STREAM.checked_fields({"subjects": [unique]}))
+    assert await provider.read(unique) is None
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(UnknownResultError):
+        await provider.create(create)
+    os.kill(server.pid, signal.SIGCONT)
+    effect = await until_answered(provider, create)
+    assert effect is not None
+    assert effect.written_by == create.idempotency_key
+    await server.stop()
+    await asyncio.sleep(0.2)
+    with pytest.raises(TransientError):
+        await provider.create(create)
+
+
+async def until_answered(provider: Provider, create: Action) -> ExternalObject | None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return (await provider.create(create)).object
+            except (TransientError, UnknownResultError):
+                await asyncio.sleep(0.1)
+
+
+async def test_a_role_without_a_login_is_still_asked_from_the_environment(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECONCILER_CREDENTIALS", "/not/there.creds")
+    with pytest.raises(BusAccessError, match=r"not/there\.creds"):
+        await connect_as(nats_server.url, name="role", patience_seconds=1)
+    await close(await connect_as(nats_server.url, name="provider", login=Login()))

@@ -1,0 +1,490 @@
+"""What is special about JetStream's own objects: what changes in place, and what would be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client
+
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Scope
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request
+from infra.providers.jetstream.api import nanoseconds, seconds
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
+from infra.providers.jetstream.stream import STREAM
+from reconciler.errors import ConflictError, PermanentError, TransientError
+from reconciler.provider import WatchingProvider
+from reconciler.provider.contract import action, listing
+from reconciler.provider.kind import Kind, installed_kinds
+from tests.providers.connect import Connect, upon
+
+CHANGES: Mapping[str, Iterable[tuple[str, Any, Any]]] = {
+    "Stream": [
+        ("allowDirect", False, True),
+        ("compression", "none", "s2"),
+        ("description", "a", "b"),
+        ("discard", "old", "new"),
+        ("duplicateWindowSeconds", 10, 20),
+        ("maxAgeSeconds", 600, 1200),
+        ("maxBytes", 1_000, 2_000),
+        ("maxMessageBytes", 100, 200),
+        ("maxMessages", 10, 20),
+        ("maxMessagesPerSubject", 10, 20),
+        ("retention", "limits", "interest"),
+        ("retention", "limits", "workqueue"),
+        ("retention", "interest", "workqueue"),
+        ("storage", "file", "memory"),
+        ("subjects", ["{}.a"], ["{}.b"]),
+    ],
+    "Bucket": [
+        ("compression", "none", "s2"),
+        ("description", "a", "b"),
+        ("history", 2, 5),
+        ("maxBytes", 1_000, 2_000),
+        ("maxValueBytes", 100, 200),
+        ("storage", "file", "memory"),
+        ("ttlSeconds", 60, 90),
+    ],
+    "Consumer": [
+        ("ackPolicy", "explicit", "all"),
+        ("ackPolicy", "explicit", "none"),
+        ("ackWaitSeconds", 10, 20),
+        ("backoffSeconds", [1], [2, 3]),
+        ("deliverPolicy", "all", "new"),
+        ("deliverPolicy", "last", "last_per_subject"),
+        ("description", "a", "b"),
+        ("filterSubjects", ["a"], ["a", "b"]),
+        ("filterSubjects", ["a", "b"], []),
+        ("headersOnly", False, True),
+        ("maxAckPending", 10, 20),
+        ("maxDeliver", 10, 20),
+        ("maxWaiting", 10, 20),
+        ("memoryStorage", False, True),
+        ("replayPolicy", "instant", "original"),
+        ("replicas", 0, 1),
+        ("startSequence", 5, 6),
+        ("startTime", "2026-01-01T00:00:00+02:00", "2026-01-02T00:00:00Z"),
+    ],
+}
+ONLY_IN_A_CLUSTER = {("Stream", "replicas"), ("Bucket", "replicas")}
+FOLLOWS = {("Stream", "isWorkQueue")}
+KINDS = {kind.name: kind for kind in (STREAM, BUCKET, CONSUMER)}
+
+
+def with_what_it_needs(kind: Kind, field: str, value: Any, subject: str) -> Fields:
+    fields: Fields = {"subjects": [subject]} if kind is STREAM else {}
+    if field == "subjects":
+        value = [each.format(subject) for each in value]
+    if field == "backoffSeconds":
+        fields["maxDeliver"] = 10
+    if field in ("startSequence", "startTime"):
+        fields["deliverPolicy"] = "by_start_" + field.removeprefix("start").lower()
+    if field == "deliverPolicy" and value == "last_per_subject":
+        fields["filterSubjects"] = ["a"]
+    return kind.checked_fields({**fields, field: value})
+
+
+@pytest.fixture
+async def place(nc: Client, unique: str) -> str:
+    """A stream for consumers to be on."""
+    config = {"name": f"{unique}on", "subjects": [f"{unique}on.>"]}
+    await api_request(nc, f"STREAM.CREATE.{unique}on", config)
+    return f"{unique}on/c"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [(KINDS[name], change) for name, changes in CHANGES.items() for change in changes],
+    ids=[f"{name}-{field}" for name, changes in CHANGES.items() for field, _, _ in changes],
+)
+async def test_the_server_changes_in_place_all_but_what_is_declared_immutable(
+    nats_server: EmbeddedServer,
+    connect: Connect,
+    unique: str,
+    place: str,
+    kind: Kind,
+    change: tuple[str, Any, Any],
+) -> None:
+    field, before, after = change
+    provider = connect(kind, nats_server.url)
+    object_name = place if kind is CONSUMER else unique
+    first = with_what_it_needs(kind, field, before, unique)
+    second = with_what_it_needs(kind, field, after, unique)
+    made = (await provider.create(action("Create", object_name, first))).object
+    paths = first.keys() | second.keys()
+    differing = {path for path in paths if first.get(path) != second.get(path)}
+
+    if differing & kind.immutable:
+        with pytest.raises(PermanentError, match=r"can ?not be updated|can not change"):
+            await provider.update(upon("Update", made, second))
+        assert await provider.read(object_name) == made
+    else:
+        changed = (await provider.update(upon("Update", made, second))).object
+        assert changed is not None
+        assert changed.fields == second
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_field_is_tried(kind: Kind) -> None:
+    tried = {(kind.name, field) for field, _, _ in CHANGES[kind.name]}
+    names = {(kind.name, field.encode_name) for field in msgspec.structs.fields(kind.schema)}
+    assert tried | ONLY_IN_A_CLUSTER | FOLLOWS >= names
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
+) -> None:
+    """Made by hand with nothing but a name, and declared with nothing but one."""
+    name = place if kind is CONSUMER else unique
+    if kind is STREAM:
+        config = {"name": name, "subjects": [unique]}
+        await api_request(nc, f"STREAM.CREATE.{name}", config)
+    elif kind is BUCKET:
+        subjects = [f"$KV.{name}.>"]
+        config = {"name": f"KV_{name}", "subjects": subjects, "max_msgs_per_subject": 1}
+        await api_request(nc, f"STREAM.CREATE.KV_{name}", config)
+    else:
+        stream, _, consumer = name.partition("/")
+        body = {"stream_name": stream, "config": {"durable_name": consumer, "ack_policy": "none"}}
+        await api_request(nc, f"CONSUMER.CREATE.{stream}.{consumer}", body)
+    found = await connect(kind, nats_server.url).read(name)
+
+    declared: Fields = {"subjects": [unique]} if kind is STREAM else {}
+    if kind is CONSUMER:
+        declared["ackPolicy"] = "none"
+    assert found is not None
+    assert kind.normalize(found.fields) == kind.checked_fields(declared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (STREAM, {"subjects": ["b", "a", "b"], "maxAgeSeconds": 0.0004, "maxBytes": 0}),
+        (STREAM, {"subjects": ["a"], "retention": "workqueue", "maxAgeSeconds": 31_622_400}),
+        (BUCKET, {"ttlSeconds": 5, "maxBytes": -1}),
+        (CONSUMER, {"ackPolicy": "none", "maxAckPending": 5}),
+        (CONSUMER, {"deliverPolicy": "by_start_time", "startTime": "2026-01-01T00:00:00.5-01:00"}),
+    ],
+)
+def test_the_normal_form_is_declared_and_normalized_as_itself(kind: Kind, fields: Fields) -> None:
+    once = kind.checked_fields(fields)
+
+    assert kind.normalize(once) == once
+    assert kind.checked_fields(once) == once
+
+
+@given(st.integers(min_value=0, max_value=10**11))
+def test_durations_come_back_as_they_were_written(milliseconds: int) -> None:
+    assert seconds(nanoseconds(milliseconds / 1_000)) == milliseconds / 1_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "why"),
+    [
+        (STREAM, {"subjects": []}, "length"),
+        (STREAM, {"subjects": ["a"], "maxAgeSeconds": 5, "duplicateWindowSeconds": 9}, "longer"),
+        (STREAM, {"subjects": ["a"], "isWorkQueue": True}, "follows from retention"),
+        (STREAM, {"subjects": ["a"], "mirror": {"name": "x"}}, "unknown field"),
+        (BUCKET, {"history": 65}, "<= 64"),
+        (CONSUMER, {"filterSubjects": ["a..b"]}, "is no subject"),
+        (CONSUMER, {"deliverPolicy": "by_start_sequence"}, "go together"),
+        (CONSUMER, {"startTime": "2026-01-01T00:00:00Z"}, "go together"),
+    ],
+)
+def test_what_no_server_would_take_is_refused_when_it_is_declared(
+    kind: Kind, fields: Fields, why: str
+) -> None:
+    with pytest.raises(InvalidManifestError, match=why):
+        kind.checked_fields(fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (STREAM, ["ORDERS", "a-b_c", "$x", "ü"], ["", "a.b", "a b", "*", "a/b", "KV_x", "OBJ_x"]),
+        (BUCKET, ["sessions", "a-b_c"], ["", "a.b", "a b", "ü", "a/b", "a\n"]),
+        (CONSUMER, ["ORDERS/billing"], ["billing", "a/b/c", "/b", "a/", "a.b/c", "a/b\n", "a /b"]),
+    ],
+    ids=["Stream", "Bucket", "Consumer"],
+)
+def test_names(kind: Kind, good: list[str], bad: list[str]) -> None:
+    assert [name for name in good if kind.name_problem(name) is not None] == []
+    assert [name for name in bad if kind.name_problem(name) is None] == []
+
+
+def test_the_kinds_are_found_by_their_entry_points() -> None:
+    found = installed_kinds()
+    assert [found[name] for name in KINDS] == list(KINDS.values())
+    assert all(not kind.has_second_name for kind in KINDS.values())
+
+
+# --- what would be lost
+
+
+def seen(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> ExternalObject:
+    checked = kind.checked_fields({"subjects": ["s"], **fields} if kind is STREAM else fields)
+    outputs = {} if has_data is None else {"hasData": has_data, "hasLeader": True}
+    return ExternalObject("x", checked, outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "lost"),
+    [
+        (STREAM, {"maxAgeSeconds": 60}, {"maxAgeSeconds": 30}, "maxAgeSeconds from 60 seconds"),
+        (STREAM, {}, {"maxAgeSeconds": 30}, "maxAgeSeconds from no limit to 30 seconds"),
+        (STREAM, {}, {"maxBytes": 10}, "maxBytes"),
+        (STREAM, {"maxMessages": 9}, {"maxMessages": 8}, "maxMessages from 9 messages to 8"),
+        (STREAM, {}, {"maxMessagesPerSubject": 1}, "maxMessagesPerSubject"),
+        (STREAM, {}, {"retention": "interest"}, "retention from limits to interest"),
+        (STREAM, {"maxBytes": 10}, {"maxBytes": 11}, ""),
+        (STREAM, {"maxBytes": 10}, {}, ""),
+        (STREAM, {"retention": "interest"}, {}, ""),
+        (STREAM, {}, {"maxMessageBytes": 5, "discard": "new", "description": "x"}, ""),
+        (BUCKET, {"history": 5}, {"history": 4}, "history from 5 values a key to 4"),
+        (BUCKET, {}, {"ttlSeconds": 5}, "ttlSeconds"),
+        (BUCKET, {}, {"maxBytes": 5}, "maxBytes"),
+        (BUCKET, {"ttlSeconds": 5}, {"history": 2}, ""),
+        (CONSUMER, {}, {"filterSubjects": ["a"], "maxDeliver": 1}, ""),
+    ],
+)
+def test_a_write_that_shrinks_says_what_is_lost(
+    kind: Kind, before: Fields, after: Fields, lost: str
+) -> None:
+    wanted = seen(kind, after).fields
+    said = kind.loses(wanted, seen(kind, before))
+    assert lost in said
+    assert bool(said) == bool(lost)
+    assert bool(kind.loses(wanted, seen(kind, before, has_data=None))) == bool(lost)
+    assert kind.loses(wanted, seen(kind, before, has_data=False)) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_deletion_says_what_is_lost_unless_nothing_ever_was_there(kind: Kind) -> None:
+    assert "x" in kind.loses(None, seen(kind, {}))
+    assert kind.loses(None, seen(kind, {}, has_data=None)), "what is not known counts as data"
+    assert kind.loses(None, seen(kind, {}, has_data=False)) == ""
+
+
+async def test_data_is_seen_and_stays_seen(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    """Or each message through a work queue would be two events of the log."""
+    streams, consumers = connect(STREAM, nats_server.url), connect(CONSUMER, nats_server.url)
+    fields = STREAM.checked_fields({"subjects": [unique], "retention": "workqueue"})
+    await streams.create(action("Create", unique, fields))
+    name = f"{unique}/c"
+    await consumers.create(action("Create", name, CONSUMER.checked_fields({})))
+
+    async def flags() -> list[bool]:
+        found = [await streams.read(unique), await consumers.read(name)]
+        return [each is not None and each.outputs["hasData"] for each in found]
+
+    assert await flags() == [False, False]
+    await nc.request(unique, b"1")
+    assert await flags() == [True, True]
+    inbox = await nc.subscribe(nc.new_inbox())  # pyright: ignore[reportUnknownMemberType]
+    await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{unique}.c", reply=inbox.subject)
+    await nc.request((await inbox.next_msg(10)).reply, b"+ACK", timeout=10)
+    assert (await api_request(nc, f"STREAM.INFO.{unique}", None))["state"]["messages"] == 0
+    assert await flags() == [True, True]
+
+
+# --- others in the same server
+
+
+async def test_a_foreign_stream_that_is_adopted_keeps_its_messages_and_what_no_field_is_about(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    config = {
+        "name": unique,
+        "subjects": [unique],
+        "max_consumers": 7,
+        "allow_rollup_hdrs": True,
+        "metadata": {"team": "a"},
+    }
+    await api_request(nc, f"STREAM.CREATE.{unique}", config)
+    await nc.request(unique, b"kept")
+    provider = connect(STREAM, nats_server.url)
+    wanted = STREAM.checked_fields({"subjects": [unique], "description": "ours"})
+    with pytest.raises(ConflictError) as caught:
+        await provider.create(action("Create", unique, wanted))
+    stranger = caught.value.obstacle
+    assert stranger is not None
+    assert (stranger.labels, stranger.written_by) == ({"team": "a"}, None)
+
+    adopted = (await provider.update(upon("Update", stranger, wanted))).object
+
+    assert adopted is not None
+    assert (adopted.uid, adopted.fields) == (stranger.uid, wanted)
+    info = await api_request(nc, f"STREAM.INFO.{unique}", None)
+    assert info["state"]["messages"] == 1
+    assert (info["config"]["max_consumers"], info["config"]["allow_rollup_hdrs"]) == (7, True)
+
+
+async def test_subjects_that_a_foreign_stream_has_are_waited_for(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    config = {"name": f"{unique}x", "subjects": [f"{unique}.>"]}
+    await api_request(nc, f"STREAM.CREATE.{unique}x", config)
+    fields = STREAM.checked_fields({"subjects": [f"{unique}.a"]})
+    with pytest.raises(TransientError, match="overlap"):
+        await connect(STREAM, nats_server.url).create(action("Create", unique, fields))
+
+
+async def test_a_part_of_a_work_queue_that_a_foreign_consumer_has_is_waited_for(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    config = {"name": unique, "subjects": [f"{unique}.>"], "retention": "workqueue"}
+    await api_request(nc, f"STREAM.CREATE.{unique}", config)
+    provider = connect(CONSUMER, nats_server.url)
+    for first, second in (("", ""), (f"{unique}.a", f"{unique}.*")):
+        body = {
+            "stream_name": unique,
+            "config": {"durable_name": "x", "ack_policy": "explicit", "filter_subject": first},
+        }
+        await api_request(nc, f"CONSUMER.CREATE.{unique}.x", body)
+        fields = CONSUMER.checked_fields({"filterSubjects": [second] if second else []})
+        with pytest.raises(TransientError, match=r"not unique|not allowed"):
+            await provider.create(action("Create", f"{unique}/c", fields))
+        await api_request(nc, f"CONSUMER.DELETE.{unique}.x", None)
+
+
+async def test_a_consumer_waits_for_its_stream(
+    nats_server: EmbeddedServer, connect: Connect, unique: str
+) -> None:
+    provider = connect(CONSUMER, nats_server.url)
+    create = action("Create", f"{unique}/c", CONSUMER.checked_fields({}))
+    with pytest.raises(TransientError, match="not there"):
+        await provider.create(create)
+    assert await provider.read(f"{unique}/c") is None
+
+
+async def test_a_consumer_of_a_client_is_neither_listed_nor_replaced(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
+) -> None:
+    stream = place.partition("/")[0]
+    config = {"name": "c", "inactive_threshold": 60_000_000_000, "ack_policy": "none"}
+    body = {"stream_name": stream, "config": config}
+    await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
+    provider = connect(CONSUMER, nats_server.url)
+
+    assert await listing(provider, Scope(prefix=f"{stream}/")) == []
+    with pytest.raises(TransientError, match="not durable"):
+        await provider.create(action("Create", place, CONSUMER.checked_fields({})))
+
+
+async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
+) -> None:
+    stream = place.partition("/")[0]
+    config = {"durable_name": "c", "deliver_subject": "x", "ack_policy": "explicit"}
+    body = {"stream_name": stream, "config": config}
+    await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
+    provider = connect(CONSUMER, nats_server.url)
+    found = await provider.read(place)
+    wanted = CONSUMER.checked_fields({})
+
+    assert found is not None
+    assert found.fields != wanted
+    with pytest.raises(PermanentError, match="pull from"):
+        await provider.update(upon("Update", found, wanted))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_a_listing_of_several_pages_is_complete(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
+) -> None:
+    """The server's pages have 256."""
+    numbers = [f"{number:03}" for number in range(300)]
+    if kind is CONSUMER:
+        stream = place.partition("/")[0]
+        names = [f"{stream}/{each}" for each in numbers]
+        requests = [
+            (
+                f"CONSUMER.CREATE.{stream}.{each}",
+                {"stream_name": stream, "config": {"durable_name": each, "mem_storage": True}},
+            )
+            for each in numbers
+        ]
+    else:
+        names = [f"{unique}-{each}" for each in numbers]
+        prefix = "KV_" if kind is BUCKET else ""
+        requests = [
+            (
+                f"STREAM.CREATE.{prefix}{each}",
+                {"name": prefix + each, "subjects": [f"t.{each}"], "storage": "memory"},
+            )
+            for each in names
+        ]
+    for request, body in requests:
+        await api_request(nc, request, body)
+    provider = connect(kind, nats_server.url)
+    found = await listing(provider, Scope(prefix=names[0][:-3]))
+
+    assert sorted(thing.name for thing in found) == names
+    for each in names if kind is not CONSUMER else ():
+        await api_request(nc, f"STREAM.DELETE.{'KV_' if kind is BUCKET else ''}{each}", None)
+
+
+async def test_a_deletion_between_two_pages_makes_no_hole(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, place: str
+) -> None:
+    stream = place.partition("/")[0]
+    for number in range(300):
+        config = {"durable_name": f"{number:03}", "mem_storage": True}
+        body = {"stream_name": stream, "config": config}
+        await api_request(nc, f"CONSUMER.CREATE.{stream}.{number:03}", body)
+    pages = connect(CONSUMER, nats_server.url).pages(Scope(prefix=f"{stream}/"), page_size=9)
+    await anext(pages)
+    await api_request(nc, f"CONSUMER.DELETE.{stream}.007", None)
+
+    with pytest.raises(TransientError, match="hole"):
+        async for _ in pages:
+            pass
+
+
+# --- advisories
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+async def test_a_change_by_hand_is_told_while_a_call_waits(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
+) -> None:
+    feed = connect(kind, nats_server.url, timeout_seconds=60)
+    assert isinstance(feed, WatchingProvider)
+    mark = await feed.changes(None)
+    waiting = asyncio.create_task(feed.changes(mark))
+    await asyncio.sleep(0.1)
+    if kind is CONSUMER:
+        stream = place.partition("/")[0]
+        body = {"stream_name": stream, "config": {"durable_name": "c"}}
+        await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
+    else:
+        name = f"KV_{unique}" if kind is BUCKET else unique
+        await api_request(nc, f"STREAM.CREATE.{name}", {"name": name, "subjects": [unique]})
+
+    async with asyncio.timeout(10):
+        assert await waiting != mark
+
+
+async def test_what_happened_between_two_calls_is_told_by_the_second(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    feed = connect(STREAM, nats_server.url)
+    assert isinstance(feed, WatchingProvider)
+    mark = await feed.changes(None)
+    await api_request(nc, f"STREAM.CREATE.{unique}", {"name": unique, "subjects": [unique]})
+    await asyncio.sleep(0.2)
+
+    async with asyncio.timeout(1):
+        assert await feed.changes(mark) != mark

@@ -1,0 +1,211 @@
+"""The product's own streams, their consumers and buckets are nobody's to declare or delete."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client
+
+from events.manifest import InvalidManifestError
+from events.provider_config import Scope
+from infra.bus.permissions import ALL_STREAMS
+from infra.bus.streams import (
+    INTAKE,
+    LOG,
+    ROWS,
+    decider_consumers,
+    ensure_topology,
+    make_worker_consumer,
+)
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import api_request, close
+from infra.jetstream.connection import connect as connect_to_bus
+from infra.jetstream.topology import consumer_names
+from infra.providers.jetstream.bucket import BUCKET
+from infra.providers.jetstream.consumer import CONSUMER
+from infra.providers.jetstream.stream import STREAM
+from infra.providers.jetstream.subjects import PRODUCTS_SUBJECTS, SERVERS_SUBJECTS, overlap
+from reconciler.errors import PermanentError
+from reconciler.provider import WatchingProvider
+from reconciler.provider.contract import action, listing
+from reconciler.provider.kind import Kind
+from tests.providers.connect import Connect
+
+EVERYTHING = Scope(mode="Exclusive")
+OWN = [
+    *((STREAM, name) for name in ALL_STREAMS if name != ROWS),
+    (BUCKET, ROWS.removeprefix("KV_")),
+    *((CONSUMER, f"{INTAKE}/{name}") for name in decider_consumers()),
+    (CONSUMER, f"{LOG}/workers=default"),
+    (CONSUMER, f"{LOG}/another"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer()
+    asyncio.run(server.start(tmp_path_factory.mktemp("bus")))
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def bus(server: EmbeddedServer) -> AsyncIterator[Client]:
+    client = await connect_to_bus(server.url, name="test")
+    await ensure_topology(client)
+    await make_worker_consumer(client, "default")
+    yield client
+    await close(client)
+
+
+async def everything(bus: Client) -> list[object]:
+    """All that the bus has: streams with their configurations, and consumers."""
+    listed = (await api_request(bus, "STREAM.LIST", None))["streams"]
+    names = [each["config"]["name"] for each in listed]
+    consumers = [await consumer_names(bus, name) for name in names]
+    return [[each["config"] for each in listed], consumers]
+
+
+@pytest.mark.parametrize(("kind", "name"), OWN)
+async def test_what_is_the_products_own_is_refused_and_stays(
+    bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind, name: str
+) -> None:
+    before = await everything(bus)
+    provider = connect(kind, server.url)
+    fields = kind.checked_fields({"subjects": ["mine"]} if kind is STREAM else {})
+
+    for call in (
+        provider.create(action("Create", name, fields)),
+        provider.update(action("Update", name, fields)),
+        provider.delete(action("Delete", name, {})),
+        provider.read(name),
+    ):
+        with pytest.raises(PermanentError, match="reconciler's own"):
+            await call
+    assert await everything(bus) == before
+
+
+@pytest.mark.parametrize("kind", [STREAM, BUCKET, CONSUMER], ids=lambda kind: kind.name)
+async def test_nothing_of_the_product_is_in_any_scope(
+    bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind
+) -> None:
+    assert await listing(connect(kind, server.url), EVERYTHING) == []
+
+
+async def test_every_stream_of_the_product_has_the_mark_and_what_others_made_has_not(
+    bus: Client, server: EmbeddedServer, connect: Connect
+) -> None:
+    listed = (await api_request(bus, "STREAM.LIST", None))["streams"]
+    marked = {each["config"]["name"] for each in listed if "reconciler-own" in str(each)}
+    assert marked == set(ALL_STREAMS)
+
+    provider = connect(STREAM, server.url)
+    made = await provider.create(
+        action("Create", "MINE", STREAM.checked_fields({"subjects": ["m"]}))
+    )
+    assert await listing(provider, EVERYTHING) == [made.object]
+    await provider.delete(action("Delete", "MINE", {}))
+
+
+async def test_a_stream_of_an_earlier_release_gets_the_mark(bus: Client) -> None:
+    config = (await api_request(bus, f"STREAM.INFO.{ROWS}", None))["config"]
+    await api_request(bus, f"STREAM.UPDATE.{ROWS}", {**config, "metadata": {}})
+    assert (await ensure_topology(bus)).changes[ROWS] == "updated"
+    assert (await ensure_topology(bus)).changes[ROWS] == "unchanged"
+
+
+@pytest.mark.parametrize("kind", [STREAM, BUCKET, CONSUMER], ids=lambda kind: kind.name)
+async def test_what_the_product_does_is_no_news(
+    bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind
+) -> None:
+    """Its readers come and go: each would bring a listing forward."""
+    feed = connect(kind, server.url, timeout_seconds=2)
+    assert isinstance(feed, WatchingProvider)
+    await listing(feed, EVERYTHING)
+    mark = await feed.changes(None)
+
+    body = {"stream_name": LOG, "config": {"durable_name": "reader"}}
+    await api_request(bus, f"CONSUMER.CREATE.{LOG}.reader", body)
+    await api_request(bus, f"CONSUMER.DELETE.{LOG}.reader", None)
+    config = (await api_request(bus, f"STREAM.INFO.{ROWS}", None))["config"]
+    await api_request(bus, f"STREAM.UPDATE.{ROWS}", config)
+
+    assert await feed.changes(mark) == mark
+
+
+async def test_a_stream_whose_mark_was_taken_off_is_still_the_products(
+    bus: Client, server: EmbeddedServer, connect: Connect
+) -> None:
+    for stream in ALL_STREAMS:
+        config = (await api_request(bus, f"STREAM.INFO.{stream}", None))["config"]
+        await api_request(bus, f"STREAM.UPDATE.{stream}", {**config, "metadata": {}})
+    try:
+        for kind in (STREAM, BUCKET, CONSUMER):
+            assert await listing(connect(kind, server.url), EVERYTHING) == []
+        with pytest.raises(PermanentError, match="reconciler's own"):
+            await connect(STREAM, server.url).delete(action("Delete", INTAKE, {}))
+    finally:
+        await ensure_topology(bus)
+
+
+# --- subjects
+
+
+@pytest.mark.parametrize("subject", ["log.x", "$MQTT.sess.>", "$KV.mine.>", "_INBOX.a"])
+async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, subject: str
+) -> None:
+    """Made by somebody else, or by the server."""
+    await api_request(nc, f"STREAM.CREATE.{unique}", {"name": unique, "subjects": [subject]})
+    try:
+        provider = connect(STREAM, nats_server.url)
+        assert await listing(provider, Scope(prefix=unique)) == []
+        with pytest.raises(PermanentError, match="overlaps"):
+            await provider.delete(action("Delete", unique, {}))
+    finally:
+        await api_request(nc, f"STREAM.DELETE.{unique}", None)
+
+
+@pytest.mark.parametrize(
+    "subject", [*PRODUCTS_SUBJECTS, *SERVERS_SUBJECTS, ">", "*.>", "*.x", "*", "$KV.mine.>"]
+)
+def test_subjects_of_the_product_and_of_the_server_are_refused_when_declared(subject: str) -> None:
+    with pytest.raises(InvalidManifestError, match="overlaps"):
+        STREAM.checked_fields({"subjects": ["mine.>", subject]})
+
+
+def test_the_products_subjects_are_all_that_its_streams_take() -> None:
+    first = {subject.split(".")[0] for subject in PRODUCTS_SUBJECTS}
+    assert first >= {"rec", "in", "log", "outcome", "listing", "state", "sched", "fired", "rate"}
+    assert first >= {"deadletter", "discarded", "$KV"}
+
+
+@pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", ">.a", "a\n", "é\x00"])
+def test_what_is_no_subject_is_refused(subject: str) -> None:
+    with pytest.raises(InvalidManifestError, match="is no subject"):
+        STREAM.checked_fields({"subjects": [subject]})
+
+
+tokens = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
+filters = st.one_of(tokens, tokens.map(lambda some: [*some, ">"])).map(".".join)
+SUBJECTS = [
+    ".".join(parts) for length in range(1, 7) for parts in itertools.product("ab", repeat=length)
+]
+
+
+def matches(subject: str, pattern: str) -> bool:
+    """As the server does, by another way: as a regular expression."""
+    expression = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
+    return re.fullmatch(expression, subject) is not None
+
+
+@given(filters, filters)
+def test_two_filters_overlap_if_a_subject_matches_both(one: str, other: str) -> None:
+    expected = any(matches(each, one) and matches(each, other) for each in SUBJECTS)
+    assert overlap(one, other) == overlap(other, one) == expected
