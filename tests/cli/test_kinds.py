@@ -18,8 +18,7 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     assert (told["accepted"], told["reason"]) == (False, "Invalid")
     assert (
         "no kind of provider 'resource' is registered here, only of file, jetstream, records, "
-        "shapes"
-        in (told["message"])
+        "shapes" in (told["message"])
     )
 
 
