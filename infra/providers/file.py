@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
@@ -93,13 +94,19 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
 """Whatever else goes wrong may go well later."""
 
 _T = TypeVar("_T")
+_ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
+_PLACE = re.compile(r"\$\{([^}]*)\}")
 _Account = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}(?!\n)$")]
 
 
 class FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``File``'s spec; without ``owner`` and ``group`` nobody is asked for."""
+    """The fields of a ``File``'s spec; without ``owner`` and ``group`` nobody is asked for.
+
+    ``values`` are filled into plain content where it says ``${name}``, and may be references.
+    """
 
     content: str | SecretRef
+    values: dict[_ValueName, str | int | float | bool] = {}
     mode: Annotated[str, msgspec.Meta(pattern=r"^[0-7]{3,4}(?!\n)$")] = "0644"
     owner: _Account | None = None
     group: _Account | None = None
@@ -120,15 +127,34 @@ class _Content(NamedTuple):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a file's fields their canonical form: mode of four digits, no owner that is nobody's.
+    """Return a file's fields their canonical form: content with its values, mode of four digits.
 
-    Raises ``InvalidManifestError`` for content that is too large.
+    Raises ``InvalidManifestError`` for content that is too large, or names a value that is missing.
     """
     content, mode = fields.get("content"), fields.get("mode", "0644")
+    if values := fields.get("values"):
+        content = _filled(content, values)
     if isinstance(content, str) and len(content.encode()) > MAX_CONTENT_BYTES:
         raise InvalidManifestError(f"spec.content: at most {MAX_CONTENT_BYTES} bytes of UTF-8")
     given = {name: value for name, value in fields.items() if value is not None}
+    given.pop("values", None)
+    if content is not None:
+        given["content"] = content
     return {**given, "mode": str(mode).zfill(4)}
+
+
+def _filled(content: object, values: Mapping[str, object]) -> str:
+    if not isinstance(content, str):
+        raise InvalidManifestError("spec.values: only plain content can have values filled in")
+
+    def value_of(place: re.Match[str]) -> str:
+        if place[1] not in values:
+            known = ", ".join(sorted(values))
+            raise InvalidManifestError(f"spec.content: {place[0]} is none of spec.values: {known}")
+        value = values[place[1]]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return _PLACE.sub(value_of, content)
 
 
 def comparable(fields: Fields) -> Fields:

@@ -11,6 +11,9 @@ Each test's name begins with the number of its scenario.
   (``test_ownership``)
 - scenario 9: our label on what was never declared; scenario 10: our label taken off;
   scenario 11: every strategy does what the table of verdicts says (``test_verdicts``)
+- scenario 34: an immutable field is replaced (``tests/resource/test_replacement``)
+- scenario 36: a resource takes values from others, waits visibly, keeps them
+  (``test_referring``)
 - scenario 12: a worker is killed at every step, one Foo (``tests/crashes``)
 - scenario 13: an answer after our time-out; scenario 14: 500, 429, no connection: the API's gate,
   its breaker and its back-off, across restarts; scenario 15: 422 (``test_trouble``, ``test_rate``)

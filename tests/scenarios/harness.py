@@ -214,6 +214,7 @@ class World:
         self.client: SdkClient
         self.log: JetStreamLog
         self.kinds = KindRegistry([SHAPE, RECORD])
+        self.secrets: Path | None = None
         self._folder = folder
         self._writer: JetStreamIntakeWriter
         self._reconciler: asyncio.Task[None] | None = None
@@ -244,7 +245,7 @@ class World:
     async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
         async with (
             connected(self.server.url) as nc,
-            running(nc, roles, kinds=self.kinds) as parts,
+            running(nc, roles, kinds=self.kinds, secrets=self.secrets) as parts,
         ):
             self.reconciler_nc = nc
             ready.set_result(parts)

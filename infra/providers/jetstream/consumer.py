@@ -79,9 +79,11 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     """The fields of a ``Consumer``'s spec, with the server's defaults.
 
     The order of ``filter_subjects`` has no meaning. ``replicas``: 0 is as many as the stream has.
-    ``max_deliver``: -1 or 0 is no limit.
+    ``max_deliver``: -1 or 0 is no limit. ``stream``: that of the external name, said once more as a
+    reference to a ``Stream``: the consumer is then made after it and deleted before it.
     """
 
+    stream: str | None = None
     description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
     filter_subjects: Annotated[list[str], msgspec.Meta(max_length=1_000)] = []
     deliver_policy: Literal[
@@ -136,7 +138,7 @@ class _Consumer(msgspec.Struct, frozen=True):
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
         name = f"{self.stream_name}/{self.name}"
-        fields = _fields_of(self.config)
+        fields = {**_fields_of(self.config), "stream": self.stream_name}
         return shown(name, self.created, metadata_in(self.config), fields, outputs)
 
 
@@ -177,6 +179,11 @@ class ConsumersProvider:
     async def create(self, action: Action) -> Effect:
         """Create a consumer; the server takes the same configuration, key included, once more."""
         place = _place(action.external_name)
+        if action.fields.get("stream", place.stream) != place.stream:
+            raise PermanentError(
+                f"spec.stream is {action.fields['stream']!r}, but {action.external_name!r} is of"
+                f" stream {place.stream!r}"
+            )
         stream = await self._api.stream(place.stream)
         read_at = time.monotonic()
         if stream is None:
@@ -327,6 +334,8 @@ def normalize(fields: Fields) -> Fields:
     result["maxAckPending"] = result["maxAckPending"] or DEFAULT_MAX_ACK_PENDING
     if result["ackPolicy"] == "none":
         del result["ackWaitSeconds"], result["maxAckPending"]
+    if result.get("stream") is None:
+        result.pop("stream", None)
     return result
 
 
