@@ -147,7 +147,8 @@ class ReadModels:
     """Status, ownership and fleet, as of one position of the log.
 
     ``swept`` names the resources that a sweep has to look at, as the keys of a dictionary: sets
-    have another order in each process.
+    have another order in each process. ``unready`` names those whose object is as declared, and
+    cannot be used yet.
     """
 
     def __init__(self) -> None:
@@ -160,6 +161,7 @@ class ReadModels:
         self._dirty_damage: dict[str, None] = {}
         self._dirty_ownership: dict[str, None] = {}
         self.swept: dict[str, None] = {}
+        self.unready: dict[str, None] = {}
         self._fleet = _FleetCounts()
         self._taken = NOTHING
 
@@ -205,6 +207,10 @@ class ReadModels:
             self.swept[name] = None
         else:
             self.swept.pop(name, None)
+        if is_there and row.not_ready is not None:
+            self.unready[name] = None
+        else:
+            self.unready.pop(name, None)
 
     def _add_row(self, name: str) -> StatusRow:
         row = self.status[name] = _new_row(name)

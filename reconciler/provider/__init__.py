@@ -25,7 +25,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     ``idempotency_keys``: a repeat with the same key gives the first answer.
     ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
     owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the API tells
-    when something changed, and each of the kind's providers is a ``WatchingProvider``.
+    when something changed, and each of the kind's providers is a ``WatchingProvider``. Without
+    ``listing`` the objects of resources are read one by one, at the interval of listings; what
+    nobody declares is then never seen.
     ``consistency_grace_seconds``: reads and listings may show an effect only so long after it; a
     ``ProviderConfig`` can raise it. Each is declared because a decision rests on it (ADR 0003).
 
@@ -39,6 +41,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     labels: bool
     conditional_writes: bool
     watch: bool = False
+    listing: bool = True
     consistency_grace_seconds: float = 0.0
 
 
@@ -92,7 +95,10 @@ class Provider(Protocol):
         ...
 
     def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope page by page. Ending without an exception means: the listing is complete."""
+        """List a scope page by page. Ending without an exception means: the listing is complete.
+
+        Never called where the kind declares no ``listing``.
+        """
         ...
 
     async def close(self) -> None:

@@ -124,6 +124,11 @@ class Kind:
         """Whether its API tells when something changed."""
         return self.capabilities is not None and self.capabilities.watch
 
+    @property
+    def lists(self) -> bool:
+        """Whether its API can list; else its objects are read one by one."""
+        return self.capabilities is None or self.capabilities.listing
+
     def checked_fields(self, fields: Fields) -> Fields:
         """Validate and canonicalise the kind's fields; raises ``InvalidManifestError``."""
         try:

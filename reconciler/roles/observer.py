@@ -36,8 +36,10 @@ from reconciler.roles.listing import (
     observations,
 )
 from reconciler.roles.next_listing import NextListing
+from reconciler.roles.object_reads import ObjectReads
 from reconciler.roles.oversize import is_too_long, tell_too_long, too_long
 from reconciler.roles.providers import ProviderPool
+from reconciler.roles.slices import in_slices
 
 JITTER = 0.1
 """Each interval is up to this share shorter or longer, so that observers do not march in step."""
@@ -66,6 +68,7 @@ class Observer:
         models: ReadModels,
         log_id: str,
         gates: ApiGates,
+        reads: ObjectReads | None = None,
         sink: DecisionSink | None = None,
         catch_up: Callable[[float], Awaitable[None]] | None = None,
         chance: Chance = REAL,
@@ -81,6 +84,14 @@ class Observer:
         self._now = chance.now
         self._clock = chance.clock
         self._gates = gates
+        self._reads = reads or ObjectReads(
+            intake=intake,
+            configurations=configurations,
+            providers=providers,
+            models=models,
+            gates=gates,
+            chance=chance,
+        )
         self._jitter = chance.jitter
         self._new_id = chance.new_id
         self._watches: dict[_Place, asyncio.Task[None]] = {}
@@ -196,6 +207,8 @@ class Observer:
         published then.
         """
         config = self._configurations.by_name[config_name]
+        if not self._kinds[kind].lists:
+            return await self._read_each(config_name, kind, config)
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         began = ListingBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
@@ -211,6 +224,21 @@ class Observer:
         if self._configurations.by_name.get(config_name) != config:
             raise ListingRefusedError("its ProviderConfig was changed meanwhile")
         return await self.publish_changes(listing, listing.complete(count), provider)
+
+    async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
+        """Read the objects of an API that cannot list, each by itself."""
+        await self._know_the_log()
+        rows: list[StatusRow] = []
+        async for some in in_slices(list(self._models.status.values())):
+            rows += [
+                row
+                for row in some
+                if (row.provider_config, row.kind) == (config_name, kind)
+                and (row.declared or row.owned)
+            ]
+        found = await self._reads.read(rows, config)
+        self.listings += 1
+        return found
 
     async def publish_changes(
         self,

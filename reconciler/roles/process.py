@@ -33,6 +33,7 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
 from reconciler.roles.foreign_listings import ForeignListings
 from reconciler.roles.log_feed import LogFeed
+from reconciler.roles.object_reads import ObjectReads
 from reconciler.roles.observer import Observer
 from reconciler.roles.projector import Projector, load_models
 from reconciler.roles.providers import ProviderPool
@@ -228,6 +229,15 @@ def _worker(parts: Running) -> list[Run]:
 
 def _observer(parts: Running) -> list[Run]:
     ports, chance = parts.ports, parts.ports.chance
+    reads = ObjectReads(
+        intake=ports.intake,
+        configurations=parts.configurations,
+        providers=parts.providers,
+        models=parts.models,
+        gates=parts.gates,
+        chance=chance,
+    )
+    parts.feed.subscribe(reads.notice)
     parts.observer = Observer(
         intake=ports.intake,
         configurations=parts.configurations,
@@ -236,6 +246,7 @@ def _observer(parts: Running) -> list[Run]:
         models=parts.models,
         log_id=ports.log.log_id,
         gates=parts.gates,
+        reads=reads,
         sink=ports.sink,
         catch_up=parts.feed.catch_up,
         chance=chance,
@@ -259,7 +270,7 @@ def _observer(parts: Running) -> list[Run]:
         providers=parts.providers,
         chance=chance,
     )
-    return [parts.observer.run(), sweeper.run(), foreign.run()]
+    return [parts.observer.run(), reads.run(), sweeper.run(), foreign.run()]
 
 
 def _projector(parts: Running) -> list[Run]:

@@ -66,7 +66,8 @@ async def check_api(
         return _nothing_watched(check, config, installed)
     try:
         for kind in watched:
-            await _list_one(pool, name, kind, config)
+            if kinds[kind].lists:
+                await _list_one(pool, name, kind, config)
     except ConfigurationError as error:
         remedy = "only a problem if the workers cannot do it either: ask from where they run"
         return Finding(check, "warn", str(error), remedy)
@@ -74,6 +75,12 @@ async def check_api(
         text = str(error) or f"no answer within {_PATIENCE_SECONDS:.0f} s"
         remedy = "is the API up, and the endpoint right? What is declared waits, nothing is lost"
         return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)
+    read = [kind for kind in watched if not kinds[kind].lists]
+    if read:
+        found = f"cannot list {', '.join(read)}: what is declared is read one by one"
+        if read == watched:
+            return Finding(check, "ok", f"{config.endpoint}: {found}; it was not asked")
+        return Finding(check, "ok", f"{config.endpoint} answers ({', '.join(watched)}); {found}")
     return Finding(check, "ok", f"{config.endpoint} answers ({', '.join(watched)})")
 
 

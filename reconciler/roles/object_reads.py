@@ -1,0 +1,144 @@
+"""Reads of single objects: of those that are not ready yet, and of APIs that cannot list.
+
+A listing comes at an interval. Who waits until an object can be used is told sooner: it is read
+after a second, two, four, … until it is ready, or as seldom as it is listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from events.external import digest
+from events.intake import Observed
+from events.log import LogEvent
+from events.provider_config import ProviderConfigSpec
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.resource.observation import LOOKING
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.chance import REAL, Chance
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.oversize import is_too_long
+from reconciler.roles.providers import ProviderPool
+
+FIRST_SECONDS = 1.0
+READS_AT_ONCE = 16
+
+_logger = structlog.get_logger(__name__)
+
+
+class ObjectReads:
+    """Reads single objects, and tells the intake what the log does not know."""
+
+    def __init__(
+        self,
+        *,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        providers: ProviderPool,
+        models: ReadModels,
+        gates: ApiGates,
+        chance: Chance = REAL,
+    ) -> None:
+        self._intake = intake
+        self._configurations = configurations
+        self._providers = providers
+        self._models = models
+        self._gates = gates
+        self._now = chance.now
+        self._clock = chance.clock
+        self._new_id = chance.new_id
+        self._came = asyncio.Event()
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    def notice(self, _position: int, event: LogEvent) -> None:
+        """Begin to read an object that is not ready; a subscriber of the log."""
+        if event.subject in self._models.unready:
+            self._came.set()
+
+    async def run(self) -> None:
+        """Read what is not ready, for ever: each API by itself, so that none waits for another."""
+        self._came.set()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._came.wait()
+                self._came.clear()
+                for config_name in {row.provider_config for row in self._unready()}:
+                    if config_name not in self._reading:
+                        task = tasks.create_task(self._read_until_ready(config_name))
+                        self._reading[config_name] = task
+
+    def _unready(self) -> list[StatusRow]:
+        return [self._models.status[name] for name in self._models.unready]
+
+    async def _read_until_ready(self, config_name: str) -> None:
+        """Read an API's objects that are not ready, each less and less often."""
+        due: dict[str, tuple[float, float]] = {}
+        try:
+            while rows := [row for row in self._unready() if row.provider_config == config_name]:
+                config = self._configurations.by_name.get(config_name)
+                if config is None:
+                    return
+                await asyncio.sleep(FIRST_SECONDS)
+                now = self._clock()
+                ready_to_read = [row for row in rows if due.get(str(row.key), (0.0,))[0] <= now]
+                await self.read(ready_to_read, config)
+                for row in ready_to_read:
+                    _, pause = due.get(str(row.key), (0.0, FIRST_SECONDS))
+                    pause = min(2 * pause, max(config.resync_seconds, FIRST_SECONDS))
+                    due[str(row.key)] = (self._clock() + pause, pause)
+        finally:
+            del self._reading[config_name]
+
+    async def read(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
+        """Read the objects of some resources of one API, and give how many observations came of it.
+
+        What fails is read again later.
+        """
+        slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+
+        async def one(row: StatusRow) -> int:
+            async with slots:
+                return await self._read_one(row)
+
+        return sum(await asyncio.gather(*(one(row) for row in rows if not row.action_id)))
+
+    async def _read_one(self, row: StatusRow) -> int:
+        name = row.provider_config
+        try:
+            as_of = await self._intake.last_position()
+            began_at, began_by = self._now(), self._clock()
+            provider = self._providers.get(name, row.kind)
+            gate = self._gates.of(name)
+            is_probe = False if gate.is_open else await gate.enter(name)
+            with gate.calls(name, is_probe=is_probe):
+                seen = await provider.read(row.external_name, row.uid)
+        except (ProviderError, ConfigurationError) as error:
+            _logger.info("an object was not read", resource=str(row.key), why=str(error))
+            return 0
+        except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
+            what = f"{type(error).__name__}: {error}"
+            _logger.warning("an object was not read", resource=str(row.key), why=what)
+            return 0
+        shown = "" if seen is None else digest(seen)
+        is_news = shown != row.observed_digest or row.doubted or row.reason == LOOKING
+        if not is_news or is_too_long(seen):
+            return 0
+        observed = Observed(
+            name,
+            row.external_name,
+            seen,
+            "Read",
+            as_of,
+            began_at,
+            age_seconds=round(self._clock() - began_by, 3),
+        )
+        await self._intake.publish(
+            [IntakeMessageOut("observed", row.key, observed, self._new_id())]
+        )
+        return 1

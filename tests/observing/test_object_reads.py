@@ -1,0 +1,228 @@
+"""Single objects are read: those that are not ready, and those of an API that cannot list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+import pytest
+
+from events.external import ExternalObject
+from events.intake import Observed
+from events.log import (
+    ActionSucceeded,
+    Condition,
+    LogEvent,
+    OutcomeRecorded,
+    ResourceEvent,
+    SpecDeclared,
+)
+from events.manifest import Policy
+from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, Scope
+from projections.read_models import ReadModels
+from reconciler.errors import TransientError
+from reconciler.ports import IntakeMessageOut
+from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
+from reconciler.roles import object_reads
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.object_reads import ObjectReads
+from reconciler.roles.observer import Observer
+from reconciler.roles.providers import ProviderPool
+from tests.bus.histories import event
+from tests.bus.test_worker import NoRates
+
+FOO = ResourceKey("default", "Server", "foo")
+BLIND = Capabilities(
+    idempotency_keys=True,
+    deterministic_names=True,
+    labels=True,
+    conditional_writes=True,
+    listing=False,
+)
+
+
+class Api:
+    """Has one server, which starts; it cannot list."""
+
+    def __init__(self) -> None:
+        self.server: ExternalObject | None = ExternalObject("foo", {}, "u1")
+        self.reads = 0
+        self.fails = False
+        self.read_thrice = asyncio.Event()
+
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+        del config, secrets
+        return self
+
+    async def create(self, action: object) -> Effect:
+        raise AssertionError(action)
+
+    update = delete = create
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        assert (external_name, uid) == ("foo", "u1")
+        self.reads += 1
+        if self.reads == 3:
+            self.read_thrice.set()
+        if self.fails:
+            raise TransientError("away")
+        return self.server
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        raise AssertionError((scope, page_size))
+        yield []
+
+    async def close(self) -> None: ...
+
+
+class Intake:
+    """Keeps what was observed."""
+
+    def __init__(self) -> None:
+        self.observed: list[Observed] = []
+        self.came = asyncio.Event()
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        for each in messages:
+            assert isinstance(each.data, Observed)
+            assert each.key == FOO
+            self.observed.append(each.data)
+            self.came.set()
+
+    async def last_position(self) -> int:
+        return 7
+
+
+class Stage:
+    """The reads of one API, and an observer beside them."""
+
+    def __init__(self) -> None:
+        self.api, self.intake, self.models = Api(), Intake(), ReadModels()
+        self.configurations = Configurations()
+        self.configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
+        self.version = 0
+        kinds = KindRegistry(
+            [
+                Kind(
+                    "Server",
+                    "test/v1",
+                    ProviderConfigSpec,
+                    provider="test",
+                    capabilities=BLIND,
+                    connect=self.api,
+                )
+            ]
+        )
+        providers = ProviderPool(kinds, self.configurations)
+        gates = ApiGates(
+            name="test",
+            configurations=self.configurations,
+            intake=self.intake,
+            rates=NoRates(),
+        )
+        self.reads = ObjectReads(
+            intake=self.intake,
+            configurations=self.configurations,
+            providers=providers,
+            models=self.models,
+            gates=gates,
+        )
+        self.observer = Observer(
+            intake=self.intake,
+            configurations=self.configurations,
+            providers=providers,
+            kinds=kinds,
+            models=self.models,
+            log_id="log",
+            gates=gates,
+            reads=self.reads,
+        )
+
+    def records(self, *facts: ResourceEvent) -> None:
+        for data in facts:
+            self.version += 1
+            recorded: LogEvent = event(FOO, self.version, data)
+            self.models.apply(self.version, recorded)
+            self.reads.notice(self.version, recorded)
+
+    def made(self, *, ready: bool = False) -> None:
+        self.records(
+            SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
+            ActionSucceeded("a", "Create", 1, self.api.server),
+            self.outcome(ready=ready),
+        )
+
+    def outcome(self, *, ready: bool) -> OutcomeRecorded:
+        condition = Condition("Ready", "True" if ready else "False", "Starting")
+        return OutcomeRecorded("Converged", 1, "AsDeclared", conditions=(condition,))
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(object_reads, "FIRST_SECONDS", 0.01)
+    return Stage()
+
+
+async def _run(stage: Stage, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stage.reads.run()
+
+
+async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
+    stage.made()
+    running = asyncio.create_task(stage.reads.run())
+    try:
+        async with asyncio.timeout(10):
+            await stage.api.read_thrice.wait()
+        assert not stage.intake.observed, "nothing has changed"
+        stage.api.server = ExternalObject("foo", {}, "u1", outputs={"health": "up"})
+        async with asyncio.timeout(10):
+            await stage.intake.came.wait()
+        (told, *_) = stage.intake.observed
+        assert (told.evidence, told.as_of, told.object) == ("Read", 7, stage.api.server)
+        stage.records(stage.outcome(ready=True))
+        await asyncio.sleep(0.1)
+        reads = stage.api.reads
+        await asyncio.sleep(0.2)
+        assert stage.api.reads == reads, "what is ready is listed, and not read"
+    finally:
+        running.cancel()
+
+
+async def test_what_is_ready_is_not_read(stage: Stage) -> None:
+    stage.made(ready=True)
+    await _run(stage, 0.2)
+    assert stage.api.reads == 0
+
+
+async def test_what_does_not_get_ready_is_read_less_and_less_often(stage: Stage) -> None:
+    stage.made()
+    await _run(stage, 1.0)
+    assert 3 <= stage.api.reads <= 9, "0.01 s, 0.02 s, 0.04 s, …"
+
+
+async def test_an_api_that_fails_is_asked_again(stage: Stage) -> None:
+    stage.api.fails = True
+    stage.made()
+    await _run(stage, 0.3)
+    assert stage.api.reads > 1
+    assert not stage.intake.observed
+
+
+async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) -> None:
+    stage.made(ready=True)
+    assert await stage.observer.list_once("default", "Server") == 0
+    assert not stage.intake.observed
+    stage.api.server = None
+    assert await stage.observer.list_once("default", "Server") == 1
+    (told,) = stage.intake.observed
+    assert (told.object, told.evidence) == (None, "Read")
+    assert stage.api.reads == 2
