@@ -17,6 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "reconciler"]
 ENDLESS = {"watch"}
+SHELL = {"mkdir", "touch", "cat"}
+ORDERS = "/tmp/orders"
 PATIENCE_SECONDS = 60
 
 
@@ -25,6 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tour")
     shutil.copytree(ROOT / "examples", folder / "examples")
     return folder
+
+
+def move_the_orders(folder: Path, nats_url: str) -> None:
+    """Have the example speak of this tour's server and folder."""
+    path = folder / "examples" / "orders" / "manifests.yaml"
+    text = path.read_text().replace("nats://127.0.0.1:4222", nats_url)
+    path.write_text(text.replace(ORDERS, str(folder / "orders")))
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +82,14 @@ def watch_the_drift(words: list[str], folder: Path, environment: dict[str, str])
 def test_the_tour(folder: Path, running: dict[str, Any]) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RECONCILER_NATS_URL"}
     ran: list[str] = []
+    orders = str(folder / "orders")
+    move_the_orders(folder, running["natsUrl"])
     for words in tour():
         if words[0] == "curl":
             assert call_the_api(words, running["apiUrl"]) in {200, 204}, words
+            continue
+        if words[0] in SHELL:
+            subprocess.run([each.replace(ORDERS, orders) for each in words], check=True)
             continue
         assert words[:2] == ["./run", "reconciler"], words
         if words[2] in ENDLESS:
@@ -92,7 +106,7 @@ def test_the_tour(folder: Path, running: dict[str, Any]) -> None:
         )
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         ran.append(words[2])
-    assert ran == ["apply", "get", "history", "describe", "replay", "doctor", "delete"]
+    assert ran == ["apply", "get", "history", "describe", "apply", "replay", "doctor", "delete"]
     assert httpx.get(running["apiUrl"] + "/shapes/foo").status_code == 404
 
 

@@ -150,7 +150,8 @@ async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_work
     action = Action("default/Shape/bar@1", "key", "Delete", 1, "default", "bar", ())
     forged = encode_log(event(shape("bar"), 1, ActionDecided(action)))
     await publish(world.nc, log(shape("baz"), "action.default"), forged)
-    await publish(world.nc, log(shape("qux"), "action"), encode_log(event(shape("qux"), 1)))
+    outcome = encode_log(event(shape("qux"), 1))
+    await publish(world.nc, log(shape("qux"), "action.default"), outcome)
     await world.restart_reconciler()
 
     await world.declare("neighbour")

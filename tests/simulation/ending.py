@@ -406,12 +406,12 @@ def _is_paused(state: ResourceState) -> bool:
 
 def _read_models(world: World) -> Iterator[str]:
     """The live read models, the stored rows and those rebuilt from the log are the same bytes."""
+    if world.damaged:
+        return  # what was folded in before the damage is more than a new reading gives
     history = [
         (position, decode_log(payload)) for position, payload in enumerate(world.log.payloads, 1)
     ]
     expected = dict(rebuild(history).rows())
-    if world.damaged:
-        return  # what was folded in before the damage is more than a new reading gives
     if world.rows.content != expected:
         yield f"the stored rows are not those of the log: {_changed(world.rows.content, expected)}"
     for actor in world.actors.values():

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from events.envelope import encode_log
 from events.external import ExternalObject
 from events.intake import ActionError, ListingBegan, Observed, Reported
 from events.log import (
@@ -185,7 +186,7 @@ def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
                         stored = StoredEvent(len(self.events) + 1, event)
                         for hook in self.after_store[:1]:
                             self.events.append(stored)
-                            self.payloads.append(b"")
+                            self.payloads.append(encode_log(event))
                             hook(each, [stored])
             raise
 
