@@ -65,6 +65,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. Of an object that nobody here declares or owns,
     ``foreign_identity`` tells whose it is: what others write into it is no news.
+    ``seen_uid`` is that of an object that is seen and not owned.
     ``outputs`` are those of the object. ``asked_name`` is what a replacement shall be called that
     is being made, ``retiring`` what was replaced and is still there. ``asked_digest`` is the digest
     of what an action asks for, which is believed of an API that shows nothing after a write.
@@ -96,6 +97,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     external_name: str = ""
     observed_digest: str = ""
     foreign_identity: str = ""
+    seen_uid: str | None = None
     asked_digest: str = ""
     outputs: Fields = {}
     asked_name: str = ""
@@ -193,6 +195,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _seen(row, data.object)
             is_foreign = data.object is not None and not (row.declared or row.owned)
             row.foreign_identity = identity(data.object) if data.object and is_foreign else ""
+            row.seen_uid = None if data.object is None or row.owned else data.object.uid
             row.doubted = False
             row.strays, row.total = data.strays, data.total
             row.taken_by = data.taken_by
@@ -205,7 +208,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.drifts += 1
         case OwnershipClaimed() as data:
             row.owned = True
-            row.foreign_identity = ""
+            row.foreign_identity, row.seen_uid = "", None
             row.uid = data.uid
             row.listing_disproved = data.reason == "Returned"
         case OwnershipReleased() as data:

@@ -100,7 +100,12 @@ class ForeignListings:
         if config is None:
             raise ListingRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
         check_scope(part, config)
-        listing = ListingAssembler(part, delivery.stored_at)
+        capabilities = self._providers.capabilities(part.kind)
+        listing = ListingAssembler(
+            part,
+            delivery.stored_at,
+            unique_names=capabilities is None or capabilities.deterministic_names,
+        )
         self._open[subject] = _Open(self._clock(), listing, delivery)
 
     def _assembler(self, subject: str) -> ListingAssembler:

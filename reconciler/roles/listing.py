@@ -29,12 +29,19 @@ class ListingAssembler:
     """One listing of one scope, being received.
 
     ``began_at`` is when it began by a clock of the world, ``began_by`` by the steady one of this
-    process, if it began here.
+    process, if it began here. Without ``unique_names`` the API makes the ids, and two objects may
+    have one name.
     """
 
     def __init__(
-        self, began: ListingBegan, began_at: datetime | None, began_by: float | None = None
+        self,
+        began: ListingBegan,
+        began_at: datetime | None,
+        began_by: float | None = None,
+        *,
+        unique_names: bool = True,
     ) -> None:
+        self.unique_names = unique_names
         self.began = began
         self.began_at = began_at
         self.began_by = began_by
@@ -49,10 +56,18 @@ class ListingAssembler:
         for each in objects:
             if not is_within(began.prefix, began.labels, each.name, each.labels):
                 raise ListingRefusedError(f"{each.name!r} is not of its scope")
-            self._objects[each.name] = each
+            self._objects[self.place(each.name, each.uid)] = each
+
+    def place(self, name: str, uid: str | None) -> str:
+        """Return what tells one object of the listing from another; it begins with the name."""
+        return name if self.unique_names else f"{name}\n{uid or ''}"
+
+    def place_of(self, row: StatusRow) -> str:
+        """Return the place of a resource's object, as far as it is known."""
+        return self.place(row.external_name, row.uid or row.seen_uid)
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
-        """Return all objects by name; raises ``ListingRefusedError`` if any is missing.
+        """Return all objects by place; raises ``ListingRefusedError`` if any is missing.
 
         What came twice counts once: it must not hide that another did not come.
         """
@@ -101,49 +116,84 @@ async def observations(
     meanwhile: what is observed says how old it is, and the resource decides what that proves.
     """
     began = listing.began
-    known = await _by_external_name(rows, began)
+    known = await _by_place(listing, objects, rows)
     strays = await _stray_count(objects, known, config, log_id)
-    losses = await _loss_count(objects, known)
+    losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
     async for some in in_slices(objects.items()):
-        for name, each in some:
-            mine = known.get(name)
+        for place, each in some:
+            mine = known.get(place)
             if not mine:
-                key = _new_key(name, config.scope.namespace, began, rows)
-                found.append((key, _observed(listing, name, each, strays)))
+                key = _new_key(listing, each, config.scope.namespace, rows)
+                found.append((key, _observed(listing, each.name, each, strays)))
                 continue
             found += [
-                (key, _observed(listing, name, each, strays, taken_by=taken))
-                for key, taken in _interested(each, mine, strays)
+                (key, _observed(listing, each.name, each, strays, taken_by=taken))
+                for key, taken in _interested(listing, each, mine, strays)
             ]
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
-        for name, mine in some:
-            if name in objects or not name.startswith(began.prefix or ""):
+        for place, mine in some:
+            if place in objects or not place.startswith(began.prefix or ""):
                 continue
             for row in mine:
-                if row.external_name != name or not row.observed_digest or row.action_id:
+                is_there = listing.place_of(row) == place
+                if not is_there or not row.observed_digest or row.action_id:
                     continue
                 if began.labels or row.listing_disproved:
                     doubtful.append(row)
                 else:
                     taken = _taken_by(row, mine)
+                    name = row.external_name
                     gone = _observed(listing, name, None, strays, losses, taken_by=taken)
                     found.append((row.key, gone))
     return Findings(found, doubtful, losses)
 
 
-async def _by_external_name(
-    rows: Mapping[str, StatusRow], began: ListingBegan
+async def _by_place(
+    listing: ListingAssembler, objects: Mapping[str, ExternalObject], rows: Mapping[str, StatusRow]
 ) -> dict[str, list[StatusRow]]:
     """Return the resources of each object; one may have two, while it is replaced (ADR 0026)."""
-    known: dict[str, list[StatusRow]] = {}
+    began, known = listing.began, dict[str, list[StatusRow]]()
+    without_id: list[StatusRow] = []
     async for some in in_slices(list(rows.values())):
         for row in some:
-            if row.provider_config == began.provider_config and row.kind == began.kind:
-                for name in {row.external_name, row.asked_name, row.retiring} - {""}:
-                    known.setdefault(name, []).append(row)
+            if row.provider_config != began.provider_config or row.kind != began.kind:
+                continue
+            is_known = listing.unique_names or row.uid or row.seen_uid
+            places = {listing.place_of(row)} if is_known else set[str]()
+            if row.asked_name and listing.unique_names:
+                places.add(row.asked_name)
+            if row.retiring:
+                places.add(listing.place(row.retiring, row.retiring_uid))
+            for place in places:
+                known.setdefault(place, []).append(row)
+            if not is_known or (row.operation == "Create" and not listing.unique_names):
+                without_id.append(row)
+    if without_id:
+        _find_by_name(listing, without_id, objects, known)
     return known
+
+
+def _find_by_name(
+    listing: ListingAssembler,
+    rows: Iterable[StatusRow],
+    objects: Mapping[str, ExternalObject],
+    known: dict[str, list[StatusRow]],
+) -> None:
+    """Find by its name what has no id yet: what is declared, and what is being created."""
+    of_name: dict[str, list[str]] = {}
+    for place, each in objects.items():
+        if place not in known:
+            of_name.setdefault(each.name, []).append(place)
+    for row in rows:
+        unknown = sorted(of_name.get(row.external_name, ()))
+        if row.operation == "Create":  # each may be what it makes: its result will tell
+            for place in unknown:
+                known.setdefault(place, []).append(row)
+        else:
+            place = unknown[0] if unknown else listing.place_of(row)
+            known.setdefault(place, []).append(row)
 
 
 def _lives_somewhere(row: StatusRow) -> bool:
@@ -152,13 +202,20 @@ def _lives_somewhere(row: StatusRow) -> bool:
 
 
 def _new_key(
-    name: str, namespace: str, began: ListingBegan, rows: Mapping[str, StatusRow]
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    namespace: str,
+    rows: Mapping[str, StatusRow],
 ) -> ResourceKey:
     """Name the resource of an object that nobody knows.
 
     A resource of that name may live under another external name or in another API: it would not
     listen to what is seen of this one, or take turns with it.
     """
+    began, name = listing.began, seen.name
+    if not listing.unique_names:
+        place = f"{began.provider_config}/{seen.uid}"
+        return ResourceKey(namespace, began.kind, name_for_external(name, place))
     key = ResourceKey(namespace, began.kind, name_for_external(name))
     of_that_name = rows.get(str(key))
     if of_that_name is None or not _lives_somewhere(of_that_name):
@@ -167,7 +224,10 @@ def _new_key(
 
 
 def _interested(
-    seen: ExternalObject, rows: Sequence[StatusRow], strays: StrayCount | None
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    rows: Sequence[StatusRow],
+    strays: StrayCount | None,
 ) -> Iterable[tuple[ResourceKey, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
@@ -177,7 +237,8 @@ def _interested(
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this
-        if row.external_name != seen.name:
+        is_other = bool(row.uid or row.seen_uid) or listing.unique_names
+        if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and goes
         taken = _taken_by(row, rows)
         if taken and taken == row.taken_by and not _has(row):
@@ -252,14 +313,16 @@ def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalOb
 
 
 async def _loss_count(
-    objects: Mapping[str, ExternalObject], known: Mapping[str, Sequence[StatusRow]]
+    listing: ListingAssembler,
+    objects: Mapping[str, ExternalObject],
+    known: Mapping[str, Sequence[StatusRow]],
 ) -> LossCount:
     missing, total = 0, 0
     async for some in in_slices(known.items()):
         owned = [
             name
             for name, rows in some
-            if any(row.owned and row.external_name == name for row in rows)
+            if any(row.owned and listing.place_of(row) == name for row in rows)
         ]
         total += len(owned)
         missing += sum(1 for name in owned if name not in objects)

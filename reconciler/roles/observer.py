@@ -212,7 +212,13 @@ class Observer:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         began = ListingBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
-        listing = ListingAssembler(began, self._now(), self._clock())
+        capabilities = self._kinds[kind].capabilities
+        listing = ListingAssembler(
+            began,
+            self._now(),
+            self._clock(),
+            unique_names=capabilities is None or capabilities.deterministic_names,
+        )
         count = 0
         gate = self._gates.of(config_name)
         is_probe = False if gate.is_open else await gate.enter(config_name)

@@ -1,0 +1,116 @@
+"""Where the API makes the ids, two objects may have one name: a listing goes by the id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from events.external import ExternalObject, digest, identity
+from events.intake import ListingBegan, Observed
+from events.provider_config import ProviderConfigSpec, Scope
+from projections.status import StatusRow
+from reconciler.roles.listing import ListingAssembler, ListingRefusedError, observations
+
+CONFIG = ProviderConfigSpec("notes", "http://notes")
+EXCLUSIVE = ProviderConfigSpec("notes", "http://notes", scope=Scope(mode="Exclusive"))
+
+
+def note(uid: str, title: str = "todo", text: str = "x") -> ExternalObject:
+    return ExternalObject(title, {"text": text}, uid)
+
+
+def row(
+    name: str, seen: ExternalObject | None = None, *, declared: bool = True, **more: Any
+) -> StatusRow:
+    """How a declared resource of external name ``todo`` stands."""
+    shown = "" if seen is None else digest(seen)
+    return StatusRow(
+        "default",
+        "Note",
+        name,
+        provider_config="default",
+        external_name="todo",
+        observed_digest=shown,
+        declared=declared,
+        **more,
+    )
+
+
+async def told(
+    shown: list[ExternalObject], *rows: StatusRow, config: ProviderConfigSpec = CONFIG
+) -> dict[str, Observed]:
+    began = ListingBegan("default", "Note", 5)
+    listing = ListingAssembler(began, None, unique_names=False)
+    listing.add(shown)
+    objects = listing.complete(len(shown))
+    by_name = {str(each.key): each for each in rows}
+    found = await observations(listing, objects, by_name, config, "log")
+    assert len({key for key, _ in found.observed}) == len(found.observed), "each is told once"
+    return {key.name: each for key, each in found.observed}
+
+
+async def test_what_is_ours_is_found_by_its_id_among_others_of_its_name() -> None:
+    ours = row("mine", note("n1"), owned=True, uid="n1")
+    found = await told([note("n1"), note("n2")], ours)
+    assert "mine" not in found, "it is as it was"
+    assert [each.object and each.object.uid for each in found.values()] == ["n2"]
+
+
+async def test_ours_is_gone_though_another_has_its_name() -> None:
+    ours = row("mine", note("n1"), owned=True, uid="n1")
+    found = await told([note("n2")], ours)
+    assert found["mine"].object is None
+
+
+async def test_each_foreign_object_is_a_resource_of_its_own_and_is_told_once() -> None:
+    first = await told([note("n1"), note("n2")])
+    assert len(first) == 2
+    known = [
+        row(name, each.object, declared=False, seen_uid=each.object.uid)
+        for name, each in first.items()
+        if each.object is not None
+    ]
+    for each in known:
+        each.foreign_identity = identity(note(each.seen_uid or ""))
+    assert await told([note("n1", text="y"), note("n2")], *known) == {}
+    again = await told([note("n2")], *known)
+    assert [each.object for each in again.values()] == [None]
+
+
+async def test_what_is_declared_and_not_ours_is_shown_one_object_of_its_name() -> None:
+    wanted = row("mine")
+    found = await told([note("n2"), note("n1")], wanted)
+    assert found["mine"].object == note("n1")
+    assert len(found) == 2
+    wanted = row("mine", note("n1"), seen_uid="n1")
+    assert "mine" not in await told([note("n2"), note("n1")], wanted), "it stays that one"
+
+
+@pytest.mark.parametrize("config", [CONFIG, EXCLUSIVE])
+async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
+    config: ProviderConfigSpec,
+) -> None:
+    making = row("mine", action_id="a", operation="Create")
+    assert await told([note("n1")], making, config=config) == {}
+    replacing = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation="Create")
+    assert await told([note("n1"), note("n2")], replacing, config=config) == {}
+
+
+async def test_what_was_let_go_is_found_by_its_name_until_its_id_is_known() -> None:
+    released = row("mine", note("n1"), declared=False)
+    assert await told([note("n1")], released) == {}
+    assert (await told([], released))["mine"].object is None
+
+
+async def test_what_was_replaced_is_no_stray() -> None:
+    ours = row("mine", note("n2"), owned=True, uid="n2", retiring="todo", retiring_uid="n1")
+    assert await told([note("n1"), note("n2")], ours, config=EXCLUSIVE) == {}
+
+
+def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
+    listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
+    listing.add([note("n1"), note("n1"), note("n2")])
+    assert len(listing.complete(2)) == 2
+    with pytest.raises(ListingRefusedError):
+        listing.complete(3)
