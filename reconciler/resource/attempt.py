@@ -149,6 +149,12 @@ def is_paused(state: ResourceState) -> bool:
     return desired.is_declared and desired.spec is not None and desired.spec.policy.paused
 
 
+def is_refused(state: ResourceState) -> bool:
+    """Return whether the last failure was for good."""
+    failure = state.waits.failure
+    return failure is not None and failure.error_class == "Permanent"
+
+
 def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> Rung:
     """Choose between calling again and looking, after an attempt that did not succeed."""
     assert flight.failed is not None

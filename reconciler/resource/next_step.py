@@ -6,25 +6,18 @@ the step and asks again, until there is none.
 
 from __future__ import annotations
 
-import hashlib
-from datetime import timedelta
-
 from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import LossCount
 from events.log import (
     ActionDecided,
-    DueScheduled,
     FieldDifference,
     OwnershipClaimed,
     OwnershipReleased,
-    SpecResolved,
-    event_id,
 )
-from events.manifest import Fields, InvalidManifestError, Policy
+from events.manifest import Policy
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
-from events.reference import Reference, filled
 from reconciler.provider.kind import Kind
 from reconciler.resource.api_health import standing_of_api
 from reconciler.resource.attempt import (
@@ -32,6 +25,7 @@ from reconciler.resource.attempt import (
     delete_refused,
     has_waited,
     is_paused,
+    is_refused,
     new_action,
     pursue,
     wait_after_conflicts,
@@ -45,15 +39,15 @@ from reconciler.resource.difference import (
     open_differences,
     wanted,
 )
-from reconciler.resource.observation import DATA_LOSS, DELETION_GUARD, LOOKING, LOSS_GUARD
+from reconciler.resource.due import when_due
+from reconciler.resource.inputs import reliance, resolve
+from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
-from reconciler.resource.state import Desired, ResourceState, Spec
+from reconciler.resource.replacement import held_for_its_data, replacement, retirement
+from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
 
-_DUE_JITTER = 0.01  # of the time that is left
-_MAX_DUE_JITTER = timedelta(minutes=10)
-_NO_TIME = timedelta(0)
 _PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
 
 
@@ -90,7 +84,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
         return Settled("Degraded", reason, why)
     if state.retiring is not None:
-        retired = _retire(state, context, config)
+        retired = retirement(state, context, config)
         if retired is not None:
             return retired
     if not desired.is_declared:
@@ -99,7 +93,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if desired.spec.policy.mode == "Absent":
         return _keep_away(state, context, config)
     if desired.spec.references or desired.spec.secrets:
-        unresolved = _resolve(desired.spec, state, context)
+        unresolved = resolve(desired.spec, state, context)
         if unresolved is not None:
             return unresolved
     return _keep_present(desired.spec, state, context, config)
@@ -113,7 +107,7 @@ def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     if not state.desired.is_declared:
         return Settled("Deleted", "Withdrawn") if state.desired.generation else NOTHING_TO_SAY
     if state.desired.spec is not None and state.desired.spec.references:
-        return _reliance(state.desired.spec, state)
+        return reliance(state.desired.spec, state)
     return (
         _unknown_provider(state, context)
         or standing_of_api(state.api)
@@ -130,56 +124,6 @@ def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
     if provider in context.providers:
         return None
     return Settled("Held", "UnknownProvider", f"no kind of provider {provider!r} is installed here")
-
-
-def _reliance(spec: Spec, state: ResourceState) -> Step:
-    """Say whether what a resource without an object refers to is there."""
-    for reference in spec.references:
-        target = state.desired.targets.get(reference.target)
-        if target is None:
-            return NOTHING_TO_SAY  # the next sweep tells
-        if not target.declared:
-            return Settled("Held", "Dangling", f"{reference.target} is not declared")
-    return Settled("Converged", "Resolved")
-
-
-def _resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
-    """Record what the references and secrets of a spec stand for; wait for what is not known."""
-    desired, kind = state.desired, context.kind
-    assert kind is not None
-    for reference in spec.references:
-        waiting = _waiting_for(reference, desired)
-        if waiting is not None:
-            return waiting
-    for secret in spec.secrets:
-        if not desired.secrets.get(secret):
-            missing = f"waits for secret {secret}: it is not there, or nobody has looked yet"
-            return Settled("Waiting", "SecretMissing", missing)
-    fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
-    try:
-        fields = kind.checked_fields(fields)
-    except InvalidManifestError as error:
-        return Settled("Failed", "InvalidInput", f"with the values of its references: {error}")
-    return None if fields == desired.resolved else SpecResolved(desired.generation, fields)
-
-
-def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
-    """Name what a resource waits for; once it had all of its values, a pause of theirs is none."""
-    name, target = reference.target, desired.targets.get(reference.target)
-    if target is None:
-        return Settled("Waiting", "ReferenceUnknown", f"waits for {name}: nobody has looked yet")
-    if target.circle:
-        circle = " → ".join(target.circle)
-        remedy = "withdraw one of them, or take a reference away"
-        return Settled("Waiting", "Circle", f"they wait for each other: {circle}: {remedy}")
-    if not target.declared:
-        return Settled("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
-    missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)
-    if missing:
-        return Settled("Waiting", "ValueMissing", f"waits for {name}: it has no {missing} yet")
-    if desired.resolved is None and not target.ready:
-        return Settled("Waiting", "NotReady", f"waits for {name}: it is not ready")
-    return None
 
 
 def _nothing_left(state: ResourceState) -> Settled:
@@ -276,72 +220,10 @@ def _keep_present(
         return waiting
     assert context.kind is not None
     if needs_replacement(found, context.kind):
-        return _replace(spec, seen, state, context)
+        return replacement(spec, seen, state, context)
     fields, labels = merged(wanted(state, context), seen, context.kind.normalize)
-    held = _held_for_its_data(fields, state, context)
+    held = held_for_its_data(fields, state, context)
     return held or new_action(state, context, "Update", fields, labels)
-
-
-def _replace(spec: Spec, seen: ExternalObject, state: ResourceState, context: Context) -> Step:
-    """Have another object in the place of one that the API cannot change as it is wanted.
-
-    The new one is made first where both can be there at once: it is made ready before the old one
-    goes. Else the old one goes first; what is declared, and not there, is made anyway.
-    """
-    held = _held_for_its_data(None, state, context)
-    if held is not None:
-        return held
-    name = _second_name(spec, seen.name, state, context)
-    if name is None or state.retiring is not None:  # of three, the one that nobody wants goes
-        return new_action(state, context, "Delete", {}, {}, purpose="Replace")
-    labels = labels_of(state, context)
-    return new_action(
-        state,
-        context,
-        "Create",
-        state.desired.fields,
-        labels,
-        purpose="Replace",
-        external_name=name,
-    )
-
-
-def _second_name(spec: Spec, taken: str, state: ResourceState, context: Context) -> str | None:
-    """Name a replacement that stands beside its predecessor; None where none can."""
-    kind = context.kind
-    assert kind is not None
-    if not context.capabilities.deterministic_names:
-        return taken  # the API makes the ids: two may have one name
-    tail = hashlib.blake2b(event_id(context.key, state.version + 1).encode(), digest_size=4)
-    name = f"{spec.external_name}-{tail.hexdigest()}"
-    return name if kind.has_second_name and kind.name_problem(name) is None else None
-
-
-def _retire(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step | None:
-    """Remove what was replaced, once its replacement can be used; None while that is not so."""
-    spec, seen, kind = state.desired.spec, state.observed.object, context.kind
-    assert kind is not None
-    is_ready = (
-        seen is not None and spec is not None and kind.ready(state.desired.fields, seen).is_ready
-    )
-    if state.desired.is_declared and not is_ready:
-        return None
-    if state.waits.failure is not None and _is_refused(state):
-        why = state.waits.failure.message
-        return delete_refused(state, context, config.retry, why, "Retire")
-    waiting = wait_after_conflicts(state, context, config)
-    return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
-
-
-def _held_for_its_data(
-    fields: Fields | None, state: ResourceState, context: Context
-) -> Settled | None:
-    """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
-    seen, kind = state.observed.object, context.kind
-    if seen is None or kind is None or state.holds.approved == DATA_LOSS:
-        return None
-    lost = kind.loses(fields, seen)
-    return Settled("Held", DATA_LOSS, f"{lost}: approve it, or declare otherwise") if lost else None
 
 
 def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -370,33 +252,7 @@ def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -
         stripped = "the log says that it is ours, its label is gone"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
     converged = Settled("Converged", "AsDeclared", ready=ready)
-    return _when_due(spec, seen, state, context, converged) if kind.has_due else converged
-
-
-def _when_due(
-    spec: Spec, seen: ExternalObject, state: ResourceState, context: Context, otherwise: Settled
-) -> Step:
-    """Write an object again that is due, though nothing differs; once for each moment.
-
-    Whether it is reached is read off the clock of the bus: one that is wrong here does nothing
-    twice, and nothing too early.
-    """
-    kind, known, now = context.kind, state.due, context.bus_time or context.now
-    assert kind is not None
-    due = kind.due(state.desired.fields, seen)
-    if due is None or state.owned is None or spec.policy.mode != "Present":
-        return otherwise
-    if known is None or known.due != due:
-        left = max(due - now, _NO_TIME)
-        at = due + min(left * _DUE_JITTER, _MAX_DUE_JITTER) * context.jitter
-        return DueScheduled(due, at, round((at - now).total_seconds(), 3))
-    if now < known.at:
-        return otherwise
-    if known.is_written:
-        late = f"it was due at {due:%Y-%m-%dT%H:%M:%SZ}, was written again, and still is"
-        return Settled("Degraded", "StillDue", late, ready=otherwise.ready)
-    fields, labels = merged(wanted(state, context), seen, kind.normalize)
-    return new_action(state, context, "Update", fields, labels, purpose="Renew")
+    return when_due(spec, seen, state, context, converged) if kind.has_due else converged
 
 
 def _take_over(
@@ -501,18 +357,13 @@ def _unlabel(
     is_ours_to_write = not (state.holds.orphan_forced or state.observed.taken_by)
     if not is_ours_to_write or policy.mode == "ObserveOnly" or policy.paused:
         return None
-    if state.waits.conflicts > MAX_CONFLICTS or _is_refused(state):
+    if state.waits.conflicts > MAX_CONFLICTS or is_refused(state):
         return None
     if verdict(evidence(found, state, context, config), config.ownership).owner == "disputed":
         return None
     labels = {name: value for name, value in found.labels.items() if name != OWNER_LABEL}
     # Everything else stays as it is, drift too: what nobody declares is not corrected.
     return new_action(state, context, "Update", context.kind.normalize(found.fields), labels)
-
-
-def _is_refused(state: ResourceState) -> bool:
-    failure = state.waits.failure
-    return failure is not None and failure.error_class == "Permanent"
 
 
 def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
@@ -546,7 +397,7 @@ def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> 
     message = "the object stays in the API, and is not ours"
     if found.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still carries our owner label"
-        if state.waits.failure is not None and _is_refused(state):
+        if state.waits.failure is not None and is_refused(state):
             message += f", which the API does not let us take off: {state.waits.failure.message}"
     return Settled("Released", "Orphaned", message)
 
@@ -611,9 +462,9 @@ def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
-    if state.waits.failure is not None and _is_refused(state):
+    if state.waits.failure is not None and is_refused(state):
         return delete_refused(state, context, config.retry, state.waits.failure.message)
-    held = _held_for_its_data(None, state, context)
+    held = held_for_its_data(None, state, context)
     if held is not None:
         return held
     return wait_after_conflicts(state, context, config) or new_action(

@@ -1,0 +1,59 @@
+"""Inputs of a spec: what its references and secrets stand for, and what it waits for (ADR 0029)."""
+
+from __future__ import annotations
+
+from events.log import SpecResolved
+from events.manifest import InvalidManifestError
+from events.reference import Reference, filled
+from reconciler.resource.state import Desired, ResourceState, Spec
+from reconciler.resource.turn import NOTHING_TO_SAY, Context, Settled, Step
+
+
+def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
+    """Record what the references and secrets of a spec stand for; wait for what is not known."""
+    desired, kind = state.desired, context.kind
+    assert kind is not None
+    for reference in spec.references:
+        waiting = _waiting_for(reference, desired)
+        if waiting is not None:
+            return waiting
+    for secret in spec.secrets:
+        if not desired.secrets.get(secret):
+            missing = f"waits for secret {secret}: it is not there, or nobody has looked yet"
+            return Settled("Waiting", "SecretMissing", missing)
+    fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
+    try:
+        fields = kind.checked_fields(fields)
+    except InvalidManifestError as error:
+        return Settled("Failed", "InvalidInput", f"with the values of its references: {error}")
+    return None if fields == desired.resolved else SpecResolved(desired.generation, fields)
+
+
+def reliance(spec: Spec, state: ResourceState) -> Step:
+    """Say whether what a resource without an object refers to is there."""
+    for reference in spec.references:
+        target = state.desired.targets.get(reference.target)
+        if target is None:
+            return NOTHING_TO_SAY  # the next sweep tells
+        if not target.declared:
+            return Settled("Held", "Dangling", f"{reference.target} is not declared")
+    return Settled("Converged", "Resolved")
+
+
+def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
+    """Name what a resource waits for; once it had all of its values, a pause of theirs is none."""
+    name, target = reference.target, desired.targets.get(reference.target)
+    if target is None:
+        return Settled("Waiting", "ReferenceUnknown", f"waits for {name}: nobody has looked yet")
+    if target.circle:
+        circle = " → ".join(target.circle)
+        remedy = "withdraw one of them, or take a reference away"
+        return Settled("Waiting", "Circle", f"they wait for each other: {circle}: {remedy}")
+    if not target.declared:
+        return Settled("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
+    missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)
+    if missing:
+        return Settled("Waiting", "ValueMissing", f"waits for {name}: it has no {missing} yet")
+    if desired.resolved is None and not target.ready:
+        return Settled("Waiting", "NotReady", f"waits for {name}: it is not ready")
+    return None
