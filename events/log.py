@@ -272,7 +272,7 @@ class ActionSucceeded(_Event, frozen=True):
     our label or the action's key, has the action's content, or is gone as it should be.
     ``late``: the answer came when the action had been taken for failed or was given up;
     ``outdated``: and something newer is known by then, so that it explains the effect and changes
-    nothing else.
+    nothing else. ``external_name``: of what was made under a name of its own, beside another.
     ``redelivered``: another worker had the attempt as well, and may still make its call; of a
     creation only where the API keeps no keys.
     ``reported_at``: when the bus got the worker's report, for an API that shows effects only after
@@ -290,6 +290,7 @@ class ActionSucceeded(_Event, frozen=True):
     reported_at: datetime | None = None
     outdated: bool = False
     purpose: Purpose = "Converge"
+    external_name: str = ""
 
 
 class ActionNotDone(_Event, frozen=True):
@@ -319,6 +320,13 @@ class ActionFailed(_Event, frozen=True):
     redelivered: bool = False
     reported_at: datetime | None = None
     purpose: Purpose = "Converge"
+
+
+def is_retired(failed: ActionFailed, uid: str | None) -> bool:
+    """Return whether a failure shows that what was replaced is gone: another may have its name."""
+    shown = None if failed.object is None else failed.object.uid
+    is_other = failed.error.error_class == "Conflict" and None not in (shown, uid) and shown != uid
+    return failed.error.error_class == "NotFound" or is_other
 
 
 class ActionDoubted(_Event, frozen=True):

@@ -23,6 +23,8 @@ class SecretRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     digest: str = ""
 
     def __post_init__(self) -> None:
+        if SECRET_NAME.fullmatch(self.store) is None:
+            raise ValueError("store: the name of a store is wanted, such as files or env")
         if SECRET_NAME.fullmatch(self.name) is None:
             raise ValueError(
                 "$secret: the name of a secret is wanted, of the characters A-Z a-z 0-9 _ . -; "

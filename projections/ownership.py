@@ -14,6 +14,7 @@ from events.log import (
     LogEvent,
     OwnershipClaimed,
     OwnershipReleased,
+    is_retired,
 )
 
 
@@ -77,14 +78,21 @@ def fold_ownership(row: OwnershipRow, event: LogEvent) -> bool:
         isinstance(data, ActionFailed) and data.error.error_class not in _MAY_HAVE_HAPPENED
     ):
         row.pending_create = row.pending_name = ""
-        if isinstance(data, ActionFailed) and data.purpose == "Retire":
+        if (
+            isinstance(data, ActionFailed)
+            and data.purpose == "Retire"
+            and is_retired(data, row.retiring_uid)
+        ):
             row.retiring, row.retiring_uid = "", None
     elif isinstance(data, OwnershipClaimed):
         row.provider_config = data.provider_config
         row.external_name = data.external_name
         _own(row, event, data.uid, data.reason)
     elif isinstance(data, OwnershipReleased):
-        _disown(row)
+        if row.retiring and (data.external_name, data.uid) == (row.retiring, row.retiring_uid):
+            row.retiring, row.retiring_uid = "", None
+        else:
+            _disown(row)
     else:
         return False
     return True
@@ -96,7 +104,7 @@ def _succeeded(row: OwnershipRow, data: ActionSucceeded, event: LogEvent) -> boo
     if data.operation == "Create":
         if row.owned and data.purpose == "Replace":
             row.retiring, row.retiring_uid = row.external_name, row.uid
-        row.external_name = row.pending_name or row.external_name
+        row.external_name = data.external_name or row.external_name
         row.pending_create = row.pending_name = ""
         _own(row, event, None if data.object is None else data.object.uid, "Created")
         return True

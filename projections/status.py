@@ -48,6 +48,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    is_retired,
 )
 from events.manifest import Fields
 from events.names import ResourceKey
@@ -66,8 +67,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     observer reports only what differs from it. Of an object that nobody here declares or owns,
     ``foreign_identity`` tells whose it is: what others write into it is no news.
     ``seen_uid`` is that of an object that is seen and not owned.
-    ``outputs`` are those of the object. ``asked_name`` is what a replacement shall be called that
-    is being made, ``retiring`` what was replaced and is still there. ``asked_digest`` is the digest
+    ``outputs`` are those of the object. ``declared_name`` is the object's name where a
+    replacement has another, ``asked_name`` what one shall be called that is being made, and
+    ``retiring`` what was replaced and is still there. ``asked_digest`` is the digest
     of what an action asks for, which is believed of an API that shows nothing after a write.
     ``action_id`` and ``retry_at`` are set while an action is under way, or the resource waits.
     ``listing_disproved``: a complete listing did not show the object though it was there; from now
@@ -100,9 +102,12 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     seen_uid: str | None = None
     asked_digest: str = ""
     outputs: Fields = {}
+    declared_name: str = ""
     asked_name: str = ""
     retiring: str = ""
     retiring_uid: str | None = None
+    retiring_digest: str = ""
+    retiring_outputs: Fields = {}
     outcome: str = ""
     reason: str = ""
     message: str = ""
@@ -208,10 +213,15 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.drifts += 1
         case OwnershipClaimed() as data:
             row.owned = True
+            row.provider_config, row.external_name = data.provider_config, data.external_name
             row.foreign_identity, row.seen_uid = "", None
             row.uid = data.uid
             row.listing_disproved = data.reason == "Returned"
         case OwnershipReleased() as data:
+            place = (data.external_name, data.uid)
+            if row.retiring and place == (row.retiring, row.retiring_uid):
+                _retired(row)
+                return
             _disowned(row)
             if data.reason != "Orphaned":
                 _with_the_replaced(row)
@@ -280,8 +290,11 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     if (row.provider_config, row.external_name) != place and not row.owned:
         _seen(row, None)
     row.taken_by = row.taken_by if row.observed_digest else ""
-    if not row.owned:  # a replacement may have another name
+    if not row.owned:
         row.provider_config, row.external_name = place
+    elif row.external_name != data.external_name:  # a replacement has another name
+        row.declared_name = data.external_name
+    row.due_at = None
     row.foreign_identity = ""
     row.generation = data.generation
     row.declared = True
@@ -305,7 +318,8 @@ def _stop_waiting(row: StatusRow) -> None:
 
 def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.action_id = action.action_id
-    row.due_at = None
+    if action.purpose == "Renew":
+        row.due_at = None
     row.operation = action.operation
     row.attempt = attempt
     row.asked_digest = row.asked_name = ""
@@ -320,13 +334,13 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
 def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
     if data.outdated:
         return
-    asked, name = row.asked_digest, row.asked_name
+    asked = row.asked_digest
     if not data.late or not row.action_id:  # told late, another action may be under way
         _ended(row)
         row.retry_at = None
         row.asked_digest = ""
     if data.operation == "Delete" and data.purpose == "Retire":
-        row.retiring, row.retiring_uid = "", None
+        _retired(row)
         return
     if data.operation == "Delete":
         _disowned(row)
@@ -337,7 +351,9 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
     if data.operation == "Create":
         if data.purpose == "Replace" and row.owned:
             row.retiring, row.retiring_uid = row.external_name, row.uid
-        row.external_name = name or row.external_name
+            row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
+            row.declared_name = row.declared_name or row.external_name
+        row.external_name = data.external_name or row.external_name
     row.owned = True
     if data.operation == "Create":
         row.listing_disproved = False
@@ -350,10 +366,11 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
 def _failed(row: StatusRow, data: ActionFailed) -> None:
     if data.error.error_class in ("Transient", "Throttled", "Unknown"):
         return
-    stands_beside = row.asked_name and row.owned
+    stands_beside = data.purpose == "Replace" and data.operation == "Create" and row.owned
     _ended(row)
     if data.purpose == "Retire":
-        row.retiring, row.retiring_uid = "", None
+        if is_retired(data, row.retiring_uid):
+            _retired(row)
     elif stands_beside:
         pass
     elif data.error.error_class == "NotFound":
@@ -371,13 +388,23 @@ def _disowned(row: StatusRow) -> None:
     row.owned = False
     row.due_at = None
     row.uid = None
+    row.external_name, row.declared_name = row.declared_name or row.external_name, ""
 
 
 def _with_the_replaced(row: StatusRow) -> None:
     """When a replacement is gone before what it replaced, that is our object again."""
-    if row.retiring:
-        row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
-        row.retiring, row.retiring_uid = "", None
+    if not row.retiring:
+        return
+    if row.external_name != row.retiring:
+        row.declared_name = row.external_name
+    row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
+    row.observed_digest, row.outputs = row.retiring_digest, row.retiring_outputs
+    _retired(row)
+
+
+def _retired(row: StatusRow) -> None:
+    row.retiring = row.retiring_digest = ""
+    row.retiring_uid, row.retiring_outputs = None, {}
 
 
 def _ended(row: StatusRow) -> None:

@@ -11,8 +11,15 @@ class EnvironmentSecrets:
     """Implements ``reconciler.provider.secrets.SecretStore``: a secret is a variable."""
 
     async def read(self, name: str) -> str | None:
-        """Return a variable's value."""
-        return os.environ.get(name)
+        """Return a variable's value; raises ``ConfigurationError`` if it is no text."""
+        value = os.environ.get(name)
+        if (
+            value is not None
+            and not value.isprintable()
+            and value != value.encode(errors="replace").decode()
+        ):
+            raise ConfigurationError(f"secrets: variable {name} is not UTF-8 text")
+        return value
 
     async def write(self, name: str, value: str) -> None:
         """Refuse: an environment lives as long as its process."""

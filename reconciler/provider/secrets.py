@@ -79,6 +79,7 @@ class Secrets:
 
     async def find(self, reference: SecretRef) -> SecretRef | None:
         """Return the reference with the digest of today's value, or None if there is no value."""
+        self._check_key()
         value = await self._store(reference.store).read(reference.name)
         if value is None:
             return None
@@ -87,6 +88,7 @@ class Secrets:
 
     async def keep(self, reference: SecretRef, value: str) -> SecretRef:
         """Store a generated secret, and return the reference with its digest."""
+        self._check_key()
         self.secrecy.add(value)
         await self._store(reference.store).write(reference.name, value)
         return SecretRef(reference.name, reference.store, self.digest(value))
@@ -96,9 +98,18 @@ class Secrets:
         await self._store(reference.store).remove(reference.name)
 
     def digest(self, value: str) -> str:
-        """Digest a value, so that it can be compared without being known."""
+        """Digest a value, so that it can be compared without being known; empty without a key."""
+        if not self._key:
+            return ""
         keyed = hashlib.blake2b(value.encode(), digest_size=_DIGEST_BYTES, key=self._key)
         return keyed.hexdigest()
+
+    def _check_key(self) -> None:
+        if not self._key:
+            raise ConfigurationError(
+                "secrets need a folder, whose key their digests are made with: set "
+                "RECONCILER_SECRETS for all roles"
+            )
 
     def _store(self, name: str) -> SecretStore:
         store = self._stores.get(name)

@@ -221,6 +221,11 @@ def delete_refused(
     """A deletion that the API refuses for good is tried again at the longest interval."""
     if has_waited(state, context):
         return new_action(state, context, "Delete", {}, {}, purpose=purpose)
+    return wait_longest(retry, context, reason)
+
+
+def wait_longest(retry: Retry, context: Context, reason: str) -> RetryScheduled:
+    """Let a resource wait for the longest interval: only time or a person can mend it."""
     return _wait(replace(retry, initial_seconds=retry.max_seconds), 1, context, reason)
 
 

@@ -47,6 +47,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    is_retired,
 )
 from reconciler.resource.difference import LABELS, ignored_paths, united, without_ignored
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -119,7 +120,10 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 position=event.causeposition,
                 declaration_ids=_with_id(state, event),
             )
-            return replace(state, desired=desired, waits=_NO_WAITS, because=event.id)
+            holds = replace(state.holds, approved="")
+            return replace(
+                state, desired=desired, waits=_NO_WAITS, holds=holds, due=None, because=event.id
+            )
         case GenerationSuperseded():
             return state
         case DeclarationSuperseded():
@@ -148,10 +152,12 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             owned = Owned(data.provider_config, data.external_name, data.uid)
             return replace(state, owned=owned, observed=observed, because=event.id)
         case OwnershipReleased() as data:
+            if _is_retiring(state, data):
+                return replace(state, retiring=None)
             on_purpose = data.reason == "Orphaned"
             lost_uid = None if on_purpose else data.uid
             observed = replace(state.observed, was_let_go=on_purpose, lost_uid=lost_uid)
-            state = replace(state, owned=None, observed=observed, because=event.id)
+            state = replace(state, owned=None, observed=observed, due=None, because=event.id)
             return state if on_purpose else _with_the_replaced(state)
 
         # --- what is done about it
@@ -230,7 +236,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             secrets = {**state.desired.secrets, data.secret: data.digest}
             return replace(state, desired=replace(state.desired, secrets=secrets), because=event.id)
         case SpecResolved() as data:
-            return replace(state, desired=replace(state.desired, resolved=data.fields))
+            desired = replace(state.desired, resolved=data.fields, refused_generation=0)
+            return replace(state, desired=desired, waits=_NO_WAITS)
 
         # --- how the API of a ProviderConfig answers
         case ApiThrottled() as data:
@@ -306,7 +313,8 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         # Declared after a withdrawal, a new life begins.
         actions=state.actions if desired.is_declared else replace(state.actions, has_created=False),
         waits=_NO_WAITS,
-        holds=replace(state.holds, release_forced=False, orphan_forced=False),
+        holds=replace(state.holds, release_forced=False, orphan_forced=False, approved=""),
+        due=None,
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.
         api=ApiHealth(event.resourceversion if state.api.version else 0),
@@ -356,9 +364,17 @@ def _with_the_replaced(state: ResourceState) -> ResourceState:
     before = state.retiring
     if before is None:
         return state
-    shown = None if before.applied is None else before.applied.result
-    observed = replace(state.observed, object=shown, provider_config=before.provider_config)
-    return replace(state, owned=before, retiring=None, observed=observed)
+    observed = replace(state.observed, object=before.shown, provider_config=before.provider_config)
+    return replace(state, owned=replace(before, shown=None), retiring=None, observed=observed)
+
+
+def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
+    """Return whether what is let go is what was replaced, and not the object of today."""
+    before, owned = state.retiring, state.owned
+    place = (data.external_name, data.uid)
+    if before is None or (owned is not None and place == (owned.external_name, owned.uid)):
+        return False
+    return place == (before.external_name, before.uid)
 
 
 # --- what is done about it
@@ -521,6 +537,7 @@ def _with_result(
         state = replace(
             state,
             owned=None,
+            due=None,
             observed=replace(state.observed, object=None, is_listing_disproved=False),
             actions=replace(state.actions, has_created=False),
         )
@@ -546,7 +563,9 @@ def _with_result(
     return replace(
         state,
         owned=Owned(action.provider_config, action.external_name, uid, applied),
-        retiring=(state.owned if is_replaced else None) or state.retiring,
+        retiring=replace(state.owned, shown=state.observed.object)
+        if is_replaced and state.owned is not None
+        else state.retiring,
         observed=replace(
             state.observed,
             object=shown,
@@ -589,7 +608,7 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
             waits=replace(waits, failures=waits.failures + error.attempted),
             because=event.id,
         )
-    if data.purpose == "Renew":
+    if data.purpose == "Renew" and error.error_class != "Permanent":
         state = replace(state, due=None)
     actions = replace(
         _with_effect(state.actions, data, event),
@@ -604,6 +623,8 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
         state = _with_applied(state, _perhaps_applied(state.owned, flight))
     if error.error_class == "Permanent":
         generation = state.desired.generation
+        if data.purpose in ("Retire", "Renew"):  # what is declared was accepted
+            return replace(state, waits=replace(waits, failures=waits.failures + 1))
         if flight is not None and flight.action.generation != generation:
             # What was refused is not what is wanted now.
             return replace(state, waits=replace(waits, failure=None))
@@ -613,8 +634,9 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
             waits=replace(waits, failures=waits.failures + 1),
         )
     state = replace(state, waits=replace(waits, conflicts=waits.conflicts + 1))
-    if data.purpose == "Retire":  # it is gone, or another has its name
-        return replace(state, retiring=None)
+    if data.purpose == "Retire":
+        is_gone = is_retired(data, None if state.retiring is None else state.retiring.uid)
+        return replace(state, retiring=None) if is_gone else state
     stands_beside = data.purpose == "Replace" and data.operation == "Create" and state.owned
     if not stands_beside and (error.error_class == "NotFound" or data.object is not None):
         place = state.observed.provider_config if flight is None else flight.action.provider_config

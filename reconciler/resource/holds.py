@@ -88,6 +88,8 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
     """Lift the hold that an approval names."""
     outcome = state.outcome
     hold = outcome.reason if outcome is not None and outcome.outcome == "Held" else ""
+    if outcome is not None and outcome.generation != state.desired.generation:
+        hold = ""  # something newer is declared, which nobody has looked at
     if hold != said.hold or hold not in APPROVABLE:
         otherwise = f"it is not held by {said.hold!r}{_but(state)}"
         return refused(state, command, "NotHeld", otherwise)

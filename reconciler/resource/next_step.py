@@ -81,12 +81,11 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         return _doubted(state.observed.doubted, state)
     if state.waits.until is not None and not has_waited(state, context):
         failure = state.waits.failure
+        if failure is None and state.due is not None and state.due.is_written:
+            late = f"it was written again, and is due since {state.due.due:%Y-%m-%dT%H:%M:%SZ}"
+            return Settled("Degraded", "StillDue", late)
         reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
         return Settled("Degraded", reason, why)
-    if state.retiring is not None:
-        retired = retirement(state, context, config)
-        if retired is not None:
-            return retired
     if not desired.is_declared:
         return _let_go(state, context, config)
     assert desired.spec is not None
@@ -196,6 +195,8 @@ def _keep_present(
     spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Step:
     seen, mode = state.observed.object, spec.policy.mode
+    if seen is None and state.owned is not None:
+        return Settled("Degraded", LOOKING, "it is ours, and is looked at soon")
     if seen is None:
         return _make(spec, state, context, config)
     if state.owned is None and mode != "ObserveOnly":
@@ -207,7 +208,7 @@ def _keep_present(
             return _disputed(judged, seen)
     found = open_differences(state, context)
     if not found:
-        return _as_declared(seen, state, context)
+        return _as_declared(seen, state, context, config)
     if mode != "Present":
         return Settled("Drifted", mode, "would change " + _described(found))
     if state.desired.refused_generation == state.desired.generation:
@@ -240,7 +241,9 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
     )
 
 
-def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -> Step:
+def _as_declared(
+    seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> Step:
     """Nothing differs; a label that shall not be put back may still be missing."""
     is_expected = OWNER_LABEL in labels_of(state, context)
     spec, kind = state.desired.spec, context.kind
@@ -251,8 +254,10 @@ def _as_declared(seen: ExternalObject, state: ResourceState, context: Context) -
     if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
         stripped = "the log says that it is ours, its label is gone"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
+    if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
+        return retirement(state, context, config)
     converged = Settled("Converged", "AsDeclared", ready=ready)
-    return when_due(spec, seen, state, context, converged) if kind.has_due else converged
+    return when_due(seen, state, context, config, converged) if kind.has_due else converged
 
 
 def _take_over(
@@ -268,6 +273,11 @@ def _take_over(
         return Settled("Conflict", "OwnedByAnother", f"{taken_by} has it: name another one")
     said = replace(evidence(seen, state, context, config), referenced=False)
     judged = verdict(said, config.ownership)
+    is_old = state.observed.position < state.desired.position
+    may_be_ours = judged.claim is not None or policy.adoption == "Adopt"
+    if may_be_ours and is_old and not context.capabilities.conditional_writes:
+        # Others may have written to it since, and nothing would keep us from undoing that.
+        return Settled("Degraded", LOOKING, "it is taken over when the next look has shown it")
     if judged.claim is not None:
         return _claimed(seen, judged.claim, state)
     if policy.adoption != "Adopt":
@@ -278,10 +288,6 @@ def _take_over(
             f"{seen.name!r} exists and {whose}: declare it with policy.adoption Adopt, "
             "or under another name",
         )
-    is_old = state.observed.position < state.desired.position
-    if is_old and not context.capabilities.conditional_writes:
-        # Others may have written to it since, and nothing would keep us from undoing that.
-        return Settled("Degraded", LOOKING, "it is adopted when the next listing has shown it")
     if said.label == "another's":
         label = f"its owner label is {seen.labels[OWNER_LABEL]!r}"
         return Settled("Conflict", "OwnedByAnother", label)
@@ -324,6 +330,13 @@ def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
+    if state.retiring is not None:
+        before = state.retiring
+        if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
+            return retirement(state, context, config)  # that it goes was decided before
+        return OwnershipReleased(
+            before.external_name, before.uid, "Orphaned", before.provider_config
+        )
     if stays_in_the_api(state):
         return _unlabel(state, context, config) or OwnershipReleased(
             owned.external_name, owned.uid, "Orphaned", owned.provider_config

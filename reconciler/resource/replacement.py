@@ -26,6 +26,8 @@ def replacement(spec: Spec, seen: ExternalObject, state: ResourceState, context:
     The new one is made first where both can be there at once: it is made ready before the old one
     goes. Else the old one goes first; what is declared, and not there, is made anyway.
     """
+    if state.observed.taken_by:
+        return Settled("Disputed", "OwnedByAnother", f"{state.observed.taken_by} has it too")
     held = held_for_its_data(None, state, context)
     if held is not None:
         return held
@@ -44,15 +46,8 @@ def replacement(spec: Spec, seen: ExternalObject, state: ResourceState, context:
     )
 
 
-def retirement(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step | None:
-    """Remove what was replaced, once its replacement can be used; None while that is not so."""
-    spec, seen, kind = state.desired.spec, state.observed.object, context.kind
-    assert kind is not None
-    is_ready = (
-        seen is not None and spec is not None and kind.ready(state.desired.fields, seen).is_ready
-    )
-    if state.desired.is_declared and not is_ready:
-        return None
+def retirement(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+    """Remove what was replaced, once its replacement can be used, or nothing is wanted any more."""
     if state.waits.failure is not None and is_refused(state):
         why = state.waits.failure.message
         return delete_refused(state, context, config.retry, why, "Retire")

@@ -71,6 +71,7 @@ def _success(
         found_by=found_by,
         redelivered=redelivered,
         purpose=action.purpose,
+        external_name=action.external_name if action.purpose == "Replace" else "",
     )
 
 
@@ -160,6 +161,8 @@ def _after_lookup(
         purpose=action.purpose,
     )
     finding = find(action, said.object, context)
+    if _is_what_is_replaced(action, said.object, state):
+        finding = "Unclear"  # of two of one name it was the old one
     match finding:
         case "NotDone":
             return ActionNotDone(said.action_id, action.operation, said.attempt)
@@ -177,6 +180,14 @@ def _after_lookup(
             return _found(said, action, finding)
         case _:
             assert_never(finding)
+
+
+def _is_what_is_replaced(
+    action: Action, found: ExternalObject | None, state: ResourceState
+) -> bool:
+    known = {each.uid for each in (state.owned, state.retiring) if each is not None}
+    is_beside = action.operation == "Create" and action.purpose == "Replace"
+    return is_beside and found is not None and found.uid is not None and found.uid in known
 
 
 def _after_failure(
@@ -226,6 +237,7 @@ def _found(said: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded
         said.object,
         found_by=found_by,
         purpose=action.purpose,
+        external_name=action.external_name if action.purpose == "Replace" else "",
     )
 
 

@@ -13,7 +13,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 13
+STATE_SCHEMA = 14
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -79,6 +79,7 @@ class Owned(msgspec.Struct, frozen=True):
     external_name: str
     uid: str | None
     applied: Applied | None = None
+    shown: ExternalObject | None = None  # of what was replaced: how it was seen last
 
 
 class Observation(msgspec.Struct, frozen=True):

@@ -112,12 +112,13 @@ def _state_of(
         value = value_of(field, target.external_name, target.uid, target.outputs)
         if value is not None and target.owned:
             values[field] = value
-    circle = _circle(row, reference, every_row) if row.outcome == "Waiting" else ()
+    is_open = known is None or bool(known.circle) or row.outcome == "Waiting"
+    circle = _circle(row, reference, every_row) if is_open else ()
     return TargetState(True, was_ready or is_ready, values, circle)
 
 
 def _circle(row: StatusRow, reference: Reference, every_row: _Rows) -> tuple[str, ...]:
-    """Follow what waits from a resource on, and return the way if it leads back there."""
+    """Follow references from a resource on, and return the way if it leads back there."""
     start = str(row.key)
     ways = [(start, reference.target)]
     seen: set[str] = set()
@@ -126,7 +127,7 @@ def _circle(row: StatusRow, reference: Reference, every_row: _Rows) -> tuple[str
         if way[-1] == start:
             return way
         met = every_row.get(way[-1])
-        if met is None or way[-1] in seen or not met.declared or met.outcome != "Waiting":
+        if met is None or way[-1] in seen or not met.declared:
             continue
         seen.add(way[-1])
         if len(way) <= MAX_CIRCLE:

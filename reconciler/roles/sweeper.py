@@ -175,6 +175,10 @@ class Sweeper:
             except (ConfigurationError, ProviderError) as error:
                 _logger.warning("a secret cannot be read", secret=secret, error=str(error))
                 continue
+            except Exception as error:  # noqa: BLE001 - one secret must not end the sweep of all
+                # Its text may have the secret.
+                _logger.warning("a secret cannot be read", secret=secret, why=type(error).__name__)
+                continue
             digests[secret] = "" if found is None else found.digest
         return digests
 

@@ -76,7 +76,7 @@ CHANGES: Mapping[str, Iterable[tuple[str, Any, Any]]] = {
     ],
 }
 ONLY_IN_A_CLUSTER = {("Stream", "replicas"), ("Bucket", "replicas")}
-FOLLOWS = {("Stream", "isWorkQueue")}
+FOLLOWS = {("Stream", "isWorkQueue"), ("Consumer", "stream")}
 KINDS = {kind.name: kind for kind in (STREAM, BUCKET, CONSUMER)}
 
 

@@ -318,6 +318,9 @@ def _leaks(world: World) -> Iterator[str]:
     for uid, key in owned.items():
         state = states[key]
         is_doubted = state.observed.doubted is not None or key in world.damaged
+        is_retiring = state.retiring is not None and uid == state.retiring.uid
+        if is_retiring and state.outcome is not None and state.outcome.outcome != "Converged":
+            continue  # something holds its removal, and it is looked at no more
         if uid not in there and not _is_paused(state) and not is_doubted:
             yield f"{key}: the log owns {uid}, which is not there"
 

@@ -138,7 +138,7 @@ class _Consumer(msgspec.Struct, frozen=True):
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
         name = f"{self.stream_name}/{self.name}"
-        fields = {**_fields_of(self.config), "stream": self.stream_name}
+        fields = _fields_of(self.config)
         return shown(name, self.created, metadata_in(self.config), fields, outputs)
 
 
@@ -339,6 +339,11 @@ def normalize(fields: Fields) -> Fields:
     return result
 
 
+def comparable(fields: Fields) -> Fields:
+    """Return fields without the stream, which is the external name's and never differs."""
+    return {name: value for name, value in fields.items() if name != "stream"}
+
+
 def name_problem(name: str) -> str | None:
     """Say what is wrong with a consumer's external name, or nothing."""
     parts = name.split("/")
@@ -464,5 +469,6 @@ CONSUMER = Kind(
         }
     ),
     loses=loses,
+    comparable=comparable,
 )
 """The kind ``Consumer``."""
