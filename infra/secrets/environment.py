@@ -13,12 +13,10 @@ class EnvironmentSecrets:
     async def read(self, name: str) -> str | None:
         """Return a variable's value; raises ``ConfigurationError`` if it is no text."""
         value = os.environ.get(name)
-        if (
-            value is not None
-            and not value.isprintable()
-            and value != value.encode(errors="replace").decode()
-        ):
-            raise ConfigurationError(f"secrets: variable {name} is not UTF-8 text")
+        try:
+            (value or "").encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"secrets: variable {name} is not UTF-8 text") from None
         return value
 
     async def write(self, name: str, value: str) -> None:

@@ -41,6 +41,8 @@ SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
 """A timer comes up to 0.25 s late; what is later than this was lost."""
 
+_RESTS = 9  # times as long as it took: at most a tenth of the time is spent on sweeps
+
 MAX_SECONDS_BETWEEN = 300.0
 """At least so often a resource is woken again whose wait is over, and that was woken in vain."""
 
@@ -90,13 +92,18 @@ class Sweeper:
         self._woken: dict[ResourceKey, _Woken] = {}
 
     async def run(self) -> None:
-        """Sweep for ever: at intervals, and when a configuration changes."""
+        """Sweep for ever: at intervals, and soon when something moved; it takes a bounded share."""
         self._configurations.listen(lambda _name: self._soon.set())
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 await self.sweep()
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same
                 _logger.warning("sweep failed", error=str(error))
+            # A sweep looks at all that refers: in a fleet where targets move all the time it must
+            # not follow on each event.
+            await asyncio.sleep(min(_RESTS * (loop.time() - began), SWEEP_SECONDS))
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._soon.wait()
@@ -166,12 +173,11 @@ class Sweeper:
     async def _digests(self, rows: Iterable[StatusRow]) -> dict[str, str]:
         """Read the digests of all secrets that declared resources name; empty for none."""
         digests: dict[str, str] = {}
+        secrets = Secrets(stores=self._stores.by_name, key=self._stores.key)
         for secret in {each for row in rows if row.declared for each in row.secrets}:
             store, _, name = secret.partition("/")
             try:
-                found = await Secrets(stores=self._stores.by_name, key=self._stores.key).find(
-                    SecretRef(name, store)
-                )
+                found = await secrets.find(SecretRef(name, store))
             except (ConfigurationError, ProviderError) as error:
                 _logger.warning("a secret cannot be read", secret=secret, error=str(error))
                 continue
