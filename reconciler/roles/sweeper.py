@@ -89,6 +89,7 @@ class Sweeper:
         self._new_id = chance.new_id
         self._soon = asyncio.Event()
         self._targets: set[str] = set()
+        self._referrers: set[str] = set()
         self._woken: dict[ResourceKey, _Woken] = {}
 
     async def run(self) -> None:
@@ -118,6 +119,7 @@ class Sweeper:
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in held]
         self._targets = {each.target for row in rows for each in row.refers}
+        self._referrers = {str(row.key) for row in rows if row.refers}
         waking = [
             self._wake(row.key, "ConfigChanged")
             for row in rows
@@ -167,7 +169,9 @@ class Sweeper:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""
         data = event.data
         refers = isinstance(data, SpecDeclared) and (data.references or data.secrets)
-        if refers or (event.subject in self._targets and type(data) in _MOVES_TARGETS):
+        is_gone = isinstance(data, OutcomeRecorded) and data.outcome in ("Deleted", "Released")
+        lets_go = is_gone and event.subject in self._referrers
+        if refers or lets_go or (event.subject in self._targets and type(data) in _MOVES_TARGETS):
             self._soon.set()
 
     async def _digests(self, rows: Iterable[StatusRow]) -> dict[str, str]:
