@@ -76,8 +76,8 @@ class Approved(_Intake, frozen=True):
     """A person decides about a resource that is held.
 
     ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
-    ``DataLoss``): an approval of something else is refused. ``Abandon`` ends an action whose
-    result stays unknown.
+    ``DataLoss``, ``DefinitionGuard``): an approval of something else is refused. ``Abandon`` ends
+    an action whose result stays unknown.
     """
 
     hold: str
@@ -126,6 +126,18 @@ class SecretSeen(_Intake, frozen=True):
 
     secret: str
     digest: str
+
+
+class DefinitionSeen(_Intake, frozen=True):
+    """Tells a resource that its kind is defined otherwise by now, and how many that concerns.
+
+    ``affected`` of the kind's ``total`` declared resources rest on an older definition.
+    """
+
+    generation: int
+    digest: str
+    affected: int
+    total: int
 
 
 class StrayCount(_Intake, frozen=True):
@@ -261,6 +273,7 @@ IntakeData = (
     | Unreferenced
     | TargetSeen
     | SecretSeen
+    | DefinitionSeen
     | Observed
     | Reported
     | ApiReported
@@ -278,6 +291,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.reference.Unreferenced": Unreferenced,
     "reconciler.reference.TargetSeen": TargetSeen,
     "reconciler.reference.SecretSeen": SecretSeen,
+    "reconciler.reference.DefinitionSeen": DefinitionSeen,
     "reconciler.observed.Observed": Observed,
     "reconciler.result.Reported": Reported,
     "reconciler.result.ApiReported": ApiReported,

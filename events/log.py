@@ -17,6 +17,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.intake import ActionError, ApprovalDecision, OnWithdrawal, TargetState
+from events.kind_definition import DefinitionRef
 from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.reference import Reference
@@ -30,7 +31,8 @@ class _Event(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, ta
 class SpecDeclared(_Event, frozen=True):
     """A new desired state was accepted, as this generation.
 
-    ``references`` and ``secrets`` (``store/name``) are those of its fields.
+    ``references`` and ``secrets`` (``store/name``) are those of its fields. ``definition`` is what
+    they were checked by, where the kind was defined at run time.
     """
 
     generation: int
@@ -43,6 +45,7 @@ class SpecDeclared(_Event, frozen=True):
     policy: Policy = Policy()
     references: tuple[Reference, ...] = ()
     secrets: tuple[str, ...] = ()
+    definition: DefinitionRef | None = None
 
 
 class SpecWithdrawn(_Event, frozen=True):
@@ -194,11 +197,21 @@ class SecretObserved(_Event, frozen=True):
     digest: str
 
 
+class DefinitionObserved(_Event, frozen=True):
+    """A resource learned that its kind is defined otherwise by now."""
+
+    definition: DefinitionRef
+
+
 class SpecResolved(_Event, frozen=True):
-    """What a generation wants, with the values of its references and the digests of its secrets."""
+    """What a generation wants: with the values of its references and the digests of its secrets.
+
+    ``definition``: the digest of the definition that made of it the fields of the kind beneath.
+    """
 
     generation: int
     fields: Fields
+    definition: str = ""
 
 
 Operation = Literal["Create", "Update", "Delete"]
@@ -211,7 +224,8 @@ class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One effect on the external API, frozen: every attempt has the same key and parameters.
 
     ``because`` names the events and messages it rests on. ``uid`` and ``version`` are
-    preconditions: what the object must still be.
+    preconditions: what the object must still be. ``definition`` is the digest of the kind's, where
+    it was defined at run time.
     """
 
     action_id: str
@@ -226,6 +240,7 @@ class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     uid: str | None = None
     version: str | None = None
     purpose: Purpose = "Converge"
+    definition: str = ""
 
 
 class ActionDecided(_Event, frozen=True):
@@ -463,6 +478,7 @@ ResourceEvent = (
     | ReferenceRemoved
     | TargetObserved
     | SecretObserved
+    | DefinitionObserved
     | SpecResolved
     | ActionDecided
     | ActionRetried

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,21 @@ _SHOWN_CHARACTERS = 80
 
 SYSTEM_NAMESPACE = "system"
 """Where cluster-wide resources live, such as every ``ProviderConfig``."""
+
+KIND_DEFINITION_KIND: Final = "KindDefinition"
+PROVIDER_CONFIG_KIND: Final = "ProviderConfig"
+_SYSTEM_KINDS: Final = (KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND)
+"""In the order in which they are needed: a configuration may be of a defined kind's provider."""
+
+
+def system_rank(kind: str) -> int:
+    """Return how early resources of a kind are decided, since what comes later may need them."""
+    return _SYSTEM_KINDS.index(kind) if kind in _SYSTEM_KINDS else len(_SYSTEM_KINDS)
+
+
+def home_of(kind: str, otherwise: str) -> str:
+    """Return the namespace of a kind's resources: what concerns all is in one of its own."""
+    return SYSTEM_NAMESPACE if kind in _SYSTEM_KINDS else otherwise
 
 
 class InvalidNameError(ValueError):

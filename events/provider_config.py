@@ -8,10 +8,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from events.manifest import ManifestStruct, Token
-from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.names import PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE, ResourceKey
 
-PROVIDER_CONFIG_KIND: Final = "ProviderConfig"
 _PREFIX: Final = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
+
+_PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
 
 LEAST_SECONDS = 0.01
 """Shorter intervals make hot loops."""
@@ -36,11 +37,6 @@ def is_config(key: ResourceKey) -> bool:
 def config_name(resource: str) -> str | None:
     """Return the name of the configuration that ``namespace/kind/name`` is; None if it is none."""
     return resource.removeprefix(_PREFIX) if resource.startswith(_PREFIX) else None
-
-
-def home_of(kind: str, otherwise: str) -> str:
-    """Return the namespace of a kind's resources: configurations are in one of their own."""
-    return SYSTEM_NAMESPACE if kind == PROVIDER_CONFIG_KIND else otherwise
 
 
 def may_hold_a_secret(subject: str) -> bool:
@@ -107,13 +103,18 @@ class LossGuard(ManifestStruct, frozen=True):
 
 
 class DeletionGuard(ManifestStruct, frozen=True):
-    """How many undeclared objects one listing may remove before people are asked.
+    """How many objects may go by one listing, or one changed definition, before people are asked.
 
     ``max_percent`` counts in scopes of ten objects and more.
     """
 
     max_count: Annotated[int, msgspec.Meta(ge=0)] = 10
     max_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 30
+
+    def allows(self, count: int, total: int) -> bool:
+        """Return whether so many of all may go without a question."""
+        is_share_too_big = total >= _PERCENT_COUNTS_FROM and count * 100 > total * self.max_percent
+        return count <= self.max_count and not is_share_too_big
 
 
 class Retry(ManifestStruct, frozen=True):

@@ -27,6 +27,7 @@ from events.log import (
     BreakerProbed,
     Condition,
     DeclarationSuperseded,
+    DefinitionObserved,
     DriftDetected,
     DueScheduled,
     ExternalObserved,
@@ -54,6 +55,7 @@ from events.manifest import Fields
 from events.names import ResourceKey
 from events.reference import Reference
 
+_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard")
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
 
@@ -79,7 +81,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     whatever it shows. ``taken_by`` is another resource that has the object.
     ``references`` are those to this resource that it knows of. ``refers`` are those of its own,
     and ``targets`` what it knows of them; ``secrets`` are the digests that it knows of those that
-    it names, empty for unknown. ``throttled_until`` and
+    it names, empty for unknown. ``definition`` is the generation of its kind's definition that it
+    rests on. ``throttled_until`` and
     ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
     """
 
@@ -129,6 +132,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     refers: tuple[Reference, ...] = ()
     targets: dict[str, TargetState] = {}
     secrets: dict[str, str] = {}
+    definition: int = 0
     throttled_until: datetime | None = None
     breaker_until: datetime | None = None
 
@@ -235,7 +239,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.finalizers = {}
         case HoldApproved() as data:
             # What is held without an action waits for the next listing.
-            row.doubted = not row.action_id and data.hold != "DataLoss"
+            row.doubted = not row.action_id and data.hold not in _WITHOUT_LISTING
         case ReferenceAdded(by, on_withdrawal):
             row.references = {**row.references, by: on_withdrawal}
         case ReferenceRemoved(by):
@@ -244,6 +248,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.targets = {**row.targets, data.target: data.state}
         case SecretObserved() as data:
             row.secrets = {**row.secrets, data.secret: data.digest}
+        case DefinitionObserved(definition):
+            row.definition = definition.generation
         case SpecResolved():
             pass  # what follows from it is told by others
         case ActionDecided(action):
@@ -306,6 +312,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         if each.target in row.targets
     }
     row.secrets = {name: row.secrets.get(name, "") for name in data.secrets}
+    row.definition = 0 if data.definition is None else data.definition.generation
     row.paused = data.policy.paused
     _stop_waiting(row)
 

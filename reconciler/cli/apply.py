@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from events.manifest import InvalidManifestError, Manifest, take_apart
-from events.provider_config import is_config
+from events.names import KIND_DEFINITION_KIND, system_rank
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import CommandError
@@ -25,6 +25,7 @@ from reconciler.cli.results import (
 )
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import KindRegistry, installed_kinds
+from reconciler.roles.definitions import defined
 from reconciler.sdk.client import Client
 
 GOOD = ("Converged",)
@@ -88,13 +89,13 @@ def _status(documents: Documents, results: list[Result], good: tuple[str, ...] |
 async def _declare(
     connection: Connection, good: list[Read], wait: bool, timeout_seconds: float
 ) -> list[Result]:
-    """Declare the configurations first: what is declared next may need them."""
+    """Declare definitions, then configurations, then all else: what comes next may need them."""
     if not good:
         return []
     results: list[Result] = []
     async with client_of(connection) as client:
-        configs = [read for read in good if is_config(read.key)]
-        for group in (configs, good[len(configs) :]):
+        for rank in sorted({system_rank(read.key.kind) for read in good}):
+            group = [read for read in good if system_rank(read.key.kind) == rank]
             results += await _declare_group(client, group, timeout_seconds)
         if wait:
             await wait_for_results(client, results, timeout_seconds)
@@ -114,6 +115,8 @@ def _check_all(documents: Documents, kinds: KindRegistry) -> None:
     for read in documents.good:
         try:
             check(read.manifest, kinds)
+            if read.key.kind == KIND_DEFINITION_KIND:
+                kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
             documents.bad.append(Problem(read.source, f"{read.key}: {error}"))
         else:
@@ -129,7 +132,9 @@ def check(manifest: Manifest, kinds: KindRegistry) -> None:
             f"apiVersion: {manifest.api_version!r} is not known, {kind.name} has {kind.api_version}"
         )
     declaration = take_apart(manifest)
-    kind.checked_fields(declaration.fields)
-    problem = kind.name_problem(declaration.external_name)
+    kind.check_declared(declaration.fields)
+    kind.refers(declaration.fields, manifest.metadata.namespace)
+    name = kind.name_prefix + declaration.external_name
+    problem = kind.name_problem(name)
     if problem is not None:
-        raise InvalidManifestError(f"external name {declaration.external_name!r}: {problem}")
+        raise InvalidManifestError(f"external name {name!r}: {problem}")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from events.log import OutcomeName
-from events.provider_config import home_of
+from events.names import home_of
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async

@@ -19,8 +19,7 @@ import msgspec
 import yaml
 
 from events.manifest import InvalidManifestError, Manifest
-from events.names import InvalidNameError, ResourceKey
-from events.provider_config import home_of, is_config
+from events.names import InvalidNameError, ResourceKey, home_of, system_rank
 from reconciler.cli.errors import CommandError
 from reconciler.sdk.messages import checked_manifest
 
@@ -65,14 +64,14 @@ class Problem:
 
 @dataclass(slots=True)
 class Documents:
-    """Everything that some files say: what can be used, ProviderConfigs first, and what cannot."""
+    """Everything that some files say: what can be used, what others need first, and what cannot."""
 
     good: list[Read] = field(default_factory=list[Read])
     bad: list[Problem] = field(default_factory=list[Problem])
 
     def put_configs_first(self) -> None:
         """Sort so that what others need comes first; the order is otherwise kept."""
-        self.good.sort(key=lambda read: not is_config(read.key))
+        self.good.sort(key=lambda read: system_rank(read.key.kind))
 
     def problems(self) -> list[str]:
         """Tell what cannot be used, in the order of the files."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from events.names import ResourceKey, check_token
-from events.provider_config import home_of
+from events.names import ResourceKey, check_token, home_of
 from reconciler.cli.errors import UsageError
 from reconciler.provider.kind import installed_kinds
 

@@ -26,6 +26,7 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     DeclarationSuperseded,
+    DefinitionObserved,
     DriftDetected,
     DueScheduled,
     ExternalObserved,
@@ -137,6 +138,11 @@ def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return _target(target, known)
         case SecretObserved(secret, digest):
             return f"{secret}: {f'digest {digest}' if digest else 'it is not there'}"
+        case DefinitionObserved(definition):
+            return (
+                f"its kind is defined otherwise: generation {definition.generation}, which concerns"
+                f" {definition.affected} of {definition.total}"
+            )
         case SpecResolved(fields=fields):
             return f"wants {{{changes(_NOTHING, fields)}}}"
         case ActionDecided(action):

@@ -17,16 +17,19 @@ from typing import NamedTuple, cast
 import msgspec
 
 from events.external import ExternalObject
+from events.kind_definition import DefinitionRef, KindDefinitionSpec
 from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError
-from events.names import SYSTEM_NAMESPACE
-from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
+from events.names import KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE
+from events.provider_config import ProviderConfigSpec
 from events.reference import (
     REFERENCE_KIND,
     Reference,
     ReferenceSpec,
     has_reference,
     references_in,
+    refers_to_anything,
     reliance,
+    secrets_in,
 )
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
@@ -89,6 +92,10 @@ class Kind:
     beside it under another name, until that is ready. ``loses``: pure; says which data of an
     object would be lost if these fields were written to it, or, for None, if it were deleted; what
     loses data waits for a person.
+
+    Of a kind that was defined at run time, ``definition`` says which one it is, ``maps`` makes of
+    what is declared the fields of the kind beneath, and ``name_prefix`` goes before each object's
+    name. ``is_withdrawn``: nothing new is declared, and what there is can be withdrawn.
     """
 
     name: str
@@ -108,6 +115,10 @@ class Kind:
     immutable: frozenset[str] = frozenset()
     has_second_name: bool = False
     loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
+    definition: DefinitionRef | None = None
+    maps: Callable[[Fields], Fields] | None = None
+    name_prefix: str = ""
+    is_withdrawn: bool = False
 
     @property
     def is_external(self) -> bool:
@@ -135,7 +146,23 @@ class Kind:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(f"spec: {error}") from None
-        return self.normalize(cast("Fields", msgspec.to_builtins(checked, str_keys=True)))
+        checked = cast("Fields", msgspec.to_builtins(checked, str_keys=True))
+        return checked if self.maps is not None else self.normalize(checked)
+
+    def object_fields(self, fields: Fields) -> Fields:
+        """Return the fields that an object should have, for checked ones; raises as above."""
+        return fields if self.maps is None else self.maps(fields)
+
+    def check_declared(self, fields: Fields) -> Fields:
+        """Validate declared fields, and canonicalise those that refer to nothing; raises as above.
+
+        What the kind beneath a defined one refuses is refused as well.
+        """
+        if refers_to_anything(fields) and (secrets_in(fields) or has_reference(fields)):
+            return self.checked_with_references(fields)
+        checked = self.checked_fields(fields)
+        self.object_fields(checked)
+        return checked
 
     def checked_with_references(self, fields: Fields) -> Fields:
         """Validate what is known of fields some of which are references; raises as above.
@@ -200,6 +227,14 @@ PROVIDER_CONFIG = Kind(
 )
 """How an external API is configured: itself a kind, declared like everything else."""
 
+KIND_DEFINITION = Kind(
+    name=KIND_DEFINITION_KIND,
+    api_version=RECONCILER_API_VERSION,
+    schema=KindDefinitionSpec,
+    namespace=SYSTEM_NAMESPACE,
+)
+"""A kind that is defined at run time: itself a kind, declared like everything else."""
+
 REFERENCE = Kind(
     name=REFERENCE_KIND,
     api_version=RECONCILER_API_VERSION,
@@ -210,7 +245,7 @@ REFERENCE = Kind(
 
 
 class KindRegistry(Mapping[str, Kind]):
-    """The kinds this process knows, by name."""
+    """The kinds this process knows, by name: installed ones, and those that the log defines."""
 
     def __init__(
         self,
@@ -218,15 +253,29 @@ class KindRegistry(Mapping[str, Kind]):
         *,
         installed: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        self._kinds = {kind.name: kind for kind in (PROVIDER_CONFIG, REFERENCE, *kinds)}
-        self.providers = {
-            provider: tuple(kind.name for kind in self.of_provider(provider))
-            for provider in sorted({kind.provider for kind in self._kinds.values()} - {""})
-        }
+        built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE)
+        self._kinds = {kind.name: kind for kind in (*built_in, *kinds)}
+        self._find_providers()
         self._installed = installed
         self._at_start = frozenset(() if installed is None else installed())
         self._looked_at: datetime | None = None
         self._hint = ""
+
+    def copy(self) -> KindRegistry:
+        """Return a registry of its own for a process, without what was defined."""
+        installed = (kind for kind in self._kinds.values() if kind.definition is None)
+        return KindRegistry(installed, installed=self._installed)
+
+    def define(self, kind: Kind) -> None:
+        """Know a defined kind, in the place of an older definition of it."""
+        self._kinds[kind.name] = kind
+        self._find_providers()
+
+    def _find_providers(self) -> None:
+        names = sorted({kind.provider for kind in self._kinds.values()} - {""})
+        self.providers = {
+            provider: tuple(kind.name for kind in self.of_provider(provider)) for provider in names
+        }
 
     def __getitem__(self, name: str) -> Kind:
         kind = self._kinds.get(name)

@@ -83,6 +83,7 @@ def new_action(
             uid=None if operation == "Create" or owned is None else owned.uid,
             version=None if replaces is None else replaces.version,
             purpose=purpose,
+            definition=state.desired.resolved_by,
         )
     )
 

@@ -15,6 +15,7 @@ from events.intake import (
     ApiReported,
     Approved,
     Declared,
+    DefinitionSeen,
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
@@ -113,6 +114,8 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.see_target(said, state)
         case SecretSeen() as said:
             return holds.see_secret(said, state)
+        case DefinitionSeen() as said:
+            return holds.see_definition(said, state)
         case TimerFired():
             return NOTHING_NEW  # a hint: that the resource is looked at is all it does
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from events.intake import Answer, Declared, Withdrawn
 from events.log import (
     DeclarationSuperseded,
@@ -11,9 +13,9 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.manifest import Declaration, InvalidManifestError, take_apart
-from events.names import InvalidNameError
+from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
-from events.reference import has_reference, refers_to_anything, secrets_in
+from events.reference import refers_to_anything, secrets_in
 from reconciler.provider.kind import Kind
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
@@ -37,6 +39,9 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
         hint = context.missing_hint(context.now)
         missing = f"kind {context.key.kind!r} is not registered here: {hint}"
         return refused(state, command, "UnknownKind", missing)
+    if context.kind.is_withdrawn:
+        gone = f"the definition of {context.key.kind!r} was withdrawn: define it again"
+        return refused(state, command, "UnknownKind", gone)
     try:
         event = _spec_declared(said, context, context.kind, state.desired.generation + 1)
     except (InvalidManifestError, InvalidNameError) as error:
@@ -48,7 +53,7 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
     if back:
         circle = f"{back[0]} refers to it already: each would wait for the other"
         return refused(state, command, "Circle", circle)
-    moved = _moved(state, event)
+    moved = _moved(state, event) or _redefined(context, state, event)
     if moved is not None:
         return refused(state, command, "Immutable", moved)
     # What changed nothing when it came left no trace, so a repeat says what was declared before.
@@ -115,6 +120,7 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         )
     if kind.is_external:
         taken = take_apart(manifest)
+        taken = replace(taken, external_name=kind.name_prefix + taken.external_name)
         _check_external_name(taken, kind, context)
     else:
         if kind.namespace not in (None, context.key.namespace):
@@ -124,11 +130,9 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
             )
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
         _check_provider(taken, context)
-    fields, secrets = taken.fields, ()
-    if refers_to_anything(fields):
-        secrets = secrets_in(fields)
-    is_open = bool(secrets) or has_reference(fields)
-    fields = (kind.checked_with_references if is_open else kind.checked_fields)(fields)
+        context.check_definition(context.key, taken.fields)
+    secrets = secrets_in(taken.fields) if refers_to_anything(taken.fields) else ()
+    fields = kind.check_declared(taken.fields)
     references = kind.refers(fields, context.key.namespace)
     if any(each.target == str(context.key) for each in references):
         raise InvalidManifestError("spec refers to the resource itself")
@@ -143,6 +147,7 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         policy=taken.policy,
         references=references,
         secrets=secrets,
+        definition=kind.definition,
     )
 
 
@@ -190,3 +195,15 @@ def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
         f"the resource lives as {spec.external_name!r} in {spec.provider_config!r}: "
         "withdraw it there before it moves"
     )
+
+
+def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> str | None:
+    """Say why a definition cannot be accepted that would part resources from their objects."""
+    spec = state.desired.spec
+    if context.key.kind != KIND_DEFINITION_KIND or spec is None:
+        return None
+    for name in ("over", "provider", "namePrefix"):
+        before, after = spec.fields.get(name), event.fields.get(name)
+        if before != after:
+            return f"spec.{name} was {before!r} and stays so: define a kind of another name"
+    return None

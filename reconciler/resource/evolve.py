@@ -25,6 +25,7 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     DeclarationSuperseded,
+    DefinitionObserved,
     DriftDetected,
     DueScheduled,
     ExternalObserved,
@@ -236,8 +237,17 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             secrets = {**state.desired.secrets, data.secret: data.digest}
             return replace(state, desired=replace(state.desired, secrets=secrets), because=event.id)
         case SpecResolved() as data:
-            desired = replace(state.desired, resolved=data.fields, refused_generation=0)
+            desired = replace(
+                state.desired,
+                resolved=data.fields,
+                resolved_by=data.definition,
+                refused_generation=0,
+            )
             return replace(state, desired=desired, waits=_NO_WAITS)
+        case DefinitionObserved(definition):
+            desired = replace(state.desired, definition=definition)
+            holds = replace(state.holds, approved="")
+            return replace(state, desired=desired, holds=holds, because=event.id)
 
         # --- how the API of a ProviderConfig answers
         case ApiThrottled() as data:
@@ -308,6 +318,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
                 name: desired.secrets[name] for name in data.secrets if name in desired.secrets
             },
             resolved=None,
+            definition=data.definition,
         ),
         observed=observed,
         # Declared after a withdrawal, a new life begins.
@@ -533,6 +544,10 @@ def _with_result(
     """Add what an action that was done has left behind."""
     if data.operation == "Delete" and data.purpose == "Retire":
         return replace(state, retiring=None)
+    known = state.desired.definition
+    if data.operation == "Create" and known is not None and known.affected:  # the change is done
+        known = replace(known, affected=0, total=0)
+        state = replace(state, desired=replace(state.desired, definition=known))
     if data.operation == "Delete":
         state = replace(
             state,

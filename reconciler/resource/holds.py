@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from events.intake import (
     Approved,
+    DefinitionSeen,
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
@@ -12,7 +13,9 @@ from events.intake import (
     TargetSeen,
     Unreferenced,
 )
+from events.kind_definition import DefinitionRef
 from events.log import (
+    DefinitionObserved,
     FinalizerAdded,
     FinalizerRemoved,
     HoldApproved,
@@ -24,11 +27,11 @@ from events.log import (
 )
 from events.names import InvalidNameError, check_finalizer
 from reconciler.resource.attempt import UNKNOWN_RESULT
-from reconciler.resource.observation import DATA_LOSS, DELETION_GUARD, LOSS_GUARD
+from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, DELETION_GUARD, LOSS_GUARD
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Facts, accepted, refused
 
-APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS)
+APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS, DEFINITION_GUARD)
 MAX_FINALIZERS = 32
 
 
@@ -139,3 +142,12 @@ def see_secret(said: SecretSeen, state: ResourceState) -> Facts:
     if not is_meant or desired.secrets.get(said.secret) == said.digest:
         return NOTHING_NEW
     return Facts((SecretObserved(said.secret, said.digest),))
+
+
+def see_definition(said: DefinitionSeen, state: ResourceState) -> Facts:
+    """Let a resource know that its kind is defined otherwise by now; never backwards."""
+    known = state.desired.definition
+    if not state.desired.is_declared or (known is not None and known.generation >= said.generation):
+        return NOTHING_NEW
+    newer = DefinitionRef(said.generation, said.digest, said.affected, said.total)
+    return Facts((DefinitionObserved(newer),))

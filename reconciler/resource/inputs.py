@@ -5,6 +5,7 @@ from __future__ import annotations
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
 from events.reference import Reference, filled
+from reconciler.provider.kind import Kind
 from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, Context, Settled, Step
 
@@ -22,11 +23,26 @@ def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
             missing = f"waits for secret {secret}: it is not there, or nobody has looked yet"
             return Settled("Waiting", "SecretMissing", missing)
     fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
+    if desired.resolved is not None and _is_outdated(kind, desired):
+        return None  # this process has not read the newer definition yet
     try:
-        fields = kind.checked_fields(fields)
+        fields = kind.object_fields(kind.checked_fields(fields))
     except InvalidManifestError as error:
-        return Settled("Failed", "InvalidInput", f"with the values of its references: {error}")
-    return None if fields == desired.resolved else SpecResolved(desired.generation, fields)
+        by = "the definition of its kind" if kind.definition else "the values of its references"
+        return Settled("Failed", "InvalidInput", f"with {by}: {error}")
+    digest = "" if kind.definition is None else kind.definition.digest
+    if (fields, digest) == (desired.resolved, desired.resolved_by):
+        return None
+    return SpecResolved(desired.generation, fields, digest)
+
+
+def _is_outdated(kind: Kind, desired: Desired) -> bool:
+    known = desired.definition
+    return (
+        known is not None
+        and kind.definition is not None
+        and kind.definition.generation < known.generation
+    )
 
 
 def reliance(spec: Spec, state: ResourceState) -> Step:

@@ -44,11 +44,14 @@ from reconciler.resource.inputs import reliance, resolve
 from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
-from reconciler.resource.replacement import held_for_its_data, replacement, retirement
+from reconciler.resource.replacement import (
+    held_for_its_data,
+    held_for_its_definition,
+    replacement,
+    retirement,
+)
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
-
-_PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
 
 
 def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
@@ -91,7 +94,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     assert desired.spec is not None
     if desired.spec.policy.mode == "Absent":
         return _keep_away(state, context, config)
-    if desired.spec.references or desired.spec.secrets:
+    if desired.spec.references or desired.spec.secrets or kind.definition is not None:
         unresolved = resolve(desired.spec, state, context)
         if unresolved is not None:
             return unresolved
@@ -221,7 +224,7 @@ def _keep_present(
         return waiting
     assert context.kind is not None
     if needs_replacement(found, context.kind):
-        return replacement(spec, seen, state, context)
+        return held_for_its_definition(state, config) or replacement(spec, seen, state, context)
     fields, labels = merged(wanted(state, context), seen, context.kind.normalize)
     held = held_for_its_data(fields, state, context)
     return held or new_action(state, context, "Update", fields, labels)
@@ -427,9 +430,7 @@ def _never_ours(state: ResourceState) -> Settled | None:
 def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
     """Hold the object if too many would go with it, and nobody has approved that."""
     strays, total = state.observed.strays or 0, state.observed.total or 0
-    too_many = strays > guard.max_count
-    too_much = total >= _PERCENT_COUNTS_FROM and strays * 100 > total * guard.max_percent
-    if strays > 0 and not too_many and not too_much:
+    if strays > 0 and guard.allows(strays, total):
         return None
     what = f"{strays} of {total} objects of the scope are undeclared, and would be deleted"
     if state.holds.approved == DELETION_GUARD:

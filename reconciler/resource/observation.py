@@ -28,6 +28,7 @@ DELETION_GUARD = "DeletionGuard"
 """Reason of the outcome of what the guard holds, and what an approval names."""
 
 DATA_LOSS = "DataLoss"
+DEFINITION_GUARD = "DefinitionGuard"
 """Reason of the outcome of a resource whose next action would lose data, and what an approval
 names."""
 

@@ -15,7 +15,7 @@ from reconciler.resource.attempt import (
     wait_after_conflicts,
 )
 from reconciler.resource.difference import labels_of
-from reconciler.resource.observation import DATA_LOSS
+from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import Context, Settled, Step
 
@@ -64,6 +64,23 @@ def held_for_its_data(
         return None
     lost = kind.loses(fields, seen)
     return Settled("Held", DATA_LOSS, f"{lost}: approve it, or declare otherwise") if lost else None
+
+
+def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) -> Settled | None:
+    """Hold a replacement that only a changed definition asks for, if it asks for too many."""
+    definition = state.desired.definition
+    if definition is None or not definition.affected or state.holds.approved == DEFINITION_GUARD:
+        return None
+    guard = config.deletion_guard
+    if guard.allows(definition.affected, definition.total):
+        return None
+    return Settled(
+        "Held",
+        DEFINITION_GUARD,
+        f"its kind is defined otherwise, which concerns {definition.affected} of"
+        f" {definition.total} resources and replaces this one's object; the guard lets"
+        f" {guard.max_count} or {guard.max_percent} % go: approve it, or define it otherwise",
+    )
 
 
 def _second_name(spec: Spec, taken: str, state: ResourceState, context: Context) -> str | None:

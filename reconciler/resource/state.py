@@ -9,11 +9,12 @@ import msgspec
 
 from events.external import ExternalObject
 from events.intake import ActionError, LossCount, OnWithdrawal, TargetState
+from events.kind_definition import DefinitionRef
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 14
+STATE_SCHEMA = 15
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -52,6 +53,8 @@ class Desired(msgspec.Struct, frozen=True):
     targets: dict[str, TargetState] = {}  # what is known of those that the spec refers to
     secrets: dict[str, str] = {}  # digests of those that it names
     resolved: Fields | None = None  # its fields, with the values of all of them
+    definition: DefinitionRef | None = None  # what a kind that is defined at run time rests on
+    resolved_by: str = ""  # digest of the definition that `resolved` rests on
 
     @property
     def fields(self) -> Fields:

@@ -16,6 +16,7 @@ from events.log import (
     ResourceEvent,
     RetryScheduled,
 )
+from events.manifest import Fields
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Capabilities
@@ -52,6 +53,8 @@ class Context(msgspec.Struct, frozen=True):
     epoch: str = ""  # names the log's last restoration
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
     # What to do about a missing kind or provider: for the words of a refusal, which is no event.
+    # Raises `InvalidManifestError` for the spec of a definition that nobody here could use.
+    check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
     missing_hint: Callable[[datetime], str] = lambda _now: "install it where the roles run"
 
     @property

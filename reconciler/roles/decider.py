@@ -22,8 +22,7 @@ import structlog
 from events.intake import Answer, Declared, Withdrawn
 from events.integrity import LogDamage
 from events.log import DueScheduled
-from events.names import ResourceKey
-from events.provider_config import is_config
+from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     AppendRefusedError,
@@ -41,6 +40,7 @@ from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
+from reconciler.roles.definitions import Definitions
 from reconciler.roles.delays import Postponed
 from reconciler.roles.first_positions import placed
 from reconciler.roles.refusals import tell_refused, undecidable, understand, unreadable
@@ -129,6 +129,7 @@ class Decider:
         sink: DecisionSink,
         kinds: KindRegistry,
         configurations: Configurations,
+        definitions: Definitions | None = None,
         lost: Sequence[LogDamage] = (),
         chance: Chance = REAL,
     ) -> None:
@@ -136,6 +137,7 @@ class Decider:
         self._log = log
         self._sink = sink
         self._kinds = kinds
+        self._definitions = definitions or Definitions(kinds)
         self._configurations = configurations
         self._repository = ResourceRepository(log)
         for damage in lost:
@@ -169,13 +171,11 @@ class Decider:
             await self._refuse(letters)
         began = asyncio.get_running_loop().time()
         await self._add_what_overtook(work)
-        # Configurations first: the resources of the same batch may need them.
-        first = {key: each for key, each in work.items() if is_config(key)}
-        if first:
-            await self._settle(first, began)
-        rest = {key: each for key, each in work.items() if key not in first}
-        if rest:
-            await self._settle(rest, began)
+        # Definitions and configurations first: the resources of the same batch may need them.
+        for rank in sorted({system_rank(key.kind) for key in work}):
+            await self._settle(
+                {key: each for key, each in work.items() if system_rank(key.kind) == rank}, began
+            )
 
     # --- sorting a batch
 
@@ -385,6 +385,7 @@ class Decider:
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
+            check_definition=self._definitions.check,
             missing_hint=self._kinds.missing_hint,
         )
 
@@ -491,8 +492,9 @@ class Decider:
         news, now = _News(), self._now()
         for each in done:
             news.add(each, now)
-            if is_config(each.key):
+            if each.key.namespace == SYSTEM_NAMESPACE:
                 for event in each.turn.events:
+                    self._definitions.apply(event)
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
         if news.letters:

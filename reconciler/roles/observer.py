@@ -119,6 +119,10 @@ class Observer:
                 listing.now()
         self._changed.set()
 
+    def notice_kinds(self, _name: str) -> None:
+        """Look at once which scopes there are: a kind was defined, or is no more."""
+        self._changed.set()
+
     def _match_watches(self, tasks: asyncio.TaskGroup) -> None:
         wanted = {
             (name, kind)

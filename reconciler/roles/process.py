@@ -31,6 +31,7 @@ from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
+from reconciler.roles.definitions import Definitions
 from reconciler.roles.foreign_listings import ForeignListings
 from reconciler.roles.log_feed import LogFeed
 from reconciler.roles.object_reads import ObjectReads
@@ -78,6 +79,7 @@ class Running:
     ports: Ports
     kinds: KindRegistry
     models: ReadModels
+    definitions: Definitions
     configurations: Configurations
     gates: ApiGates
     feed: LogFeed
@@ -108,7 +110,8 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         models = await load_models(ports.rows)
     lost = await ports.lost_events(models)
     after = models.position if needs_models else await ports.log.last_position()
-    configurations = Configurations()
+    kinds = kinds.copy()
+    definitions, configurations = Definitions(kinds), Configurations()
     gates = ApiGates(
         name=ports.name,
         configurations=configurations,
@@ -118,13 +121,16 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         chance=chance,
     )
     for damage in lost:
+        definitions.mark_damage(damage)
         configurations.mark_damage(damage)
     # Not before: what came in between would be seen by nobody.
+    await definitions.load(ports.log)
     await configurations.load(ports.log)
     await gates.load(ports.log)
     feed = LogFeed(ports.log, after=after)
-    feed.subscribe(lambda _position, event: configurations.apply(event))
-    feed.subscribe_to_damage(configurations.mark_damage)
+    for known in (definitions, configurations):
+        feed.subscribe(lambda _position, event, known=known: known.apply(event))
+        feed.subscribe_to_damage(known.mark_damage)
     feed.subscribe(lambda _position, event: gates.apply(event))
     if ports.watch is not None:
         feed.subscribe(ports.watch.saw)
@@ -132,6 +138,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         ports=ports,
         kinds=kinds,
         models=models,
+        definitions=definitions,
         configurations=configurations,
         gates=gates,
         feed=feed,
@@ -203,6 +210,7 @@ def _decider(parts: Running) -> list[Run]:
         log=ports.log,
         sink=ports.sink,
         kinds=parts.kinds,
+        definitions=parts.definitions,
         configurations=parts.configurations,
         lost=parts.lost,
         chance=ports.chance,
@@ -260,6 +268,8 @@ def _observer(parts: Running) -> list[Run]:
         chance=chance,
     )
     parts.feed.subscribe(sweeper.notice)
+    parts.definitions.listen(parts.observer.notice_kinds)
+    parts.definitions.listen(sweeper.notice_kind)
     reader = ports.listing_reader()
     parts.closers.push_async_callback(reader.close)
     foreign = ForeignListings(

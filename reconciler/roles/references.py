@@ -13,7 +13,15 @@ from typing import Any
 
 import msgspec
 
-from events.intake import Referenced, SecretSeen, TargetSeen, TargetState, Unreferenced
+from events.intake import (
+    DefinitionSeen,
+    Referenced,
+    SecretSeen,
+    TargetSeen,
+    TargetState,
+    Unreferenced,
+)
+from events.kind_definition import DefinitionRef
 from events.names import ResourceKey
 from events.reference import Reference, value_of
 from projections.status import StatusRow
@@ -69,6 +77,24 @@ def secret_messages(
         for row in concerned
         for secret, known in row.secrets.items()
         if row.declared and secret in digests and digests[secret] != known
+    ]
+
+
+def definition_messages(
+    definition: DefinitionRef, kind: str, every_row: _Rows, damaged: Container[str]
+) -> list[IntakeMessageOut]:
+    """Return which resources of a kind rest on an older definition of it."""
+    rows = [row for row in every_row.values() if row.kind == kind and row.declared]
+    outdated = [row for row in rows if row.definition < definition.generation]
+    counts = len(outdated), len(rows)
+    return [
+        _message(
+            row.key,
+            DefinitionSeen(definition.generation, definition.digest, *counts),
+            f"{definition.generation}/{row.version}",
+        )
+        for row in outdated
+        if str(row.key) not in damaged
     ]
 
 
@@ -136,7 +162,9 @@ def _circle(row: StatusRow, reference: Reference, every_row: _Rows) -> tuple[str
 
 
 def _message(
-    key: ResourceKey, data: Referenced | Unreferenced | TargetSeen | SecretSeen, basis: str
+    key: ResourceKey,
+    data: Referenced | Unreferenced | TargetSeen | SecretSeen | DefinitionSeen,
+    basis: str,
 ) -> IntakeMessageOut:
     """Make a message whose id says what it rests on: several observers tell the same once."""
     return IntakeMessageOut("reference", key, data, f"{type(data).__name__}/{key}/{basis}")

@@ -6,7 +6,7 @@ Timers are hints. This is what makes losing one cost time and never truth.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -35,7 +35,7 @@ from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.backoff import is_over
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.references import reference_messages, secret_messages
+from reconciler.roles.references import definition_messages, reference_messages, secret_messages
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -91,6 +91,7 @@ class Sweeper:
         self._targets: set[str] = set()
         self._referrers: set[str] = set()
         self._woken: dict[ResourceKey, _Woken] = {}
+        self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
     async def run(self) -> None:
         """Sweep for ever: at intervals, and soon when something moved; it takes a bounded share."""
@@ -128,6 +129,7 @@ class Sweeper:
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
         telling = reference_messages(rows, every_row, held)
         telling += secret_messages(rows, await self._digests(rows))
+        telling += self._definition_messages(every_row, held)
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
             await self._intake.publish([*waking, *telling])
@@ -173,6 +175,28 @@ class Sweeper:
         lets_go = is_gone and event.subject in self._referrers
         if refers or lets_go or (event.subject in self._targets and type(data) in _MOVES_TARGETS):
             self._soon.set()
+
+    def notice_kind(self, name: str) -> None:
+        """Look soon at all resources of a kind that was defined otherwise."""
+        self._redefined.add(name)
+        self._soon.set()
+
+    def _definition_messages(
+        self, every_row: Mapping[str, StatusRow], damaged: Container[str]
+    ) -> list[IntakeMessageOut]:
+        """Return what is still to be told about kinds that were defined otherwise."""
+        messages: list[IntakeMessageOut] = []
+        for name in sorted(self._redefined):
+            kind = self._kinds.find(name)
+            found = (
+                []
+                if kind is None or kind.definition is None
+                else definition_messages(kind.definition, name, every_row, damaged)
+            )
+            messages += found
+            if not found:
+                self._redefined.discard(name)
+        return messages
 
     async def _digests(self, rows: Iterable[StatusRow]) -> dict[str, str]:
         """Read the digests of all secrets that declared resources name; empty for none."""

@@ -43,6 +43,25 @@ def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
     ]
 
 
+def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_references(
+    live: Cli,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
+    live.write("dry-badge/badge.yaml", page.split("```yaml\n")[1].split("```")[0])
+    live.write(
+        "dry-badge/more.yaml",
+        "{apiVersion: badges/v1, kind: Badge, metadata: {name: dry-a}, spec: {shade: mauve}}\n---\n"
+        "{apiVersion: badges/v1, kind: Badge, metadata: {name: dry-b},"
+        " spec: {shade: {$ref: Badge/dry-a, field: outputs.shade}}}\n",
+    )
+    ran = live.run("apply", "-f", "dry-badge", "--dry-run")
+    assert ran.status == 1
+    assert ran.err == (
+        "error: dry-badge/more.yaml, document 1: default/Badge/dry-a: "
+        "spec.shade: 'Mauve' is not allowed: use Red, Blue\n"
+    )
+
+
 def test_a_dry_run_checks_and_sends_nothing(live: Cli) -> None:
     live.write("dry/a.yaml", shape("dry"))
     live.write("dry/below/b.yaml", shape("dry-mauve", "Mauve"))

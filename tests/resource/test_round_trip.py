@@ -21,6 +21,7 @@ from events.intake import (
     OnWithdrawal,
     TargetState,
 )
+from events.kind_definition import DefinitionRef
 from events.log import (
     AbsenceDoubted,
     Action,
@@ -39,6 +40,7 @@ from events.log import (
     Condition,
     ConditionType,
     DeclarationSuperseded,
+    DefinitionObserved,
     DriftDetected,
     DueScheduled,
     ExternalObserved,
@@ -143,6 +145,7 @@ actions = st.builds(
     st.none() | texts,
     st.none() | texts,
 )
+definitions = st.builds(DefinitionRef, numbers, texts, numbers, numbers)
 differences = st.lists(st.builds(FieldDifference, texts, values, values), max_size=2).map(tuple)
 conditions = st.lists(
     st.builds(
@@ -221,7 +224,8 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
         st.builds(TargetState, st.booleans(), st.booleans(), fields, st.tuples(texts)),
     ),
     SecretObserved: st.builds(SecretObserved, texts, texts),
-    SpecResolved: st.builds(SpecResolved, numbers, fields),
+    DefinitionObserved: st.builds(DefinitionObserved, definitions),
+    SpecResolved: st.builds(SpecResolved, numbers, fields, texts),
     ActionDecided: st.builds(ActionDecided, actions),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
     LookupDecided: st.builds(LookupDecided, actions, numbers),

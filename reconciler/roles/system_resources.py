@@ -1,0 +1,105 @@
+"""Resources that every process knows by name, as the log has them: configurations, definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import structlog
+
+from events.integrity import LogDamage
+from events.log import LogEvent, SpecDeclared, SpecWithdrawn
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from reconciler.ports import EventLog
+
+_log = structlog.get_logger(__name__)
+
+Listener = Callable[[str], None]
+"""Called with the name of a resource that was declared, changed or withdrawn."""
+
+
+class SystemResources:
+    """All resources of one kind of the system, kept up to date by the events that are shown to it.
+
+    One whose history is damaged is not used at all: what is sound of it may be an older
+    declaration, of another scope or another API.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._prefix = f"{SYSTEM_NAMESPACE}/{self.kind}/"
+        self._versions: dict[str, int] = {}
+        self._damaged: set[str] = set()
+        self._listeners: list[Listener] = []
+
+    def declare(self, name: str, data: SpecDeclared) -> None:
+        """Know a resource as it is declared now."""
+        raise NotImplementedError
+
+    def withdraw(self, name: str) -> None:
+        """Use a resource no more."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> set[str]:
+        """Every one that was ever declared."""
+        return self._versions.keys() | self._damaged
+
+    async def load(self, log: EventLog) -> None:
+        """Read what is declared by now."""
+        known: dict[ResourceKey, int] = {}
+        for stored in await log.of_kind(SYSTEM_NAMESPACE, self.kind):
+            known[stored.event.key] = stored.position
+            self.apply(stored.event)
+        newest = await log.newest_positions(list(known))
+        cut = [key for key, position in known.items() if newest[key] != position]
+        if cut:
+            await self._look_closer(log, cut)
+
+    async def _look_closer(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
+        """Read histories that go on behind what was read: by now, or behind damage."""
+        for resource in (await log.load(keys, use_cache=False)).values():
+            if resource.damage is not None:
+                self.mark_damage(resource.damage)
+            for event in resource.events:
+                self.apply(event)
+
+    def mark_damage(self, damage: LogDamage) -> None:
+        """Use a resource no more whose history is not what was written."""
+        name = self._name(damage.resource)
+        if name is None or name in self._damaged:
+            return
+        what = f"a {self.kind} is not used, its log is damaged"
+        _log.error(what, name=name, where=str(damage))
+        self._damaged.add(name)
+        self.withdraw(name)
+        self._notify(name)
+
+    def listen(self, listener: Listener) -> None:
+        """Have ``listener`` called at every change from now on."""
+        self._listeners.append(listener)
+
+    def apply(self, event: LogEvent) -> None:
+        """Fold an event of any resource; most say nothing about one of these."""
+        if type(event.data) not in (SpecDeclared, SpecWithdrawn):
+            return
+        name = self._name(event.subject)
+        if name is None:
+            return
+        if name in self._damaged or event.resourceversion <= self._versions.get(name, 0):
+            return  # seen already: our own append came first
+        self._versions[name] = event.resourceversion
+        if isinstance(event.data, SpecDeclared):
+            self.declare(name, event.data)
+        else:
+            self.withdraw(name)
+        self._notify(name)
+
+    def _name(self, resource: str) -> str | None:
+        is_one = resource.startswith(self._prefix)
+        return resource.removeprefix(self._prefix) if is_one else None
+
+    def _notify(self, name: str) -> None:
+        for listener in self._listeners:
+            listener(name)

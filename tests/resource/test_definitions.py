@@ -1,0 +1,252 @@
+"""Resources of a kind that is defined at run time: their history rests on one definition each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace as replace_struct
+
+from events.intake import Approved, DefinitionSeen
+from events.kind_definition import DefinitionRef, KindDefinitionSpec
+from events.log import (
+    ActionDecided,
+    DefinitionObserved,
+    LogEvent,
+    SpecDeclared,
+    SpecResolved,
+    event_type,
+)
+from events.manifest import InvalidManifestError
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from infra.providers.shapes import SHAPE
+from reconciler.provider.definition import kind_of
+from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.resource.evolve import evolve
+from reconciler.resource.state import NEW, Holds
+from reconciler.roles.definitions import defined
+from tests.resource.building import BLOCK, START, Story, every, names, only, thing
+
+TOY = ResourceKey("default", "Toy", "Foo")
+SPEC: dict[str, Any] = {
+    "apiVersion": "toys/v1",
+    "provider": "toys",
+    "over": "Block",
+    "namePrefix": "toy-",
+    "fields": {"shade": {"to": "color", "normalize": ["Trim", "Title"], "values": ["Red", "Blue"]}},
+    "constants": {"type": "Square"},
+}
+
+
+def toy(generation: int = 1, over: Kind = BLOCK, **changes: Any) -> Kind:
+    spec = msgspec.convert({**SPEC, **changes}, KindDefinitionSpec)
+    # The tests' configuration is of the provider of the kind beneath.
+    return replace(kind_of("Toy", spec, generation, over), provider=BLOCK.provider)
+
+
+def story(over: Kind = BLOCK, shade: str = " red ") -> Story:
+    told = Story(kind=toy(over=over), key=TOY)
+    told.declare({"shade": shade}, api_version="toys/v1")
+    return told
+
+
+def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) -> list[Any]:
+    before = told.kind
+    assert before is not None
+    assert before.definition is not None
+    told.kind = replace(
+        toy(before.definition.generation + 1, **changes), immutable=before.immutable
+    )
+    assert told.kind.definition is not None
+    ref = told.kind.definition
+    return list(told.turn(DefinitionSeen(ref.generation, ref.digest, affected, total)))
+
+
+def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
+    told = story()
+    assert told.kind is not None
+    assert told.kind.definition is not None
+    digest = told.kind.definition.digest
+    events = [each.data for each in told.log]
+    assert only(SpecDeclared, events).definition == told.kind.definition
+    assert only(SpecResolved, events).definition == digest
+    action = only(ActionDecided, events).action
+    assert action.fields == {"type": "Square", "color": "Red"}
+    assert (action.external_name, action.definition) == ("toy-Foo", digest)
+    told.succeed()
+    assert told.outcome == "Converged"
+    assert told.see(told.state.observed.object) == [], "two spellings are no difference"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"shade": "Green"}, "spec.shade: 'Green' is not allowed: use Red, Blue"),
+        ({"shade": 7}, "spec: Expected `str`, got `int` - at `$.shade`"),
+        ({}, "spec: Object missing required field `shade`"),
+        ({"shade": "Red", "type": "Circle"}, "spec: Object contains unknown field `type`"),
+    ],
+)
+def test_what_a_definition_does_not_allow_is_refused(fields: dict[str, Any], said: str):
+    told = Story(kind=toy(), key=TOY)
+    told.declare(fields, api_version="toys/v1")
+    [answer] = told.answers
+    assert answer is not None
+    assert (answer.reason, answer.message) == ("Invalid", said)
+
+
+def test_another_mapping_is_another_input_and_says_which_definition_it_is_of():
+    told = story()
+    told.succeed()
+    events = redefined(told, constants={"type": "Circle"})
+    assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
+    action = only(ActionDecided, events).action
+    assert told.kind is not None
+    assert told.kind.definition is not None
+    assert (action.operation, action.fields["type"]) == ("Update", "Circle")
+    assert action.definition == told.kind.definition.digest
+    told.succeed()
+    assert told.outcome == "Converged"
+
+
+def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
+    told = story()
+    told.succeed()
+    older = told.kind
+    redefined(told, constants={"type": "Circle"})
+    told.succeed()
+    told.kind = older
+    assert told.see(told.state.observed.object) == []
+    assert told.turn(DefinitionSeen(1, "older", 1, 1)) == []
+
+
+def test_a_value_that_is_not_allowed_any_more_fails_and_changes_nothing():
+    told = story()
+    told.succeed()
+    events = redefined(
+        told, fields={"shade": {"to": "color", "normalize": ["Title"], "values": ["Blue"]}}
+    )
+    assert every(ActionDecided, events) == []
+    assert (told.outcome, told.reason) == ("Failed", "InvalidInput")
+
+
+def test_a_definition_that_replaces_too_many_waits_for_a_person():
+    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    told.succeed()
+    events = redefined(told, affected=11, total=100, constants={"type": "Circle"})
+    assert every(ActionDecided, events) == []
+    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+    events = told.turn(Approved("DefinitionGuard", reason="it is meant"))
+    assert only(ActionDecided, events).action.operation == "Delete"
+    told.succeed()
+    told.succeed()
+    assert told.outcome == "Converged"
+    assert told.state.desired.definition is not None
+    assert told.state.desired.definition.affected == 0, "a later replacement has other causes"
+
+
+def test_a_few_go_without_a_question():
+    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    told.succeed()
+    events = redefined(told, affected=10, total=100, constants={"type": "Circle"})
+    assert only(ActionDecided, events).action.operation == "Delete"
+
+
+def test_an_approval_is_of_one_definition():
+    held = replace_struct(NEW, holds=Holds(approved="DefinitionGuard"))
+    data = DefinitionObserved(DefinitionRef(2, "newer"))
+    event = LogEvent("e", "reconciler", event_type(data), str(TOY), START, 1, data)
+    assert evolve(held, event).holds.approved == ""
+
+
+def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go():
+    told = story()
+    told.succeed()
+    assert told.kind is not None
+    told.kind = replace(told.kind, is_withdrawn=True)
+    told.declare({"shade": "Blue"}, api_version="toys/v1")
+    [answer] = told.answers
+    assert answer is not None
+    assert answer.reason == "UnknownKind"
+    assert answer.message == "the definition of 'Toy' was withdrawn: define it again"
+    told.see(thing(name="toy-Foo", labels=told.state.observed.object.labels))  # pyright: ignore[reportOptionalMemberAccess]
+    events = told.withdraw()
+    assert only(ActionDecided, events).action.operation == "Delete"
+    told.succeed()
+    assert told.outcome == "Deleted"
+
+
+# --- definitions themselves
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"over": "Nothing"}, "spec.over: 'Nothing' is no installed kind: use Block, Shape"),
+        (
+            {"over": "ProviderConfig"},
+            "spec.over: 'ProviderConfig' is no installed kind: use Block, Shape",
+        ),
+        ({"provider": "tests"}, "spec.provider: 'tests' is the provider of Block: use another"),
+        (
+            {"constants": {"weight": 1}},
+            "spec.constants: Block has no field 'weight', only type, color, size",
+        ),
+        (
+            {"over": "Shape", "constants": {}},
+            "spec.fields: Shape needs 'type': map a field to it, or give a constant",
+        ),
+        (
+            {"fields": {"color": {}, "shade": {"to": "color"}}},
+            "spec.fields.shade: 'color' is written by spec.fields.color already",
+        ),
+        (
+            {"fields": {"policy": {"to": "color"}}},
+            "spec.fields.policy: the name is the reconciler's own: use another",
+        ),
+        (
+            {"fields": {"shade": {"to": "color", "default": 7}}},
+            "spec.fields.shade.default: Expected `str`, got `int`",
+        ),
+        (
+            {"fields": {"shade": {"to": "color", "default": "Pink", "values": ["Red"]}}},
+            "spec.fields.shade.default: 'Pink' is not one of its values",
+        ),
+        (
+            {"constants": {"type": 7}},
+            "spec.constants.type: Expected `str | null`, got `int`",
+        ),
+        (
+            {"apiVersion": "toys"},
+            "spec.apiVersion: 'toys' is not GROUP/VERSION, such as badges/v1",
+        ),
+    ],
+)
+def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], said: str):
+    with pytest.raises(InvalidManifestError) as caught:
+        defined(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
+    assert str(caught.value) == said
+
+
+def test_an_installed_kind_is_not_defined_anew():
+    with pytest.raises(InvalidManifestError, match="'Block' is an installed kind"):
+        defined(KindRegistry([BLOCK]), "Block", SPEC, 1)
+
+
+@pytest.mark.parametrize("field", ["over", "provider", "namePrefix"])
+def test_what_would_part_resources_from_their_objects_stays(field: str):
+    told = Story(
+        kind=KIND_DEFINITION,
+        configs={},
+        key=ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Toy"),
+    )
+    told.declare(SPEC, api_version="reconciler/v1")
+    assert told.outcome == "Converged"
+    told.withdraw()
+    told.declare({**SPEC, field: "other"}, api_version="reconciler/v1")
+    [answer] = told.answers
+    assert answer is not None
+    assert answer.reason == "Immutable"
+    assert answer.message.startswith(f"spec.{field} was ")

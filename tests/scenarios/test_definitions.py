@@ -1,0 +1,91 @@
+"""A kind that is defined while everything runs, over a real API."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from events.intake import Declared, Withdrawn
+from events.log import ActionDecided, SpecResolved
+from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from tests.scenarios.harness import World, api_config, only
+
+DEFINITION = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Badge")
+ONE, TWO = (ResourceKey("default", "Badge", name) for name in ("one", "two"))
+PAGE = Path(__file__).parents[2] / "docs/kinds/kind-definition.md"
+EXAMPLE = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+SPEC: dict[str, Any] = next(yaml.safe_load_all(EXAMPLE))["spec"]
+
+
+def definition(**changes: Any) -> Declared:
+    metadata = Metadata(DEFINITION.name, DEFINITION.namespace)
+    spec = {**SPEC, **changes}
+    return Declared(Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, spec))
+
+
+def badge(key: ResourceKey, shade: str) -> Manifest:
+    spec = {"shade": shade, "providerConfigRef": {"name": "badges"}}
+    return Manifest("badges/v1", "Badge", Metadata(key.name), spec)
+
+
+async def defined(world: World) -> World:
+    """Two badges of a kind that no process knew when it started."""
+    answer = await world.ask(ONE, Declared(badge(ONE, "red")))
+    assert answer.reason == "UnknownKind"
+    assert (await world.ask(DEFINITION, definition())).accepted
+    config = api_config(world.human.url, provider="badges")
+    await world.configure(config, "badges")
+    await world.declare_all([badge(ONE, "red"), badge(TWO, "BLUE")])
+    for key in (ONE, TWO):
+        await world.until_outcome(key, "Converged")
+    return world
+
+
+async def test_a_defined_kind_is_reconciled_as_an_installed_one(world: World):
+    await defined(world)
+    seen = await world.human.sees("badge-one")
+    assert (seen["type"], seen["color"]) == ("Circle", "Red")
+    await world.human.changes("badge-one", color="Green")
+
+    async def is_healed() -> bool:
+        return (await world.human.sees("badge-one"))["color"] == "Red"
+
+    await world.until(is_healed, "the drift is healed")
+    await world.human.deletes("badge-two")
+    await world.until(lambda: world.human.finds("badge-two"), "it is made again")
+
+
+async def test_a_changed_definition_reaches_every_resource_and_the_log_says_so(world: World):
+    await defined(world)
+    assert (await world.ask(DEFINITION, definition(constants={"type": "Hexagon"}))).accepted
+
+    async def is_changed() -> bool:
+        both = [await world.human.sees(f"badge-{key.name}") for key in (ONE, TWO)]
+        return all(each["type"] == "Hexagon" for each in both)
+
+    await world.until(is_changed, "both are written as the new definition has it")
+    facts = await world.facts(ONE)
+    before, after = (each for each in facts if isinstance(each, SpecResolved))
+    assert before.definition != after.definition
+    actions = [each.action for each in facts if isinstance(each, ActionDecided)]
+    assert [each.definition for each in actions] == [before.definition, after.definition]
+
+
+async def test_a_definition_outlives_the_processes_and_its_resources_outlive_it(world: World):
+    await defined(world)
+    await world.restart_reconciler()
+    await world.declare_all([badge(TWO, "red")])
+    await world.until_outcome(TWO, "Converged", generation=2)
+    assert (await world.ask(DEFINITION, Withdrawn())).accepted
+
+    refused = await world.ask(ONE, Declared(badge(ONE, "blue")))
+    assert refused.message == "the definition of 'Badge' was withdrawn: define it again"
+    await world.restart_reconciler()
+    await world.tell(ONE, Withdrawn())
+    await world.until_outcome(ONE, "Deleted")
+    assert await world.human.finds("badge-one") is None
+    assert only(SpecResolved, await world.facts(ONE)).fields == {"type": "Circle", "color": "Red"}
