@@ -68,6 +68,9 @@ class Failpoint(StrEnum):
     WORKER_BEFORE_CALL = "worker.before_call"
     """The action is known to be open; the API is called next."""
 
+    WORKER_BETWEEN_CALLS = "worker.between_calls"
+    """A request of the action was made, and its next one is about to be: where it needs several."""
+
     WORKER_CALLED = "worker.called"
     """The call has ended, with an answer or without; nothing is reported."""
 
@@ -102,7 +105,12 @@ class Failpoint(StrEnum):
 
 
 _WITH_OPERATION = frozenset(
-    {Failpoint.WORKER_CLAIMED, Failpoint.WORKER_BEFORE_CALL, Failpoint.WORKER_CALLED}
+    {
+        Failpoint.WORKER_CLAIMED,
+        Failpoint.WORKER_BEFORE_CALL,
+        Failpoint.WORKER_BETWEEN_CALLS,
+        Failpoint.WORKER_CALLED,
+    }
 )
 _SYNTAX = re.compile(
     r"(?P<name>[^/:=]+)(/(?P<operation>[^:=]+))?(:(?P<arrival>[0-9]+))?(=(?P<action>.+))?"

@@ -46,6 +46,9 @@ WORKER = (
     Failpoint.WORKER_REPORTED,
     Failpoint.WORKER_ACKED,
 )
+BETWEEN_CALLS: tuple[Operation, ...] = ("Update", "Delete")
+"""Operations of a shape that need a second request, after a read of what is there."""
+
 OTHERS = (
     Failpoint.DECIDER_BATCH_HALF_SENT,
     Failpoint.OBSERVER_LISTED,
@@ -77,6 +80,10 @@ PROCESS_KILLED = [
         Case("process killed", point, operation, arrival)
         for point, arrival in _STEPS
         for operation in OPERATIONS
+    ),
+    *(
+        Case("process killed", Failpoint.WORKER_BETWEEN_CALLS, operation)
+        for operation in BETWEEN_CALLS
     ),
     *(
         Case("process killed", Failpoint.WORKER_CALLED, operation, lost_reply=True)

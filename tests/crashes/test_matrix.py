@@ -58,5 +58,5 @@ async def test_every_failpoint_is_reached_with_every_operation() -> None:
     reached = {(case.point, case.operation) for case in PROCESS_KILLED}
     wanted = {
         (point, operation) for point in Failpoint if point not in ALONE for operation in OPERATIONS
-    }
+    } - {(Failpoint.WORKER_BETWEEN_CALLS, "Create")}  # a shape is made by one request
     assert reached == wanted
