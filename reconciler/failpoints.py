@@ -81,10 +81,10 @@ class Failpoint(StrEnum):
     """The action is acknowledged, as far as this process knows."""
 
     OBSERVER_LISTED = "observer.listed"
-    """A listing is complete and compared; nothing is published."""
+    """A listing, or the read of one object, is compared; nothing is published."""
 
     OBSERVER_PUBLISHED = "observer.published"
-    """What a listing showed is in the intake."""
+    """What it showed is in the intake."""
 
     SWEEPER_FOUND = "sweeper.found"
     """Resources were found that should have been woken; nothing is published."""
