@@ -36,5 +36,6 @@ def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) 
         cli.ok("finalizer", "remove", "Shape", "held", "billing/invoice")
         cli.write("changed.yaml", shape("changed", "Green"))
         cli.ok("apply", "-f", "changed.yaml", "--wait")
-        cli.ok("doctor")
+        checks = cli.ok("doctor", "-o", "json").json
+        assert not [each for each in checks if each["verdict"] != "ok"], checks
         running.stop()
