@@ -10,8 +10,9 @@ import shutil
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,11 @@ class Hands:
 
     def remove_all(self, prefix: str) -> None:
         """Leave nothing of the names of a test."""
-        for each in self.containers(prefix):
-            self.http.delete(f"/containers/{each['Id']}", params={"force": "true", "v": "true"})
+        query = {"force": "true", "v": "true"}
+        with ThreadPoolExecutor(8) as threads:
+            paths = [f"/containers/{each['Id']}" for each in self.containers(prefix)]
+            for path in paths:
+                threads.submit(self.http.delete, path, params=query)
         for each in self.http.get("/volumes").json()["Volumes"] or ():
             if each["Name"].startswith(prefix):
                 self.http.delete(f"/volumes/{each['Name']}")
@@ -154,14 +158,37 @@ def an_engine() -> Generator[TestEngine]:
 
 @contextmanager
 def own_engine() -> Generator[TestEngine]:
-    """An Engine of our own, in a folder with a short name: sockets have no long ones."""
+    """An Engine of our own."""
+    with _folder() as folder:
+        own = DockerEngine(beside_others=True)
+        try:
+            asyncio.run(own.start(folder / "docker"))
+            engine = TestEngine(own.endpoint, own)
+            yield engine
+            engine.hands.remove_all("")
+        finally:
+            asyncio.run(own.stop())
+
+
+@asynccontextmanager
+async def running_engine() -> AsyncGenerator[TestEngine]:
+    """An Engine of our own for one story, which may kill it."""
+    with _folder() as folder:
+        own = DockerEngine(beside_others=True)
+        try:
+            await own.start(folder / "docker")
+            engine = TestEngine(own.endpoint, own)
+            yield engine
+            engine.hands.remove_all("")
+        finally:
+            await own.stop()
+
+
+@contextmanager
+def _folder() -> Generator[Path]:
+    """A folder with a short name: sockets have no long ones."""
     folder = Path(tempfile.mkdtemp(prefix="rec-", dir="/tmp"))
-    own = DockerEngine(beside_others=True)
     try:
-        asyncio.run(own.start(folder / "docker"))
-        engine = TestEngine(own.endpoint, own)
-        yield engine
-        engine.hands.remove_all("")
+        yield folder
     finally:
-        asyncio.run(own.stop())
         shutil.rmtree(folder, ignore_errors=True)

@@ -92,6 +92,7 @@ class DockerEngine:
             return
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(self._end_containerd)
 
     def _spawn(self, program: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
@@ -116,18 +117,28 @@ class DockerEngine:
         except OSError as error:
             raise ComponentError(f"{self._folder} cannot be used: {error.strerror}") from error
         deadline = time.monotonic() + STOP_SECONDS
-        while (pid := _dockerd_of(self._folder)) is not None:
+        while (pid := _process_of(self._folder / "docker.pid", self._folder)) is not None:
             if time.monotonic() > deadline:
                 raise ComponentError(
                     f"{self._folder} is in use by another dockerd (pid {pid}): stop that one, or"
                     " give another folder"
                 )
             time.sleep(_POLL_SECONDS)
+        self._end_containerd()
         (self._folder / "docker.pid").unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
         if self._beside_others:
             self._make_bridge()
         return self.log.stat().st_size if self.log.exists() else 0
+
+    def _end_containerd(self) -> None:
+        """Have a containerd without its dockerd end: the next dockerd would wait for it in vain."""
+        root = self._folder / "exec" / "containerd"
+        while (pid := _process_of(root / "containerd.pid", root)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+        (root / "containerd.pid").unlink(missing_ok=True)
 
     def _options(self) -> list[str]:
         folder = self._folder
@@ -235,14 +246,14 @@ def others_run() -> bool:
     return False
 
 
-def _dockerd_of(folder: Path) -> int | None:
-    """Return the process of a dockerd that still has the folder: it may be about to end."""
+def _process_of(pid_file: Path, folder: Path) -> int | None:
+    """Return the process that a file names, if its command still names the folder."""
     try:
-        pid = int((folder / "docker.pid").read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        pid = int(pid_file.read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError):
         return None
-    return pid if bytes(folder / "data") in command else None
+    return pid if bytes(folder) in command else None
 
 
 def _run(*command: str, may_fail: bool = False) -> None:

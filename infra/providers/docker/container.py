@@ -51,7 +51,13 @@ from infra.providers.docker.spec import (
     comparable,
     normalize,
 )
-from reconciler.errors import ConflictError, PermanentError, ProviderError, TransientError
+from reconciler.errors import (
+    ConflictError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
@@ -232,7 +238,7 @@ class ContainersProvider:
             is_begun = True
             return self._object(await self._by_id(found.id))
         except ProviderError as error:
-            if not is_begun:
+            if not is_begun or isinstance(error, UnknownResultError):
                 raise
             raise partly_done("it is partly as declared", error) from error
 
@@ -246,7 +252,8 @@ class ContainersProvider:
         if "Memory" not in limits or limits["Memory"] is not None:
             return limits
         total = (await self._api.ask("/info", _info_decoder)).mem_total
-        return {**limits, "Memory": total - total % _PAGE_BYTES}
+        memory = total - total % _PAGE_BYTES
+        return {**limits, "Memory": memory, "MemorySwap": 2 * memory}
 
     async def _removed(self, found: Inspection) -> Effect:
         path = f"/containers/{found.id}"

@@ -224,14 +224,14 @@ def begun(what: str) -> Generator[None]:
     """Let a failure say that a part of the action is done already: it is to be gone on with."""
     try:
         yield
+    except UnknownResultError:
+        raise
     except ProviderError as error:
         raise partly_done(what, error) from error
 
 
 def partly_done(what: str, error: ProviderError) -> UnknownResultError:
     """Return a failure as one of an action of which a part is done."""
-    if isinstance(error, UnknownResultError):
-        return error
     # What was not even called says nothing of the Engine's health: without a status it would.
     status = HTTPStatus.CONFLICT if isinstance(error, NotCalledError) else error.status
     wait = error.retry_after_seconds

@@ -25,8 +25,6 @@ from infra.providers.docker.spec import (
     quota_of,
 )
 
-UNLIMITED_SWAP: Final = -1
-
 _NANOSECONDS: Final = 1_000_000_000
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
@@ -221,8 +219,7 @@ def limits_to_write(fields: Fields, inspected: Inspection) -> dict[str, Any]:
     seen, wanted = shown_fields(inspected, _digests_nothing), _sent_limits(fields)
     changed: dict[str, Any] = {}
     if seen.get("memoryBytes") != fields.get("memoryBytes"):
-        changed["Memory"] = wanted.get("Memory")
-        changed["MemorySwap"] = wanted.get("MemorySwap", UNLIMITED_SWAP)
+        changed |= {"Memory": wanted.get("Memory"), "MemorySwap": wanted.get("MemorySwap")}
     if seen.get("cpus") != fields.get("cpus"):
         quota = wanted.get("CpuQuota", -1)
         changed |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
