@@ -159,7 +159,7 @@ def an_engine() -> Generator[TestEngine]:
 @contextmanager
 def own_engine() -> Generator[TestEngine]:
     """An Engine of our own."""
-    with _folder() as folder:
+    with short_folder() as folder:
         own = DockerEngine(beside_others=True)
         try:
             asyncio.run(own.start(folder / "docker"))
@@ -173,7 +173,7 @@ def own_engine() -> Generator[TestEngine]:
 @asynccontextmanager
 async def running_engine() -> AsyncGenerator[TestEngine]:
     """An Engine of our own for one story, which may kill it."""
-    with _folder() as folder:
+    with short_folder() as folder:
         own = DockerEngine(beside_others=True)
         try:
             await own.start(folder / "docker")
@@ -185,7 +185,7 @@ async def running_engine() -> AsyncGenerator[TestEngine]:
 
 
 @contextmanager
-def _folder() -> Generator[Path]:
+def short_folder() -> Generator[Path]:
     """A folder with a short name: sockets have no long ones."""
     folder = Path(tempfile.mkdtemp(prefix="rec-", dir="/tmp"))
     try:

@@ -38,11 +38,13 @@ class DockerEngine:
     SIGKILL they run on, and the next start on the folder finds and ends them. It needs root.
 
     ``beside_others``: it has a bridge of its own and leaves the machine's packet filter alone, so
-    that another Engine here is not disturbed; its containers then reach this machine only.
+    that another Engine here is not disturbed; its containers then reach this machine only. None:
+    if another one runs here.
     """
 
-    def __init__(self, *, beside_others: bool = False) -> None:
-        self._beside_others = beside_others
+    def __init__(self, *, beside_others: bool | None = None) -> None:
+        self._asked_beside_others = beside_others
+        self._beside_others = bool(beside_others)
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = Path()
 
@@ -125,6 +127,8 @@ class DockerEngine:
                 )
             time.sleep(_POLL_SECONDS)
         self._end_containerd()
+        asked = self._asked_beside_others
+        self._beside_others = _others_run() if asked is None else asked
         (self._folder / "docker.pid").unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
         if self._beside_others:
@@ -237,7 +241,7 @@ def _checked_machine(folder: Path) -> str:
     return found
 
 
-def others_run() -> bool:
+def _others_run() -> bool:
     """Return whether another dockerd runs on this machine."""
     for name in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
