@@ -31,9 +31,9 @@ from reconciler.cli.connection import (
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.local_configs import Change, change_of_config, declare_config
-from reconciler.cli.logs import configure_logs
 from reconciler.cli.main import STARTED
 from reconciler.cli.output import print_json_line
+from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
 from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder

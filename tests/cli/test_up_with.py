@@ -12,6 +12,16 @@ import pytest
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
 from tests.engines import Hands, short_folder
 
+CONTAINER = """
+apiVersion: docker/v1
+kind: Container
+metadata: {name: talker}
+spec:
+  providerConfigRef: {name: docker}
+  image: IMAGE
+  command: [/bin/sh, -c, "echo first; echo second; sleep 1000"]
+  stopSeconds: 0
+"""
 VOLUME = """
 apiVersion: docker/v1
 kind: Volume
@@ -36,7 +46,25 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         assert first.ready["components"] == {"docker": f"unix://{place / 'docker.sock'}"}
         cli.write("volume.yaml", VOLUME)
         cli.ok("apply", "-f", "volume.yaml", "--wait")
-        assert Hands(first.ready["components"]["docker"]).volume("data") is not None
+        hands = Hands(first.ready["components"]["docker"])
+        assert hands.volume("data") is not None
+        image = hands.import_image("reconciler-test:logs")
+        cli.write("container.yaml", CONTAINER.replace("IMAGE", image))
+        cli.ok("apply", "-f", "container.yaml", "--wait")
+        assert cli.ok("logs", "talker").out == "first\nsecond\n"
+        assert cli.ok("logs", "talker", "--kind", "Container", "--tail", "1").out == "second\n"
+        following = cli.start("logs", "Container/talker", "-f")
+        assert following.stdout is not None
+        assert following.stdout.readline() == "first\n"
+        following.send_signal(signal.SIGINT)
+        assert following.communicate(timeout=STOP_SECONDS)[1] == ""
+        assert following.returncode == 0
+        refused = cli.run("logs", "Volume/data")
+        assert (refused.status, refused.err) == (
+            1,
+            "error: default/Volume/data has no logs: the API of kind Volume shows none\n",
+        )
+        cli.ok("delete", "Container", "talker", "--wait")
         assert first.stop()[0] == 0
         assert not (place / "docker.pid").exists()
 

@@ -16,7 +16,7 @@ from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.docker.container import CONTAINER, ContainersProvider, ready
-from infra.providers.docker.engine import OWN_LABELS
+from infra.providers.docker.engine import OWN_LABELS, without_headers
 from infra.providers.docker.volume import VOLUME, VolumesProvider
 from infra.secrets import open_stores
 from reconciler.call_permit import CALL_PERMIT
@@ -30,6 +30,7 @@ from reconciler.errors import (
     TransientError,
     UnknownResultError,
 )
+from reconciler.provider import LoggingProvider
 from reconciler.provider.contract import ProviderContract, action, listing, upon
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -482,6 +483,53 @@ async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_told(
     mark = await newest(after)
     await asyncio.to_thread(happens, "-two")
     assert await asyncio.wait_for(provider.changes(mark), 3) != mark
+
+
+# --- logs
+
+
+async def read_all(pieces: AsyncGenerator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def test_what_a_container_writes_is_read_and_followed(case: Case) -> None:
+    assert isinstance(case.containers, LoggingProvider)
+    assert not isinstance(case.volumes, LoggingProvider)
+    script = "echo one; echo two >&2; while ! test -e /tmp/on; do sleep 0.02; done; echo three"
+    made = await case.made(command=["sh", "-c", script], restart="no")
+    assert made.uid is not None
+    told = b""
+    while told.count(b"\n") < 2:
+        told = await read_all(case.containers.logs(made.uid))
+    assert sorted(told.split()) == [b"one", b"two"]
+    assert (await read_all(case.containers.logs(made.uid, tail=1))).count(b"\n") == 1
+
+    seen: list[bytes] = []
+    async with contextlib.aclosing(case.containers.logs(made.uid, follow=True)) as pieces:
+        async for piece in pieces:
+            seen.append(piece)
+            if b"".join(seen).count(b"\n") == 2:
+                touch = {"Cmd": ["/bin/touch", "/tmp/on"]}
+                started = case.hands.post(f"/containers/{case.prefix}/exec", touch)
+                await asyncio.to_thread(
+                    case.hands.post, f"/exec/{started['Id']}/start", {"Detach": True}
+                )
+    assert b"".join(seen).endswith(b"three\n"), "it ends with the container"
+    with pytest.raises(NotFoundError):
+        await read_all(case.containers.logs("0" * 64))
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
+    sent = b"".join(
+        bytes([1, 0, 0, 0]) + len(part).to_bytes(4) + part for part in (b"one\n", b"", b"three\n")
+    )
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(sent), size):
+            yield sent[start : start + size]
+
+    assert await read_all(without_headers(pieces())) == b"one\nthree\n"
 
 
 # --- what is no Engine, or another one

@@ -21,7 +21,7 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import api_request, connect, without_secrets
 from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.errors import DeclarationRefusedError, ProviderError
 from reconciler.roles.secret_guard import without_secret
 from reconciler.sdk import Client as Sdk

@@ -6,7 +6,7 @@ leaves the action's key in a label, and each can be repeated, so whoever comes n
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from infra.providers.docker.engine import (
     partly_done,
     said,
     taken,
+    without_headers,
 )
 from infra.providers.docker.events import EngineEvents
 from infra.providers.docker.inspection import (
@@ -53,6 +54,7 @@ from infra.providers.docker.spec import (
 )
 from reconciler.errors import (
     ConflictError,
+    NotFoundError,
     PermanentError,
     ProviderError,
     TransientError,
@@ -184,6 +186,20 @@ class ContainersProvider:
     async def changes(self, after: str | None) -> str:
         """Wait for the Engine's next event about a container."""
         return await self._events.changes(after)
+
+    async def logs(
+        self, uid: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Read what a container has written to its output and to its errors."""
+        found = await self._inspected(uid, is_id=True)
+        if found is None:
+            raise NotFoundError(f"container {uid} is not there")
+        query = [("stdout", "true"), ("stderr", "true"), ("follow", str(follow).lower())]
+        query.append(("tail", "all" if tail is None else str(tail)))
+        async with self._api.stream(f"/containers/{found.id}/logs", query) as response:
+            pieces = response.aiter_bytes()
+            async for piece in pieces if found.config.tty else without_headers(pieces):
+                yield piece
 
     async def close(self) -> None:
         """Close connections."""

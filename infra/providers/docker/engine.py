@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -49,6 +49,7 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 _ABSENT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
 _TOO_OLD: Final = "client version"
 _PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
+_HEADER_BYTES: Final = 8
 _T = TypeVar("_T")
 
 
@@ -302,3 +303,24 @@ async def gathered(coroutines: list[Any], most: int) -> list[Any]:
             return await coroutine
 
     return await asyncio.gather(*map(one, coroutines))
+
+
+async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Return the output of a container without the eight bytes that are before each part of it.
+
+    They say which of its outputs the part is of, and how long it is; pieces end anywhere.
+    """
+    waiting = b""
+    left = 0
+    async for piece in pieces:
+        waiting += piece
+        while waiting:
+            if not left:
+                if len(waiting) < _HEADER_BYTES:
+                    break
+                left = int.from_bytes(waiting[_HEADER_BYTES // 2 : _HEADER_BYTES])
+                waiting = waiting[_HEADER_BYTES:]
+                continue
+            part, waiting = waiting[:left], waiting[left:]
+            left -= len(part)
+            yield part
