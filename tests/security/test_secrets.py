@@ -225,6 +225,13 @@ def test_an_error_that_nobody_expected_is_told_without_the_secret() -> None:
     assert told.value.__suppress_context__
 
 
+def test_an_error_that_is_its_own_cause_is_told_like_any_other() -> None:
+    error = ProviderError(FROM_FILE)
+    with pytest.raises(ProviderError) as told, without_secret(Secrecy(FROM_FILE)):
+        raise error from error
+    assert str(told.value) == "***"
+
+
 def _fail_with(text: str) -> None:
     raise KeyError(f"header {text}")
 
