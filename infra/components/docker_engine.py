@@ -171,9 +171,19 @@ class DockerEngine:
         _run("ip", "link", "set", self._bridge, "up")
 
     def _clean_up(self) -> None:
-        """Take away what is not in the folder's files: mounts that would hold it, the bridge."""
-        for place in (self._folder / "exec" / "netns").glob("*"):
-            _run("umount", "--lazy", str(place), may_fail=True)
+        """Take away what a dockerd that was killed leaves: containers, mounts; and the bridge."""
+        self._end_containerd()
+        tasks = self._folder / "exec" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
+        for pid_file in tasks.glob("moby/*/init.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(pid_file.read_text())
+                if pid_file.parent.name in Path(f"/proc/{pid}/cgroup").read_text():
+                    os.kill(pid, signal.SIGKILL)
+        for pid in _naming(self._folder / "exec"):  # who looked after these containers
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for place in _mounts_beneath(self._folder):
+            _run("umount", "--lazy", place, may_fail=True)
         if self._beside_others:
             _run("ip", "link", "delete", self._bridge, may_fail=True)
 
@@ -258,6 +268,23 @@ def _process_of(pid_file: Path, folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return pid if bytes(folder) in command else None
+
+
+def _naming(folder: Path) -> list[int]:
+    """Return the processes whose command names a path beneath a folder."""
+    found: list[int] = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"\0" + bytes(folder) + b"/" in command.read_bytes():
+                found.append(int(command.parent.name))
+    return found
+
+
+def _mounts_beneath(folder: Path) -> list[str]:
+    """Return what is mounted beneath a folder, the innermost first."""
+    lines = Path("/proc/self/mounts").read_bytes().splitlines()
+    places = [line.split()[1].decode("unicode_escape") for line in lines]
+    return [place for place in reversed(places) if place.startswith(f"{folder}/")]
 
 
 def _run(*command: str, may_fail: bool = False) -> None:

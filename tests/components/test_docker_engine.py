@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from infra.components import Component, ComponentError, docker_engine
 from infra.components.docker_engine import MAX_FOLDER_BYTES, DockerEngine
-from tests.engines import client_of, short_folder
+from tests.engines import Hands, client_of, short_folder
 
 PATIENCE_SECONDS = 30.0
 
@@ -59,6 +60,12 @@ def mentioning(folder: Path) -> list[str]:
     return found
 
 
+def assert_nothing_is_left(folder: Path) -> None:
+    assert mentioning(folder) == []
+    assert str(folder) not in Path("/proc/mounts").read_text()
+    shutil.rmtree(folder)  # which fails where anything is mounted
+
+
 @pytest.mark.own_dockerd
 async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path) -> None:
     engine: Component = DockerEngine(beside_others=True)
@@ -81,7 +88,28 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
     finally:
         await engine.stop()
     assert not engine.is_running
-    assert mentioning(folder) == []
+    assert_nothing_is_left(folder)
+
+
+@pytest.mark.own_dockerd
+async def test_what_ran_on_after_a_crash_is_ended_with_it(folder: Path) -> None:
+    engine = DockerEngine(beside_others=True)
+    await engine.start(folder)
+    hands = Hands(engine.endpoint)
+    image = hands.import_image("reconciler-test:crash", 'CMD ["/bin/sleep", "1000000"]')
+    hands.post("/containers/create", {"Image": image}, name="c1")
+    hands.post("/containers/c1/start")
+    found = hands.inspect("c1")
+    assert found is not None
+    process = Path("/proc") / str(found["State"]["Pid"])
+    await engine.kill()
+    assert process.exists(), "as after a crash of any dockerd"
+    await engine.stop()
+    assert_nothing_is_left(folder)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while process.exists():
+        assert time.monotonic() < deadline, "the container still runs"
+        await asyncio.sleep(0.05)
 
 
 def start_and_kill_parent(folder: Path) -> None:
