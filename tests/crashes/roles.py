@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 
 from reconciler.cli.errors import report
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.failpoints import VARIABLE
 from reconciler.provider.kind import KindRegistry, installed_kinds
