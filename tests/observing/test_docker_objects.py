@@ -340,3 +340,21 @@ async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
         failed = every(ActionFailed, await world.facts(made[3].key))
         assert {each.error.error_class for each in failed} <= {"Transient", "Unknown"}
         await world.stop_reconciler()
+
+
+async def test_a_command_that_is_not_there_fails_says_so_and_is_mended_by_a_declaration(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    name = f"{prefix}-typo"
+    key = ResourceKey("default", "Container", name)
+    await docked.declare_all([container(name, engine.image, command=["/nope"])])
+    failed = await docked.until_outcome(key, "Failed")
+    assert "/nope" in failed.message
+    await docked.declare_all([container(name, engine.image, command=["sleep", "9999"])])
+    await ready(docked, key, 2)
+    assert len(engine.hands.containers(prefix)) == 1, "the half was replaced"
+    await docked.declare_all([container(name, engine.image, command=["/nope"])])
+    await docked.until_outcome(key, "Failed", generation=3)
+    await docked.tell(key, Withdrawn())
+    await docked.until_outcome(key, "Deleted")
+    assert engine.hands.inspect(name) is None, "what was made half is ours, and goes"

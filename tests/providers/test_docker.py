@@ -321,10 +321,11 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
 
 async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
     create = action("Create", case.prefix, case.fields(command=["/nope"]))
-    with pytest.raises(UnknownResultError, match="/nope"):
+    with pytest.raises(PermanentError, match="/nope") as caught:
         await case.containers.create(create)
     half = await case.containers.read(case.prefix)
     assert half is not None
+    assert caught.value.obstacle == half, "what is there is said, so that it is ours"
     with pytest.raises(PermanentError, match="/nope"):
         await case.containers.update(upon(action("Update", half.name, create.fields), half))
     small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})

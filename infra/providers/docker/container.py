@@ -123,16 +123,14 @@ class ContainersProvider:
             shown = None if found is None else self._object(found)
             if found is None or shown is None or shown.written_by != action.idempotency_key:
                 raise taken(action, shown)
-            with begun("it is made, and not as declared yet"):
-                return Effect(await self._completed(found, action.fields), replayed=True)
+            return Effect(await self._finished(found, action), replayed=True)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             raise _missing(answer, action.fields)
         if answer.status_code != HTTPStatus.CREATED:
             raise engine_refusal(answer)
         with begun("it is made, and not as declared yet"):
-            made = decoded(answer, _made_decoder)
-            found = await self._by_id(made.id)
-            return Effect(await self._completed(found, action.fields))
+            found = await self._by_id(decoded(answer, _made_decoder).id)
+        return Effect(await self._finished(found, action))
 
     async def update(self, action: Action) -> Effect:
         """Change limits, restart policy, networks, and whether it runs; nothing else can be."""
@@ -233,6 +231,18 @@ class ContainersProvider:
                 )
         for network in sorted(wanted_networks(fields).keys() if "networks" in fields else ()):
             await self._api.ask(f"/networks/{network}", _anything_decoder)
+
+    async def _finished(self, found: Inspection, action: Action) -> ExternalObject:
+        """Bring a container that is made to what is declared; it is there whatever comes of that."""
+        try:
+            with begun("it is made, and not as declared yet"):
+                return await self._completed(found, action.fields)
+        except UnknownResultError as error:
+            if isinstance(error.__cause__, PermanentError):  # such as a command that is not there
+                with begun("it is made, and not looked at"):
+                    made = self._object(await self._by_id(found.id))
+                raise PermanentError(error.message, status=error.status, obstacle=made) from error
+            raise
 
     async def _completed(self, found: Inspection, fields: Fields) -> ExternalObject:
         """Bring a container to what is declared, by calls that can each be repeated."""
