@@ -113,6 +113,10 @@ class WhiteProvider(OptionProvider):
             raise PermanentError(
                 error.message, status=error.status, obstacle=made.object
             ) from error
+        except ConflictError as error:
+            if error.obstacle is not None and error.obstacle.uid == made.object.uid:
+                raise
+            raise NotFoundError(f"what was made is gone: {error.message}") from error
         return replace(painted, replayed=made.replayed and painted.replayed)
 
 
