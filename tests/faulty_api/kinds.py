@@ -112,6 +112,10 @@ class WhiteProvider(OptionProvider):
         except PermanentError as error:  # it is there all the same
             half = made.object
             raise PermanentError(error.message, status=error.status, obstacle=half) from error
+        except ConflictError as error:
+            if error.obstacle is not None and error.obstacle.uid == made.object.uid:
+                raise
+            raise NotFoundError(f"what was made is gone: {error.message}") from error
         return replace(painted, replayed=made.replayed and painted.replayed)
 
 

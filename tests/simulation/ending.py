@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from events.envelope import InvalidMessageError, decode_intake, decode_log
 from events.external import ExternalObject
@@ -13,6 +14,7 @@ from events.log import (
     ActionDecided,
     ActionFailed,
     ActionSucceeded,
+    Condition,
     SpecDeclared,
     SpecWithdrawn,
 )
@@ -241,7 +243,20 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
         return "it is declared, and not converged"
     if found is None or not ours:
         return "it is said to have converged, and is not there"
+    end_of_it = found.outputs.get("expires")
+    if (
+        policy.mode == "Present"
+        and end_of_it
+        and seconds_of(datetime.fromisoformat(end_of_it)) < world.loop.time()
+    ):
+        return f"it was at its end at {end_of_it}, and not renewed"
+    if any(each.type == "Ready" and each.status != "True" for each in _conditions(state)):
+        return "it is ready, and said not to be"
     return _content_problem(world, key, state, found)
+
+
+def _conditions(state: ResourceState) -> tuple[Condition, ...]:
+    return () if state.outcome is None else state.outcome.conditions
 
 
 def _conflict_problem(
