@@ -224,9 +224,8 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
     if is_kept(world, key):
         return None
     if not state.desired.is_declared or state.desired.spec is None:
-        if found is None or not ours or told == "Disputed" or _is_given_up(world, found):
-            return None
-        return "it is withdrawn, but ours is there"
+        is_left = ours and told != "Disputed" and not _was_given_up(world, found)
+        return "it is withdrawn, but ours is there" if is_left else None
     policy = state.desired.spec.policy
     if policy.paused or policy.mode == "ObserveOnly":
         return None
@@ -340,6 +339,10 @@ def _leaks(world: World) -> Iterator[str]:
             continue  # something holds its removal, and it is looked at no more
         if uid not in there and not _is_paused(state) and not is_doubted:
             yield f"{key}: the log owns {uid}, which is not there"
+
+
+def _was_given_up(world: World, found: ExternalObject | None) -> bool:
+    return found is not None and _is_given_up(world, found)
 
 
 def _is_given_up(world: World, found: ExternalObject) -> bool:
