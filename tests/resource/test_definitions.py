@@ -27,7 +27,7 @@ from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, Holds
 from reconciler.roles.definitions import defined
-from tests.resource.building import BLOCK, START, Story, every, names, only, thing
+from tests.resource.building import BLOCK, START, Story, every, names, only
 
 TOY = ResourceKey("default", "Toy", "Foo")
 SPEC: dict[str, Any] = {
@@ -64,6 +64,15 @@ def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) ->
     return list(told.turn(DefinitionSeen(ref.generation, ref.digest, affected, total)))
 
 
+def seen_again(told: Story, **changes: Any) -> list[Any]:
+    """A listing shows the object, as it is known or as somebody has changed it."""
+    known = told.state.observed.object
+    assert known is not None
+    version = f"{known.version}+" if changes else known.version
+    shown = replace_struct(known, fields={**known.fields, **changes}, version=version)
+    return list(told.see(shown, name=known.name))
+
+
 def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
     told = story()
     assert told.kind is not None
@@ -77,7 +86,7 @@ def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
     assert (action.external_name, action.definition) == ("toy-Foo", digest)
     told.succeed()
     assert told.outcome == "Converged"
-    assert told.see(told.state.observed.object) == [], "two spellings are no difference"
+    assert seen_again(told) == [], "two spellings are no difference"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +127,10 @@ def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
     redefined(told, constants={"type": "Circle"})
     told.succeed()
     told.kind = older
-    assert told.see(told.state.observed.object) == []
+    assert seen_again(told) == []
+    assert every(ActionDecided, seen_again(told, color="Blue")) != []
+    assert told.action.fields["type"] == "Circle"
+    told.succeed()
     assert told.turn(DefinitionSeen(1, "older", 1, 1)) == []
 
 
@@ -154,6 +166,40 @@ def test_a_few_go_without_a_question():
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
+def test_what_was_made_by_the_definition_before_is_not_replaced_unasked():
+    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    redefined(told, affected=11, total=100, constants={"type": "Circle"})
+    assert every(ActionDecided, told.succeed()) == [], "its creation was under way"
+    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"constants": {"type": "Circle"}}, {}],
+    ids=["written", "the same"],
+)
+def test_a_drift_is_not_held_for_a_definition_that_is_done_with(changes: dict[str, Any]):
+    told = story(over=replace(BLOCK, immutable=frozenset({"color"})))
+    told.succeed()
+    widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
+    redefined(told, affected=11, total=100, **changes, fields={"shade": widened})
+    if told.state.actions.in_flight is not None:
+        told.succeed()
+    assert told.outcome == "Converged"
+    assert only(ActionDecided, seen_again(told, color="Blue")).action.operation == "Delete"
+
+
+def test_a_held_replacement_stays_held_if_the_next_definition_asks_for_the_same():
+    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    told.succeed()
+    circle = {"type": "Circle"}
+    redefined(told, affected=11, total=100, constants=circle)
+    widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
+    events = redefined(told, affected=11, total=100, constants=circle, fields={"shade": widened})
+    assert every(ActionDecided, events) == []
+    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+
+
 def test_an_approval_is_of_one_definition():
     held = replace_struct(NEW, holds=Holds(approved="DefinitionGuard"))
     data = DefinitionObserved(DefinitionRef(2, "newer"))
@@ -171,7 +217,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
     assert answer is not None
     assert answer.reason == "UnknownKind"
     assert answer.message == "the definition of 'Toy' was withdrawn: define it again"
-    told.see(thing(name="toy-Foo", labels=told.state.observed.object.labels))  # pyright: ignore[reportOptionalMemberAccess]
+    seen_again(told)
     events = told.withdraw()
     assert only(ActionDecided, events).action.operation == "Delete"
     told.succeed()
