@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from events.log import (
 )
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
@@ -265,6 +267,18 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
             "spec.constants.type: Expected `str | null`, got `int`",
         ),
         (
+            {"fields": {"shade": {"to": "color", "normalize": ["Title"], "values": ["red"]}}},
+            "spec.fields.shade.values: 'red' is never met, since it is normalized: use 'Red'",
+        ),
+        (
+            {"fields": {"shade": {"to": "color", "values": ["Red", 1]}}},
+            "spec.fields.shade.values: Expected `str`, got `int`",
+        ),
+        (
+            {"constants": {"size": {"wide": {"$secret": "a"}}}},
+            "spec.constants.size: nobody would follow a reference or a secret here",
+        ),
+        (
             {"apiVersion": "toys"},
             "spec.apiVersion: 'toys' is not GROUP/VERSION, such as badges/v1",
         ),
@@ -274,6 +288,27 @@ def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], said: s
     with pytest.raises(InvalidManifestError) as caught:
         defined(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("name", ["__init__", "__dict__", "__slots__", "class", "field0"])
+@pytest.mark.parametrize("default", [{}, {"default": "Red"}])
+def test_a_field_may_have_any_name_that_its_pattern_allows(name: str, default: dict[str, str]):
+    fields = {"type": {"default": "Circle"}, name: {"to": "color", **default}}
+    kind = defined(KindRegistry([BLOCK]), "Toy", {**SPEC, "fields": fields, "constants": {}}, 1)
+    checked = kind.check_declared({} if default else {name: "Red"})
+    assert kind.object_fields(checked) == {"type": "Circle", "color": "Red"}
+
+
+def test_a_list_has_allowed_values_and_a_default():
+    values = {"type": "Strings", "normalize": ["Lower"], "values": ["a", "b"], "default": ["A"]}
+    fields = {"type": {}, "values": values}
+    spec = {**SPEC, "over": "Record", "fields": fields, "constants": {}}
+    kind = defined(KindRegistry([RECORD]), "Toy", spec, 1)
+    for declared, made in (({}, ["a"]), ({"values": ["B", "A"]}, ["a", "b"])):
+        checked = kind.check_declared({"type": "A", **declared})
+        assert kind.object_fields(checked)["values"] == made
+    with pytest.raises(InvalidManifestError, match=re.escape("['c'] is not allowed: use a, b")):
+        kind.check_declared({"type": "A", "values": ["c"]})
 
 
 def test_an_installed_kind_is_not_defined_anew():
