@@ -80,11 +80,17 @@ def mapped(definition: KindDefinitionSpec, fields: Fields) -> Fields:
         if value is None:
             continue
         value = normalized(value, each.normalize)
-        if each.values and value not in each.values:
+        if not is_allowed(each, value):
             allowed = ", ".join(map(str, each.values))
             raise InvalidManifestError(f"spec.{name}: {value!r} is not allowed: use {allowed}")
         result[each.to or name] = value
     return result
+
+
+def is_allowed(field: DefinedField, value: Any) -> bool:
+    """Return whether a normalized value, or each of a list, is one of those of its field."""
+    found = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return not field.values or all(each in field.values for each in found)
 
 
 def normalized(value: Any, steps: tuple[Normalization, ...]) -> Any:

@@ -14,7 +14,7 @@ from reconciler.cli.naming import check_names, named
 from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 
-Hold = Literal["DeletionGuard", "LossGuard", "UnknownResult"]
+Hold = Literal["DeletionGuard", "LossGuard", "UnknownResult", "DataLoss", "DefinitionGuard"]
 
 
 def approve(

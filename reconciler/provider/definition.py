@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -14,10 +15,12 @@ from events.kind_definition import (
     DefinitionRef,
     FieldType,
     KindDefinitionSpec,
+    is_allowed,
     mapped,
     normalized,
 )
 from events.manifest import Fields, InvalidManifestError
+from events.reference import refers_to_anything
 from reconciler.provider.kind import Kind
 
 _TYPES: Final[Mapping[FieldType, Any]] = {
@@ -59,12 +62,26 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, over: Kind) ->
 
 
 def _schema(name: str, spec: KindDefinitionSpec) -> type[msgspec.Struct]:
+    """Make a struct of the fields; people's names, such as ``__init__``, are not its attributes."""
+    names = {f"field{number}": each for number, each in enumerate(spec.fields)}
     fields = [
-        (each, _type(each, field), *(() if field.default is None else (field.default,)))
-        for each, field in spec.fields.items()
+        (attribute, _type(names[attribute], field))
+        if field.default is None
+        else (attribute, _type(names[attribute], field), _with_default(field.default))
+        for attribute, field in zip(names, spec.fields.values(), strict=True)
     ]
-    required_first = sorted(fields, key=len)
-    return msgspec.defstruct(name, required_first, frozen=True, forbid_unknown_fields=True)
+    return msgspec.defstruct(
+        name,
+        sorted(fields, key=len),  # what has no default comes first
+        rename=names,
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def _with_default(value: Any) -> Any:
+    is_shared = isinstance(value, list)  # each object has one of its own
+    return msgspec.field(default_factory=lambda: copy(value)) if is_shared else value
 
 
 def _type(name: str, field: DefinedField) -> Any:
@@ -87,7 +104,7 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
         if to in written:
             raise InvalidManifestError(f"{where}: {to!r} is written by {written[to]} already")
         written[to] = where
-        _check_default(where, field)
+        _check_values(where, field)
     for to, where in written.items():
         if to not in beneath:
             known = ", ".join(beneath)
@@ -98,18 +115,33 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
                 f"spec.fields: {over.name} needs {to!r}: map a field to it, or give a constant"
             )
     for to, value in spec.constants.items():
-        try:
-            msgspec.convert(value, beneath[to].type)
-        except msgspec.ValidationError as error:
-            raise InvalidManifestError(f"spec.constants.{to}: {error}") from None
+        if refers_to_anything({to: value}):
+            raise InvalidManifestError(
+                f"spec.constants.{to}: nobody would follow a reference or a secret here"
+            )
+        _check_type(f"spec.constants.{to}", value, beneath[to].type)
 
 
-def _check_default(where: str, field: DefinedField) -> None:
+def _check_values(where: str, field: DefinedField) -> None:
+    """Check that what is allowed, and the default, can ever be declared."""
+    for value in field.values:
+        _check_type(
+            f"{where}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]
+        )
+        form = normalized(value, field.normalize)
+        if form != value:
+            raise InvalidManifestError(
+                f"{where}.values: {value!r} is never met, since it is normalized: use {form!r}"
+            )
     if field.default is None:
         return
+    _check_type(f"{where}.default", field.default, _TYPES[field.type])
+    if not is_allowed(field, normalized(field.default, field.normalize)):
+        raise InvalidManifestError(f"{where}.default: {field.default!r} is not one of its values")
+
+
+def _check_type(where: str, value: Any, wanted: Any) -> None:
     try:
-        default = msgspec.convert(field.default, _TYPES[field.type])
+        msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"{where}.default: {error}") from None
-    if field.values and normalized(default, field.normalize) not in field.values:
-        raise InvalidManifestError(f"{where}.default: {default!r} is not one of its values")
+        raise InvalidManifestError(f"{where}: {error}") from None

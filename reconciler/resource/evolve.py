@@ -243,7 +243,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 resolved_by=data.definition,
                 refused_generation=0,
             )
-            return replace(state, desired=desired, waits=_NO_WAITS)
+            state = replace(state, desired=desired, waits=_NO_WAITS)
+            return _with_definition_done(state) if _is_applied(state) else state
         case DefinitionObserved(definition):
             desired = replace(state.desired, definition=definition)
             holds = replace(state.holds, approved="")
@@ -562,9 +563,9 @@ def _with_result(
     if data.operation == "Delete" and data.purpose == "Retire":
         return replace(state, retiring=None)
     known = state.desired.definition
-    if data.operation == "Create" and known is not None and known.affected:  # the change is done
-        known = replace(known, affected=0, total=0)
-        state = replace(state, desired=replace(state.desired, definition=known))
+    is_by_it = ended is not None and known is not None and ended.action.definition == known.digest
+    if data.operation != "Delete" and is_by_it:  # what began before is of the one before
+        state = _with_definition_done(state)
     if data.operation == "Delete":
         state = replace(
             state,
@@ -609,6 +610,23 @@ def _with_result(
         ),
         actions=replace(state.actions, has_created=True),
     )
+
+
+def _is_applied(state: ResourceState) -> bool:
+    """Return whether what is wanted was written before: then only others can have changed it."""
+    spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
+    if spec is None or applied is None:
+        return False
+    return without_ignored(state.desired.fields, ignored_paths(spec.policy)) == applied.fields
+
+
+def _with_definition_done(state: ResourceState) -> ResourceState:
+    """A changed definition asks for nothing more: a later replacement has other causes."""
+    known = state.desired.definition
+    if known is None or not known.affected:
+        return state
+    known = replace(known, affected=0, total=0)
+    return replace(state, desired=replace(state.desired, definition=known))
 
 
 def _perhaps_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Applied | None:

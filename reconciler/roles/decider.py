@@ -19,7 +19,7 @@ from datetime import datetime
 
 import structlog
 
-from events.intake import Answer, Declared, Withdrawn
+from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
 from events.log import DueScheduled
 from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
@@ -329,8 +329,28 @@ class Decider:
             for each in targets_of(mine.commands, self._kinds.find(key.kind), key)
         }
         self._refers = await graph_from(targets, self._repository) if targets else {}
-        taken = self._take_turns(open_work, await self._repository.get(list(open_work)))
-        return await self._look_back(taken)
+        kept = await self._repository.get(list(open_work))
+        await self._definitions.catch_up(self._log, self._met_definitions(open_work, kept))
+        return await self._look_back(self._take_turns(open_work, kept))
+
+    def _met_definitions(
+        self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
+    ) -> dict[str, int]:
+        """Return the newest definition of each kind that its resources have met or are told of.
+
+        What this process follows may be behind that, and nobody would come back for them.
+        """
+        met: dict[str, int] = {}
+        for key, mine in work.items():
+            base = kept.get(key)
+            known = None if base is None else base.state.desired.definition
+            generation = 0 if known is None else known.generation
+            for command in mine.commands:
+                if isinstance(command.data, DefinitionSeen):
+                    generation = max(generation, command.data.generation)
+            if generation or self._kinds.find(key.kind) is None:
+                met[key.kind] = max(generation, met.get(key.kind, 1))
+        return met
 
     async def _look_back(self, decided: Sequence[_Decided]) -> list[_Decided]:
         """Decide again where what made a generation may be an old declaration, sent again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +11,8 @@ import structlog
 from events.kind_definition import KindDefinitionSpec
 from events.log import SpecDeclared
 from events.manifest import Fields, InvalidManifestError
-from events.names import KIND_DEFINITION_KIND, ResourceKey
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from reconciler.ports import EventLog
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles.system_resources import SystemResources
@@ -29,9 +31,29 @@ class Definitions(SystemResources):
     def __init__(self, kinds: KindRegistry) -> None:
         super().__init__()
         self._kinds = kinds
+        self._generations: dict[str, int] = {}
+
+    async def catch_up(self, log: EventLog, met: Mapping[str, int]) -> None:
+        """Read the definitions of which others know a generation that is not known here yet.
+
+        ``met``: by the kind's name, at least 1 for one of which nothing is known.
+        """
+        behind = [
+            name
+            for name, generation in met.items()
+            if self._generations.get(name, 0) < generation and self._may_be_defined(name)
+        ]
+        if behind:
+            keys = [ResourceKey(SYSTEM_NAMESPACE, self.kind, name) for name in behind]
+            await self.look_closer(log, keys)
+
+    def _may_be_defined(self, name: str) -> bool:
+        known = self._kinds.find(name)
+        return name not in self._damaged and (known is None or known.definition is not None)
 
     def declare(self, name: str, data: SpecDeclared) -> None:
         """Know a kind by its newest definition."""
+        self._generations[name] = data.generation
         try:
             self._kinds.define(self._built(name, data.fields, data.generation))
         except InvalidManifestError as error:  # its installed kind may be missing here

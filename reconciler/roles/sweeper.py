@@ -199,6 +199,11 @@ class Sweeper:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""
         if type(event.data) not in _MOVES:
             return
+        if isinstance(event.data, SpecDeclared) and event.data.definition is not None:
+            kind = self._kinds.find(event.key.kind)
+            newest = None if kind is None else kind.definition
+            if newest is not None and event.data.definition.generation < newest.generation:
+                self.notice_kind(event.key.kind)  # its decider had not read the newest yet
         name = event.subject
         if self._index.note(name, self._models.status.get(name)):
             self._soon.set()

@@ -55,9 +55,9 @@ class SystemResources:
         newest = await log.newest_positions(list(known))
         cut = [key for key, position in known.items() if newest[key] != position]
         if cut:
-            await self._look_closer(log, cut)
+            await self.look_closer(log, cut)
 
-    async def _look_closer(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
+    async def look_closer(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
         """Read histories that go on behind what was read: by now, or behind damage."""
         for resource in (await log.load(keys, use_cache=False)).values():
             if resource.damage is not None:

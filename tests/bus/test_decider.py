@@ -10,10 +10,19 @@ from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.external import ExternalObject
-from events.intake import ActionError, Answer, Declared, IntakeData, Reported, TimerFired, Withdrawn
-from events.log import Action, ActionDecided, SpecDeclared, SpecWithdrawn
-from events.manifest import Manifest, Metadata
-from events.names import ResourceKey
+from events.intake import (
+    ActionError,
+    Answer,
+    Declared,
+    DefinitionSeen,
+    IntakeData,
+    Reported,
+    TimerFired,
+    Withdrawn,
+)
+from events.log import Action, ActionDecided, SpecDeclared, SpecResolved, SpecWithdrawn
+from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.subjects import Intake
 from events.subjects import log as log_subject
@@ -416,3 +425,46 @@ async def test_a_message_of_a_damaged_resource_is_never_given_up(
     await decider(log, full).handle(tired)
     assert (sorted(full.waits), full.acked, full.discarded) == ([2, 3, 4, 5, 6, 7], [], [])
     assert min(full.waits.values()) > 0
+
+
+def definition(position: int, name: str, type_: str) -> IntakeDelivery:
+    spec: dict[str, Any] = {
+        "apiVersion": "badges/v1",
+        "provider": name,
+        "over": "Shape",
+        "fields": {"color": {}},
+        "constants": {"type": type_},
+    }
+    key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, name)
+    manifest = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(name, key.namespace), spec)
+    return delivery("desired", key, position, Declared(manifest))
+
+
+async def test_a_decider_reads_the_definitions_that_others_know_before_it_decides(
+    log: JetStreamLog,
+) -> None:
+    """Each process follows the log by itself, and what it is told may be ahead of that."""
+    kind = new_key().name
+    bus, others, configurations = Bus(), Bus(), Configurations()
+    configurations.by_name["default"] = ProviderConfigSpec(kind, "http://127.0.0.1:1")
+    behind, other = decider(log, bus, configurations), decider(log, others)
+    await other.handle([definition(1, kind, "Circle")])
+    key = ResourceKey("default", kind, "welcome")
+    badge = Manifest("badges/v1", kind, Metadata(key.name), {"color": "Red"})
+    await behind.handle([delivery("desired", key, 2, Declared(badge))])
+    assert [answer.reason for answer in bus.answers] == ["Accepted"]
+    await other.handle([definition(3, kind, "Hexagon")])
+    [created] = [
+        each.data.action
+        for each in await history_of(log, key)
+        if isinstance(each.data, ActionDecided)
+    ]
+    made = ExternalObject("welcome", created.fields, "u1", "1", created.labels)
+    now = datetime.now(UTC)
+    done = Reported(created.action_id, 1, now, now, "w1", object=made)
+    await behind.handle([delivery("result", key, 4, done)])
+    seen = DefinitionSeen(2, "newer", 1, 1)
+    await behind.handle([delivery("reference", key, 5, seen)])
+    history = [each.data for each in await history_of(log, key)]
+    resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
+    assert resolved == ["Circle", "Hexagon"]

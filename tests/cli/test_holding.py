@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -15,6 +15,8 @@ import pytest
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import connect as connect_to_bus
 from infra.jetstream.reads import stream_state
+from reconciler.cli.approve import Hold
+from reconciler.resource.holds import APPROVABLE
 from reconciler.sdk import connect
 from tests.cli.runner import STOP_SECONDS, Cli, Up, shape, up
 
@@ -55,6 +57,10 @@ def held_by_billing(url: str, name: str) -> None:
             await billing.request_finalizer(f"default/Shape/{name}", INVOICE)
 
     asyncio.run(ask())
+
+
+def test_whatever_can_be_approved_can_be_named_to_the_command():
+    assert set(get_args(Hold)) == set(APPROVABLE)
 
 
 @pytest.fixture

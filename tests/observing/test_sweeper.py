@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from events.intake import TimerFired
+from events.intake import DefinitionSeen, TimerFired
+from events.kind_definition import DefinitionRef
+from events.log import SpecDeclared
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.shapes import SHAPE
@@ -19,6 +22,7 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import MAX_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
+from tests.bus.histories import event
 
 FOO = ResourceKey("default", "Shape", "foo")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +48,7 @@ class Scene:
         self.now = BEGIN
         self.intake = Intake()
         self.configurations = Configurations()
+        self.kinds = KindRegistry([SHAPE])
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
         models = ReadModels()
         models.status[str(FOO)] = self.row
@@ -51,7 +56,7 @@ class Scene:
         self.sweeper = Sweeper(
             intake=self.intake,
             configurations=self.configurations,
-            kinds=KindRegistry([SHAPE]),
+            kinds=self.kinds,
             models=models,
             chance=Chance(now=lambda: self.now),
         )
@@ -123,3 +128,16 @@ async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
     assert [each.data for each in scene.intake.published] == [
         TimerFired("ConfigChanged")
     ] * is_woken
+
+
+async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -> None:
+    scene = Scene()
+    scene.kinds.define(replace(SHAPE, definition=DefinitionRef(2, "newer")))
+    scene.sweeper.notice_kind(FOO.kind)
+    assert await scene.sweep_for(10) == [], "nothing is declared"
+    # By a decider that had not read the newest definition yet.
+    declared = SpecDeclared(1, "", "default", "foo", {}, definition=DefinitionRef(1, "older"))
+    scene.row.declared, scene.row.definition = True, 1
+    scene.sweeper.notice(1, event(FOO, 1, declared))
+    await scene.sweeper.sweep()
+    assert [each.data for each in scene.intake.published] == [DefinitionSeen(2, "newer", 1, 1)]

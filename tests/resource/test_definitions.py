@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +22,14 @@ from events.log import (
 )
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, Holds
 from reconciler.roles.definitions import defined
-from tests.resource.building import BLOCK, START, Story, every, names, only, thing
+from tests.resource.building import BLOCK, START, Story, every, names, only
 
 TOY = ResourceKey("default", "Toy", "Foo")
 SPEC: dict[str, Any] = {
@@ -64,6 +66,15 @@ def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) ->
     return list(told.turn(DefinitionSeen(ref.generation, ref.digest, affected, total)))
 
 
+def seen_again(told: Story, **changes: Any) -> list[Any]:
+    """A listing shows the object, as it is known or as somebody has changed it."""
+    known = told.state.observed.object
+    assert known is not None
+    version = f"{known.version}+" if changes else known.version
+    shown = replace_struct(known, fields={**known.fields, **changes}, version=version)
+    return list(told.see(shown, name=known.name))
+
+
 def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
     told = story()
     assert told.kind is not None
@@ -77,7 +88,7 @@ def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
     assert (action.external_name, action.definition) == ("toy-Foo", digest)
     told.succeed()
     assert told.outcome == "Converged"
-    assert told.see(told.state.observed.object) == [], "two spellings are no difference"
+    assert seen_again(told) == [], "two spellings are no difference"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +129,10 @@ def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
     redefined(told, constants={"type": "Circle"})
     told.succeed()
     told.kind = older
-    assert told.see(told.state.observed.object) == []
+    assert seen_again(told) == []
+    assert every(ActionDecided, seen_again(told, color="Blue")) != []
+    assert told.action.fields["type"] == "Circle"
+    told.succeed()
     assert told.turn(DefinitionSeen(1, "older", 1, 1)) == []
 
 
@@ -154,6 +168,40 @@ def test_a_few_go_without_a_question():
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
+def test_what_was_made_by_the_definition_before_is_not_replaced_unasked():
+    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    redefined(told, affected=11, total=100, constants={"type": "Circle"})
+    assert every(ActionDecided, told.succeed()) == [], "its creation was under way"
+    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"constants": {"type": "Circle"}}, {}],
+    ids=["written", "the same"],
+)
+def test_a_drift_is_not_held_for_a_definition_that_is_done_with(changes: dict[str, Any]):
+    told = story(over=replace(BLOCK, immutable=frozenset({"color"})))
+    told.succeed()
+    widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
+    redefined(told, affected=11, total=100, **changes, fields={"shade": widened})
+    if told.state.actions.in_flight is not None:
+        told.succeed()
+    assert told.outcome == "Converged"
+    assert only(ActionDecided, seen_again(told, color="Blue")).action.operation == "Delete"
+
+
+def test_a_held_replacement_stays_held_if_the_next_definition_asks_for_the_same():
+    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    told.succeed()
+    circle = {"type": "Circle"}
+    redefined(told, affected=11, total=100, constants=circle)
+    widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
+    events = redefined(told, affected=11, total=100, constants=circle, fields={"shade": widened})
+    assert every(ActionDecided, events) == []
+    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+
+
 def test_an_approval_is_of_one_definition():
     held = replace_struct(NEW, holds=Holds(approved="DefinitionGuard"))
     data = DefinitionObserved(DefinitionRef(2, "newer"))
@@ -171,7 +219,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
     assert answer is not None
     assert answer.reason == "UnknownKind"
     assert answer.message == "the definition of 'Toy' was withdrawn: define it again"
-    told.see(thing(name="toy-Foo", labels=told.state.observed.object.labels))  # pyright: ignore[reportOptionalMemberAccess]
+    seen_again(told)
     events = told.withdraw()
     assert only(ActionDecided, events).action.operation == "Delete"
     told.succeed()
@@ -219,6 +267,18 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
             "spec.constants.type: Expected `str | null`, got `int`",
         ),
         (
+            {"fields": {"shade": {"to": "color", "normalize": ["Title"], "values": ["red"]}}},
+            "spec.fields.shade.values: 'red' is never met, since it is normalized: use 'Red'",
+        ),
+        (
+            {"fields": {"shade": {"to": "color", "values": ["Red", 1]}}},
+            "spec.fields.shade.values: Expected `str`, got `int`",
+        ),
+        (
+            {"constants": {"size": {"wide": {"$secret": "a"}}}},
+            "spec.constants.size: nobody would follow a reference or a secret here",
+        ),
+        (
             {"apiVersion": "toys"},
             "spec.apiVersion: 'toys' is not GROUP/VERSION, such as badges/v1",
         ),
@@ -228,6 +288,27 @@ def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], said: s
     with pytest.raises(InvalidManifestError) as caught:
         defined(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("name", ["__init__", "__dict__", "__slots__", "class", "field0"])
+@pytest.mark.parametrize("default", [{}, {"default": "Red"}])
+def test_a_field_may_have_any_name_that_its_pattern_allows(name: str, default: dict[str, str]):
+    fields = {"type": {"default": "Circle"}, name: {"to": "color", **default}}
+    kind = defined(KindRegistry([BLOCK]), "Toy", {**SPEC, "fields": fields, "constants": {}}, 1)
+    checked = kind.check_declared({} if default else {name: "Red"})
+    assert kind.object_fields(checked) == {"type": "Circle", "color": "Red"}
+
+
+def test_a_list_has_allowed_values_and_a_default():
+    values = {"type": "Strings", "normalize": ["Lower"], "values": ["a", "b"], "default": ["A"]}
+    fields = {"type": {}, "values": values}
+    spec = {**SPEC, "over": "Record", "fields": fields, "constants": {}}
+    kind = defined(KindRegistry([RECORD]), "Toy", spec, 1)
+    for declared, made in (({}, ["a"]), ({"values": ["B", "A"]}, ["a", "b"])):
+        checked = kind.check_declared({"type": "A", **declared})
+        assert kind.object_fields(checked)["values"] == made
+    with pytest.raises(InvalidManifestError, match=re.escape("['c'] is not allowed: use a, b")):
+        kind.check_declared({"type": "A", "values": ["c"]})
 
 
 def test_an_installed_kind_is_not_defined_anew():
