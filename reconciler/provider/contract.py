@@ -405,6 +405,7 @@ class ProviderContract(ContractCase):
     async def test_an_update_that_ends_before_any_of_its_requests_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
+        self.needs_change_in_place()
         for number, each in numbered(name):
             created = await self.made(provider, each)
             update = self.upon("Update", created, self.other_fields)

@@ -12,6 +12,7 @@ import pytest
 
 from events.external import ExternalObject
 from events.intake import ActionError, TargetState
+from events.kind_definition import DefinitionRef
 from events.log import (
     AbsenceDoubted,
     Action,
@@ -28,6 +29,7 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     DeclarationSuperseded,
+    DefinitionObserved,
     DriftDetected,
     DueScheduled,
     ExternalObserved,
@@ -113,6 +115,10 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (SecretObserved("files/db", "abc"), "files/db: digest abc"),
     (SecretObserved("files/db", ""), "files/db: it is not there"),
+    (
+        DefinitionObserved(DefinitionRef(2, "abc", 3, 10)),
+        "its kind is defined otherwise: generation 2, which concerns 3 of 10",
+    ),
     (SpecResolved(2, {"port": 5432}), "wants {port: 5432}"),
     (LookupDecided(ACTION, 3), "what came of Create foo? A look, no call"),
     (ActionHeld("a@2", "nobody can tell"), "nobody can tell"),

@@ -335,10 +335,17 @@ def _leaks(world: World) -> Iterator[str]:
         state = states[key]
         is_doubted = state.observed.doubted is not None or key in world.damaged
         is_retiring = state.retiring is not None and uid == state.retiring.uid
-        if is_retiring and state.outcome is not None and state.outcome.outcome != "Converged":
+        if is_retiring and not _is_removed_now(state):
             continue  # something holds its removal, and it is looked at no more
         if uid not in there and not _is_paused(state) and not is_doubted:
             yield f"{key}: the log owns {uid}, which is not there"
+
+
+def _is_removed_now(state: ResourceState) -> bool:
+    """Return whether nothing keeps what was replaced from going."""
+    outcome, spec = state.outcome, state.desired.spec
+    is_observed_only = spec is not None and spec.policy.mode == "ObserveOnly"
+    return not is_observed_only and (outcome is None or outcome.outcome == "Converged")
 
 
 def _was_given_up(world: World, found: ExternalObject | None) -> bool:
