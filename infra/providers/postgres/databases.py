@@ -29,7 +29,7 @@ from infra.providers.postgres.names import (
     database_problem,
     unfinished_name,
 )
-from infra.providers.postgres.server import PostgresServer, Session, names
+from infra.providers.postgres.server import PostgresServer, names
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
@@ -69,7 +69,7 @@ class DatabaseMark(Mark, frozen=True, omit_defaults=True):
 
     name: str = ""
     since: datetime | None = None
-    extensions: list[str] = []
+    extensions: tuple[str, ...] = ()
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class DatabasesProvider:
             action.labels,
             name=name,
             since=datetime.now(UTC),
-            extensions=sorted(action.fields["extensions"]),
+            extensions=tuple(sorted(action.fields["extensions"])),
         )
         if half is None:
             await self._check_what_is_needed(action)
@@ -145,9 +145,13 @@ class DatabasesProvider:
             return Effect(shown, replayed=True)
         _check_version(shown, action)
         # The mark is written last: what has this action's key is as this action wants it.
+        if _needs_opening(shown, action.fields):
+            row = await self._opened(row)
         await self._change_extensions(shown, action.fields)
         mark = DatabaseMark(
-            action.idempotency_key, action.labels, extensions=sorted(action.fields["extensions"])
+            action.idempotency_key,
+            action.labels,
+            extensions=tuple(sorted(action.fields["extensions"])),
         )
         async with self._server.transaction() as session:
             (now,) = await session.read(_Row, _select(_named(name))) or (None,)
@@ -235,12 +239,12 @@ class DatabasesProvider:
                 raise
             return None
 
-    async def _extensions(self, row: _Row) -> list[str]:
+    async def _extensions(self, row: _Row) -> Sequence[str]:
         """Return the extensions of a database whose extensions were ever declared.
 
         What cannot be looked into has those that were last written.
         """
-        declared = [] if row.mark is None else row.mark.extensions
+        declared = () if row.mark is None else row.mark.extensions
         if not declared or not row.allow_connections or not row.may_connect:
             return declared
         query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
@@ -276,7 +280,9 @@ class DatabasesProvider:
             sql.SQL("ALTER DATABASE {} RENAME TO {}").format(target, sql.Identifier(name)),
         ]
         if not action.fields["allowConnections"]:
-            statements.insert(0, sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(target))
+            statements.insert(
+                0, sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(target)
+            )
         try:
             async with self._server.transaction() as session:
                 await session.run(*statements)
@@ -292,12 +298,20 @@ class DatabasesProvider:
             raise await self._in_use(error, unfinished) from None
         return await self._shown(row)
 
+    async def _opened(self, row: _Row) -> _Row:
+        """Allow connections to a database whose extensions are to be changed."""
+        allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(row.name))
+        async with self._server.transaction() as session:
+            await session.run(allow)
+            (opened,) = await session.read(_Row, _select(_named(row.name)))
+        return opened
+
     async def _change_extensions(self, shown: ExternalObject, fields: Fields) -> None:
         wanted, there = fields["extensions"].keys(), shown.fields["extensions"].keys()
         added, dropped = sorted(wanted - there), sorted(there - wanted)
         if not added and not dropped:
             return
-        if not shown.fields["allowConnections"]:
+        if not fields["allowConnections"] and not shown.fields["allowConnections"]:
             raise PermanentError(
                 f"extensions of database {shown.name!r} cannot be changed while it allows no"
                 " connections: allow them first"
@@ -346,7 +360,9 @@ class DatabasesProvider:
         )
 
 
-def _as_object(row: _Row, extensions: Sequence[str], outputs: Mapping[str, object]) -> ExternalObject:
+def _as_object(
+    row: _Row, extensions: Sequence[str], outputs: Mapping[str, object]
+) -> ExternalObject:
     mark = row.mark
     locale = row.collation if row.collation == row.ctype else f"{row.collation}/{row.ctype}"
     fields = normalize(
@@ -422,13 +438,17 @@ def _comment_statement(name: str, comment: str) -> sql.Composed:
 
 def _extension_statements(added: Sequence[str], dropped: Sequence[str]) -> list[sql.Composable]:
     # In `public`, unless the extension says where; nothing else is called with that path.
-    statements: list[sql.Composable] = [sql.SQL("SET LOCAL search_path = public")]
-    for name in dropped:
-        statements.append(sql.SQL("DROP EXTENSION IF EXISTS {}").format(sql.Identifier(name)))
-    for name in added:
-        made = sql.SQL("CREATE EXTENSION IF NOT EXISTS {} CASCADE").format(sql.Identifier(name))
-        statements.append(made)
-    return statements
+    create, drop = "CREATE EXTENSION IF NOT EXISTS {} CASCADE", "DROP EXTENSION IF EXISTS {}"
+    return [
+        sql.SQL("SET LOCAL search_path = public"),
+        *(sql.SQL(drop).format(sql.Identifier(name)) for name in dropped),
+        *(sql.SQL(create).format(sql.Identifier(name)) for name in added),
+    ]
+
+
+def _needs_opening(shown: ExternalObject, fields: Fields) -> bool:
+    is_closed = fields["allowConnections"] and not shown.fields["allowConnections"]
+    return is_closed and fields["extensions"] != shown.fields["extensions"]
 
 
 def _check_version(shown: ExternalObject, action: Action) -> None:
