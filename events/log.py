@@ -291,7 +291,8 @@ class ActionSucceeded(_Event, frozen=True):
     ``redelivered``: another worker had the attempt as well, and may still make its call; of a
     creation only where the API keeps no keys.
     ``reported_at``: when the bus got the worker's report, for an API that shows effects only after
-    a grace.
+    a grace. ``refused``: only the first of several calls had their effect; the API never accepts
+    the rest.
     """
 
     action_id: str
@@ -306,6 +307,7 @@ class ActionSucceeded(_Event, frozen=True):
     outdated: bool = False
     purpose: Purpose = "Converge"
     external_name: str = ""
+    refused: ActionError | None = None
 
 
 class ActionNotDone(_Event, frozen=True):

@@ -169,10 +169,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @property
     def is_swept(self) -> bool:
-        """Whether a sweep has to look at it: it waits, is held, refers or is referred to."""
-        waits = self.retry_at or self.due_at
-        refers = self.refers or self.secrets or self.references
-        return self.outcome == "Held" or bool(waits or refers)
+        """Whether a sweep has to look at it: it waits, or is held."""
+        return self.outcome == "Held" or bool(self.retry_at or self.due_at)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the resource is held: its history must not be folded any further."""

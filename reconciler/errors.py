@@ -34,8 +34,9 @@ class WaitTimeoutError(ReconcilerError):
 class ProviderError(ReconcilerError):
     """A call to an external API did not succeed; the class decides what happens next.
 
-    ``obstacle`` is what stands in the way, where it is known. ``retry_after_seconds`` is the API's
-    own wish. ``replayed``: the API said that it had kept this answer with the action's key.
+    ``obstacle`` is what stands in the way, where it is known; of a creation that is refused for
+    good after some of its calls, what those have made. ``retry_after_seconds`` is the API's own
+    wish. ``replayed``: the API said that it had kept this answer with the action's key.
     """
 
     error_class: ErrorClass = "Unknown"

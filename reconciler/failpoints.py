@@ -68,6 +68,9 @@ class Failpoint(StrEnum):
     WORKER_BEFORE_CALL = "worker.before_call"
     """The action is known to be open; the API is called next."""
 
+    WORKER_BETWEEN_CALLS = "worker.between_calls"
+    """A request of the action was made, and its next one is about to be: where it needs several."""
+
     WORKER_CALLED = "worker.called"
     """The call has ended, with an answer or without; nothing is reported."""
 
@@ -78,10 +81,10 @@ class Failpoint(StrEnum):
     """The action is acknowledged, as far as this process knows."""
 
     OBSERVER_LISTED = "observer.listed"
-    """A listing is complete and compared; nothing is published."""
+    """A listing, or the read of one object, is compared; nothing is published."""
 
     OBSERVER_PUBLISHED = "observer.published"
-    """What a listing showed is in the intake."""
+    """What it showed is in the intake."""
 
     SWEEPER_FOUND = "sweeper.found"
     """Resources were found that should have been woken; nothing is published."""
@@ -102,7 +105,12 @@ class Failpoint(StrEnum):
 
 
 _WITH_OPERATION = frozenset(
-    {Failpoint.WORKER_CLAIMED, Failpoint.WORKER_BEFORE_CALL, Failpoint.WORKER_CALLED}
+    {
+        Failpoint.WORKER_CLAIMED,
+        Failpoint.WORKER_BEFORE_CALL,
+        Failpoint.WORKER_BETWEEN_CALLS,
+        Failpoint.WORKER_CALLED,
+    }
 )
 _SYNTAX = re.compile(
     r"(?P<name>[^/:=]+)(/(?P<operation>[^:=]+))?(:(?P<arrival>[0-9]+))?(=(?P<action>.+))?"

@@ -13,9 +13,15 @@ from nats.aio.client import Client
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from tests.docker.engine import engine_problem
+from tests.engines import TestEngine, an_engine, dockerd_problem, own_dockerd_problem
 from tests.needs import faketime_problem, skip_unless_in_ci
 
-_NEEDED = {"docker": engine_problem, "faketime": faketime_problem}
+_NEEDED = {
+    "docker": engine_problem,
+    "dockerd": dockerd_problem,
+    "own_dockerd": own_dockerd_problem,
+    "faketime": faketime_problem,
+}
 
 
 def pytest_configure() -> None:
@@ -31,6 +37,13 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSe
     asyncio.run(server.start(tmp_path_factory.mktemp("nats")))
     yield server
     asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[TestEngine]:
+    """A Docker Engine for the session; use names of your own. Mark the test `dockerd`."""
+    with an_engine() as one:
+        yield one
 
 
 @pytest.fixture

@@ -41,9 +41,10 @@ from events.log import (
     ResourceEvent,
     RetryScheduled,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
 )
-from events.manifest import InvalidManifestError, take_apart
+from events.manifest import Fields, InvalidManifestError, take_apart
 from events.names import ResourceKey
 from infra.example_api.shapes import Shape
 from tests.explanations import explained
@@ -128,6 +129,20 @@ class History:
             if isinstance(each.event.data, ActionDecided):
                 found.setdefault(each.event.data.action.idempotency_key, each)
         return found
+
+    def decision_of(self, key: str | None) -> Recorded | None:
+        """Return the decision of an effect: the keys of its later calls begin with the action's."""
+        return self.decided.get((key or "").partition("/")[0])
+
+    @cached_property
+    def resolved(self) -> Mapping[ResourceKey, Fields]:
+        """The newest fields of resources that refer to others."""
+        return {
+            key: each.event.data.fields
+            for key, events in self.by_resource.items()
+            for each in events
+            if isinstance(each.event.data, SpecResolved)
+        }
 
 
 def findings(
@@ -245,13 +260,15 @@ def _intents(history: History, by_hand: Collection[str]) -> Iterator[Finding]:
             if effect.name not in by_hand:
                 yield Finding("intent", effect.name, f"{what} has no idempotency key")
             continue
-        decision = history.decided.get(effect.idempotency_key)
+        decision = history.decision_of(effect.idempotency_key)
         if decision is None:
             yield Finding("intent", effect.name, f"{what} was never decided: the log has no key")
             continue
         action = _action(decision.event)
         assert action is not None
-        if _METHODS[action.operation] != effect.method or action.external_name != effect.name:
+        is_later_call = "/" in effect.idempotency_key and effect.method == "PUT"
+        is_its_call = is_later_call or _METHODS[action.operation] == effect.method
+        if not is_its_call or action.external_name != effect.name:
             yield Finding(
                 "intent",
                 effect.name,
@@ -296,7 +313,7 @@ def _unexplained(history: History) -> Iterator[Finding]:
     """The log has every effect as done, or says that it is not known (invariant 13)."""
     known = explained(each.event for each in history.log)
     for effect in history.journal:
-        decision = history.decided.get(effect.idempotency_key or "")
+        decision = history.decision_of(effect.idempotency_key)
         action = None if decision is None else _action(decision.event)
         if action is not None and action.action_id not in known:
             what = f"{effect.method} of {effect.name} (effect {effect.sequence})"
@@ -415,26 +432,34 @@ _KEPT_FOR_A_REASON = ("Disputed", "Held", "Paused")
 def _losses(history: History) -> Iterator[Finding]:
     """What is declared exists, as it is declared."""
     listed = {each.name: each for each in history.listing}
+    by_uid = {each.uid: each for each in history.listing}
+    made = {
+        decision.event.key: by_uid[live.uid]
+        for live in _made_by_us(history)
+        if (decision := history.decision_of(live.key)) is not None
+    }
     for key, spec in _declared(history):
         mode = spec.policy.mode
         if mode not in ("Present", "Absent"):
             continue
         if _last_outcome(history, key) in _EXCUSED:
             continue
-        found = listed.get(spec.external_name)
+        found = made.get(key) or listed.get(spec.external_name)  # a replacement has another name
         if mode == "Absent":
             if found is not None:
                 yield Finding("leak", str(key), f"{spec.external_name} is declared absent")
         elif found is None:
             yield Finding("loss", str(key), f"{spec.external_name} is declared and not there")
         else:
-            yield from _differences(key, spec, found)
+            yield from _differences(key, spec, history.resolved.get(key, spec.fields), found)
 
 
-def _differences(key: ResourceKey, spec: SpecDeclared, found: Shape) -> Iterator[Finding]:
+def _differences(
+    key: ResourceKey, spec: SpecDeclared, fields: Fields, found: Shape
+) -> Iterator[Finding]:
     shown = msgspec.to_builtins(found)
     ignored = spec.policy.ignore_fields
-    for name, wanted in spec.fields.items():
+    for name, wanted in fields.items():
         if name not in ignored and shown.get(name) != wanted:
             yield Finding("loss", str(key), f"{name} is {shown.get(name)!r}, not {wanted!r}")
     for name, wanted in spec.labels.items():
@@ -452,11 +477,15 @@ def _leaks(history: History) -> Iterator[Finding]:
         for each in history.log
         if isinstance(each.event.data, OwnershipReleased) and each.event.data.reason == "Orphaned"
     }
-    wanted = {spec.external_name for _key, spec in _declared(history)}
+    declared = dict(_declared(history))
+    wanted = {spec.external_name for spec in declared.values()}
     for live in _made_by_us(history):
         if live.name in wanted or live.uid in let_go:
             continue
         decision = history.decided.get(live.key)
+        action = None if decision is None else _action(decision.event)
+        if decision and action and action.purpose == "Replace" and decision.event.key in declared:
+            continue  # that there is no other one is of the rule "duplicate"
         told = None if decision is None else _last_outcome(history, decision.event.key)
         if told not in _KEPT_FOR_A_REASON:
             yield Finding("leak", live.name, f"{live.uid} is ours, and nobody declares it")

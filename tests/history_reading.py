@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
@@ -22,6 +23,7 @@ from infra.example_api.shapes import Shape
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import StoredMessage, stream_state
 from tests.faulty_api.journal import JournalEntry
+from tests.faulty_api.options import ID_MARK
 from tests.history_checker import Acknowledged, Finding, History, Recorded, Told, findings
 
 COPY_SECONDS = 15.0
@@ -77,8 +79,10 @@ async def _read_once(nc: Client, api_url: str, after_effect: int) -> History:
                 msgspec.json.decode(message.payload, type=DeadLetterRecord)
                 for message in await _all(nc, DEADLETTERS)
             ],
-            journal=await _journal(http, after_effect),
-            listing=await _listing(http),
+            journal=[
+                replace(each, name=_named(each.name)) for each in await _journal(http, after_effect)
+            ],
+            listing=[replace(each, name=_named(each.name)) for each in await _listing(http)],
         )
 
 
@@ -130,6 +134,11 @@ async def _journal(http: httpx.AsyncClient, after: int) -> list[JournalEntry]:
         if not entries:
             return found
         found += entries
+
+
+def _named(name: str) -> str:
+    """Return what an object is called: the API may have put an id behind it."""
+    return name.partition(ID_MARK)[0]
 
 
 async def _listing(http: httpx.AsyncClient) -> list[Shape]:

@@ -54,6 +54,14 @@ def test_it_counts_only_the_operation_that_was_named() -> None:
         reach(Failpoint.WORKER_CALLED, "Delete")
 
 
+def test_the_step_between_two_requests_knows_its_operation() -> None:
+    arm("worker.between_calls/Update:2=error")
+    for operation in ("Create", "Update", "Delete"):
+        reach(Failpoint.WORKER_BETWEEN_CALLS, operation)
+    with pytest.raises(OSError, match=r"worker\.between_calls"):
+        reach(Failpoint.WORKER_BETWEEN_CALLS, "Update")
+
+
 def test_it_says_so_before_it_acts(capfd: pytest.CaptureFixture[str]) -> None:
     arm("decider.took=error")
     with pytest.raises(OSError, match=r"decider\.took"):

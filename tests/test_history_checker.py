@@ -26,6 +26,7 @@ from events.log import (
     ResourceEvent,
     RetryScheduled,
     SpecDeclared,
+    SpecResolved,
     SpecWithdrawn,
     event_id,
     event_type,
@@ -379,3 +380,56 @@ def test_an_action_that_waits_for_its_next_attempt_has_a_schedule() -> None:
     history = more(history, FOO, ActionFailed(event_id(FOO, 5), "Update", 1, TRANSIENT))
     scheduled = RetryScheduled(datetime.now(UTC), 1, "Unknown", event_id(FOO, 5))
     assert findings(more(history, FOO, scheduled)) == []
+
+
+def replaced() -> History:
+    """Foo was replaced by what stands under a second name, made by two calls; it is Blue now."""
+    story = Story()
+    made(story, FOO)
+    blue = {"type": "Square", "color": {"$ref": "Shape/bar", "field": "outputs.color"}}
+    cause = story.told(FOO, declared(FOO))
+    create = changed(action(FOO, 7, "Create"), external_name="foo-2", purpose="Replace")
+    delete = changed(action(FOO, 9, "Delete"), purpose="Retire")
+    story.recorded(FOO, SpecDeclared(2, "shapes/v1", "default", "foo", blue), cause)
+    story.recorded(FOO, SpecResolved(2, {**blue, "color": "Blue"}), cause)
+    story.recorded(FOO, ActionDecided(create), cause)
+    story.happened("POST", "foo-2", create.idempotency_key)
+    story.happened("PUT", "foo-2", f"{create.idempotency_key}/2")
+    story.recorded(FOO, ActionSucceeded(create.action_id, "Create", 1, purpose="Replace"), cause)
+    story.recorded(FOO, ActionDecided(delete), cause)
+    story.happened("DELETE", "foo", delete.idempotency_key)
+    story.recorded(FOO, ActionSucceeded(delete.action_id, "Delete", 1, purpose="Retire"), cause)
+    return History(
+        log=story.log,
+        intake=story.intake,
+        outcomes=[e.event for e in story.log if isinstance(e.event.data, OutcomeRecorded)],
+        dead_letters=[],
+        journal=story.journal,
+        listing=[Shape("foo-2", "Square", "Blue", {}, "uid-foo-2", 1, "")],
+    )
+
+
+def test_a_replacement_a_reference_and_a_second_call_are_as_they_should_be() -> None:
+    assert findings(replaced()) == []
+
+
+def test_of_what_was_replaced_nothing_is_left() -> None:
+    history = replaced()
+    old = Shape("foo", "Square", "Red", {}, "uid-foo", 1, "")
+    found = findings(replace(history, listing=[*history.listing, old]))
+    assert "duplicate" in {each.rule for each in found}
+
+
+def test_what_a_second_call_left_out_is_a_loss() -> None:
+    history = replaced()
+    white = [changed(each, color="White") for each in history.listing]
+    assert [each.rule for each in findings(replace(history, listing=white))] == ["loss"]
+
+
+def test_a_second_call_belongs_to_the_object_of_its_action() -> None:
+    history = replaced()
+    other = [
+        changed(each, name="foo") if each.idempotency_key == "key-foo-7/2" else each
+        for each in history.journal
+    ]
+    assert "intent" in {each.rule for each in findings(replace(history, journal=other))}

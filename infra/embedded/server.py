@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Final
 import msgspec
 
 from infra.embedded.binary import find_server_binary
+from infra.embedded.child import ending_with_parent
 from infra.jetstream.errors import BusError
 
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
@@ -32,15 +32,6 @@ _CONTAINERS_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" where ther
 _POLL_SECONDS: Final = 0.005  # between two looks at a server that starts
 _CONNECT_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 5.0
-
-# Run before the server in the same process: asks the kernel to end it when its parent ends, even
-# by SIGKILL, then becomes the server. `getppid` covers a parent that died in between.
-_DIE_WITH_PARENT: Final = (
-    "import ctypes, os, signal, sys\n"
-    "ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # 1 is PR_SET_PDEATHSIG
-    "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
-    "os.execv(sys.argv[2], sys.argv[2:])\n"
-)
 
 
 class EmbeddedServerError(BusError):
@@ -301,10 +292,7 @@ def _memory() -> int:
 
 
 def _command(config: Path) -> list[str]:
-    command = [str(find_server_binary()), "-c", str(config)]
-    if sys.platform == "linux":
-        return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-    return command
+    return ending_with_parent([str(find_server_binary()), "-c", str(config)])
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, str]:

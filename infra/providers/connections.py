@@ -202,8 +202,9 @@ def _unpacked(content: bytes, headers: Headers) -> bytes:
 class Connections:
     """At most so many connections to one host, kept for a while after a call.
 
-    ``tls`` is None for a plain connection; ``connecting_seconds`` is how long a call may wait for
-    one, ``kept_seconds`` how long an idle one is used again.
+    ``socket_path``: of a local socket, in the place of host and port. ``tls`` is None for a plain
+    connection; ``connecting_seconds`` is how long a call may wait for one, ``kept_seconds`` how
+    long an idle one is used again.
     """
 
     def __init__(
@@ -211,6 +212,7 @@ class Connections:
         host: str,
         port: int,
         *,
+        socket_path: str | None = None,
         tls: ssl.SSLContext | None,
         most: int,
         connecting_seconds: float,
@@ -218,6 +220,7 @@ class Connections:
     ) -> None:
         self._host = host
         self._port = port
+        self._socket_path = socket_path
         self._tls = tls
         self._slots = asyncio.Semaphore(most)
         self._connecting_seconds = connecting_seconds
@@ -285,16 +288,8 @@ class Connections:
         self._all.discard(connection)
 
     async def _made(self) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
-            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            connected = await start_connection(
-                addresses, happy_eyeballs_delay=_SECOND_ADDRESS_SECONDS, interleave=1
-            )
-            name = None if self._tls is None else self._host
-            _, connection = await loop.create_connection(
-                Connection, sock=connected, ssl=self._tls, server_hostname=name
-            )
+            connection = await self._opened()
         except ssl.SSLCertVerificationError:
             raise
         except OSError as error:  # of TLS, too
@@ -303,4 +298,19 @@ class Connections:
             connection.close()
             raise NotSentError("closed")
         self._all.add(connection)
+        return connection
+
+    async def _opened(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._socket_path is not None:
+            _, connection = await loop.create_unix_connection(Connection, self._socket_path)
+            return connection
+        addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        connected = await start_connection(
+            addresses, happy_eyeballs_delay=_SECOND_ADDRESS_SECONDS, interleave=1
+        )
+        name = None if self._tls is None else self._host
+        _, connection = await loop.create_connection(
+            Connection, sock=connected, ssl=self._tls, server_hostname=name
+        )
         return connection

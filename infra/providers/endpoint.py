@@ -9,6 +9,23 @@ from yarl import URL
 
 from reconciler.errors import ConfigurationError, PermanentError
 
+_SOCKET = "unix://"
+
+
+def socket_path(endpoint: str) -> str | None:
+    """Return the path of a local socket (``unix:///run/api.sock``), or None for a URL.
+
+    Raises ``ConfigurationError`` for a path that is not absolute.
+    """
+    if not endpoint.startswith(_SOCKET):
+        return None
+    path = endpoint.removeprefix(_SOCKET)
+    if not path.startswith("/") or not path.isprintable():
+        raise ConfigurationError(
+            f"spec.endpoint: {_shown(endpoint)} names no socket: write unix:///PATH/OF/THE.sock"
+        )
+    return path
+
 
 def checked_endpoint(endpoint: str) -> str:
     """Return an endpoint's URL without a trailing slash; raises ``ConfigurationError``."""

@@ -14,7 +14,7 @@ from yarl import URL
 from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.answers import Answer, inconclusive, refusal
 from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
-from infra.providers.endpoint import authorization, checked_endpoint
+from infra.providers.endpoint import authorization, checked_endpoint, socket_path
 from infra.providers.trust import certificate_problem, trusting
 from reconciler.call_permit import may_call
 from reconciler.errors import (
@@ -35,6 +35,8 @@ known not to have been sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 
+_OF_A_SOCKET = URL("http://localhost")
+
 _WITHOUT_BODY = frozenset({"GET", "DELETE"})
 
 Query = Sequence[tuple[str, str]]
@@ -45,12 +47,16 @@ class HttpApi:
 
     It keeps at most ``limits.concurrency`` connections, and a call with its answer takes at most
     ``limits.request_timeout_seconds``. It never repeats a call and never follows a redirect.
+    ``takes_sockets``: the endpoint may be ``unix:///PATH``, too.
     """
 
-    def __init__(self, config: ProviderConfigSpec, *, secret: str | None) -> None:
-        self.endpoint = checked_endpoint(config.endpoint)
+    def __init__(
+        self, config: ProviderConfigSpec, *, secret: str | None, takes_sockets: bool = False
+    ) -> None:
+        path = socket_path(config.endpoint) if takes_sockets else None
+        self.endpoint = checked_endpoint(config.endpoint) if path is None else config.endpoint
         _check_limits(config.limits)
-        url = URL(self.endpoint)
+        url = URL(self.endpoint) if path is None else _OF_A_SOCKET
         assert url.raw_host is not None
         assert url.port is not None
         self._base_path = url.raw_path.rstrip("/")
@@ -62,6 +68,7 @@ class HttpApi:
         self._connections = Connections(
             url.raw_host,
             url.port,
+            socket_path=path,
             tls=tls if url.scheme == "https" else None,
             most=config.limits.concurrency,
             connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,

@@ -25,6 +25,8 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     places.add_row("  bus", f"{stack.shown_url} ({kind}, {PARTITIONS} partitions)")
     if stack.api_url is not None:
         places.add_row("  example API", f"{stack.api_url}/shapes")
+    for name, component in stack.components.items():
+        places.add_row(f"  {name}", component.endpoint)
     places.add_row("  roles", ", ".join(roles) or "none")
     places.add_row("  data", str(stack.data.resolve()))
     out.print(places)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from events.intake import Answer
 from events.names import ResourceKey
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection, find_url
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.results import Result, result_of
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk import connect

@@ -22,6 +22,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("release", USE, "Take off by force what keeps withdrawn resources."),
     ("watch", USE, "Show outcomes and drift as they come."),
     ("history", LOOK, "Tell what happened to one resource, and why."),
+    ("logs", LOOK, "Show what an external object has written."),
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
     ("deadletters", LOOK, "Look at what could not be used, and try it again."),
     ("doctor", LOOK, "Check everything, and say what to do."),

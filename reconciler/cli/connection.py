@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from infra.jetstream.access import Access
 from infra.jetstream.connection import close, connect, require_jetstream
-from reconciler.cli.logs import LogLevel, configure_logs
+from reconciler.cli.own_logs import LogLevel, configure_logs
 
 DATA_FOLDER: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"

@@ -11,6 +11,7 @@ import msgspec
 from events.envelope import InvalidMessageError
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
+from infra.components import ComponentError
 from infra.example_api import ExampleApiError
 from infra.jetstream.errors import BusError
 from reconciler.cli.exits import Exit
@@ -42,6 +43,7 @@ EXPECTED = (
     InvalidNameError,
     InvalidMessageError,
     ExampleApiError,
+    ComponentError,
     msgspec.DecodeError,
     OSError,
 )

@@ -9,7 +9,7 @@ import structlog
 from infra.jetstream.connection import without_secrets
 from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, find_url, run_async
 from reconciler.cli.exits import Exit
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.wiring import Role, connected, running
 

@@ -1,4 +1,4 @@
-"""The servers that `up` starts on this machine: NATS and the example API, in one data folder."""
+"""The servers that `up` starts on this machine, NATS and others, in one data folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from typing import BinaryIO, Final, Never
 import msgspec
 import structlog
 
+from infra.components import Component
 from infra.embedded.full_disk import FullDiskWatch
 from infra.embedded.server import EmbeddedServer
 from infra.example_api import ExampleApi
 from infra.jetstream.connection import without_secrets
+from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UpFile, read_up_file
 from reconciler.cli.errors import StackError, UsageError
+from reconciler.cli.local_configs import LocalApi, example_api
 
 DEFAULT_PORT: Final = 4222
 DEFAULT_API_PORT: Final = 8080
@@ -44,6 +47,7 @@ class StackOptions:
     latency_ms: float
     nats_url: str | None
     with_api: bool
+    components: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,9 +59,16 @@ class Stack:
     api_url: str | None = None
     server: EmbeddedServer | None = None
     api: ExampleApi | None = None
+    components: dict[str, Component] = field(default_factory=dict[str, Component])
     notes: list[str] = field(default_factory=list[str])
     failure: StackError | None = None
     is_serving: bool = False
+
+    @property
+    def local_apis(self) -> list[LocalApi]:
+        """The APIs that run here, each with the ProviderConfig that shall point at it."""
+        found = [] if self.api_url is None else [example_api(self.api_url)]
+        return found + [components.local_api(*each) for each in self.components.items()]
 
     @property
     def shown_url(self) -> str:
@@ -90,6 +101,9 @@ class Stack:
         if self.api is not None and not self.api.is_running:
             log = self.data / "example-api" / "example-api.log"
             self._fail(f"the example API has ended by itself: its log is {log}")
+        for name, component in self.components.items():
+            if not component.is_running:
+                self._fail(f"{name} has ended by itself: its log is {component.log}")
 
     def _fail(self, message: str) -> Never:
         self.failure = StackError(message)
@@ -98,7 +112,7 @@ class Stack:
 
 @asynccontextmanager
 async def started(options: StackOptions) -> AsyncGenerator[Stack]:
-    """Start the servers, and stop them in order at the end: the API, then NATS."""
+    """Start the servers, and stop them in order at the end: components, the API, then NATS."""
     async with AsyncExitStack() as closing:
         closing.enter_context(_locked(options.data))
         stack = Stack(options.data, options.nats_url or "")
@@ -110,6 +124,11 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
             stack.api = ExampleApi()
             closing.push_async_callback(stack.api.stop)
             stack.api_url = await _start_api(stack.api, options, stack.notes)
+        for name in options.components:
+            component = components.made(name)
+            closing.push_async_callback(component.stop)
+            await component.start(options.data / name)
+            stack.components[name] = component
         yield stack
 
 

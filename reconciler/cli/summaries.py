@@ -274,6 +274,8 @@ def _succeeded(data: ActionSucceeded) -> str:
     known = ", the kept answer to an earlier call" if data.replayed else ""
     if data.found_by is not None:
         known = f", found by its {data.found_by.lower()}"
+    if data.refused is not None:
+        known += f", of which the rest was refused{_why(data.refused.message)}"
     late = ", told late" if data.late else ""
     late += ", when something newer was known" if data.outdated else ""
     return f"{data.operation}, attempt {data.attempt}{known}{late}{_perhaps_twice(data)}"

@@ -8,14 +8,17 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from cyclopts import Parameter
 from nats.aio.client import Client
 
+from events.manifest import DEFAULT_PROVIDER_CONFIG
 from events.provider_config import LEAST_SECONDS, MAX_SECONDS
 from infra.jetstream.access import Access
 from infra.jetstream.errors import BusUnavailableError
+from reconciler.cli.components import parse_components
 from reconciler.cli.connection import (
     ANY_BUS,
     DATA_FOLDER,
@@ -26,11 +29,11 @@ from reconciler.cli.connection import (
     run_async,
 )
 from reconciler.cli.errors import UsageError
-from reconciler.cli.example_config import Change, change_of_config, declare_config
 from reconciler.cli.exits import Exit
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.local_configs import Change, change_of_config, declare_config
 from reconciler.cli.main import STARTED
 from reconciler.cli.output import print_json_line
+from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
 from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
@@ -65,6 +68,7 @@ class Ready(msgspec.Struct, frozen=True, rename="camel"):
     ready_seconds: float
     ready: bool = True
     notes: tuple[str, ...] = ()
+    components: dict[str, str] = {}
 
 
 def up(
@@ -77,6 +81,7 @@ def up(
     replicas: int = 1,
     roles: str = ",".join(ROLES),
     no_api: bool = False,
+    with_: Annotated[str, Parameter(name="--with")] = "",
     resync: float | None = None,
     output: Literal["table", "json"] = "table",
     logs: Logs = LOGS,
@@ -93,6 +98,7 @@ def up(
         reconciler up --data /srv/reconciler --port 4333 --api-port 8181
         reconciler up --nats-url nats://n1:4222,nats://n2:4222 --no-api
         reconciler up --roles none        only the servers
+        reconciler up --with docker       and a Docker Engine of its own
         reconciler up --output json       one line for programs, when ready
 
     Parameters
@@ -111,6 +117,9 @@ def up(
         Roles to run here, separated by commas: decider, worker, observer, projector; or none.
     no_api
         Start no example API, and declare no ProviderConfig.
+    with_
+        Systems to start besides, separated by commas: docker. Each keeps its data in a folder of
+        its own, and has the ProviderConfig of its name.
     resync
         Seconds between two listings of the example API.
     output
@@ -122,7 +131,9 @@ def up(
             f"--resync: {resync:g} is not allowed: give {LEAST_SECONDS} or more seconds"
         )
     plan = Plan(
-        StackOptions(data, port, api_port, latency_ms, bus.nats_url, not no_api),
+        StackOptions(
+            data, port, api_port, latency_ms, bus.nats_url, not no_api, parse_components(with_)
+        ),
         parse_roles(roles),
         replicas,
         bus.access,
@@ -166,9 +177,10 @@ async def _serve(plan: Plan, stack: Stack) -> None:
         stack.nats_url, access=plan.access, patience_seconds=_PATIENCE_SECONDS
     ) as nc:
         await initialise(nc, replicas=plan.replicas)
-        change = await _prepare(plan, stack, nc)
+        changes = await _prepare(plan, stack, nc)
         async with running(nc, plan.roles, secrets=plan.secrets) as parts:
-            await declare_config(parts, change, wait="decider" in plan.roles)
+            for change in changes:
+                await declare_config(parts, change, wait="decider" in plan.roles)
             write_up_file(stack)
             _tell(plan, stack)
             stack.is_serving = True
@@ -188,24 +200,37 @@ async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _prepare(plan: Plan, stack: Stack, nc: Client) -> Change:
-    """Correct the configuration before any role would use it; give what is left to declare."""
-    if stack.api_url is None:
-        return Change()
-    change = await change_of_config(nc, stack.api_url, plan.resync)
-    stack.notes += [change.note] if change.note else []
-    if not change.is_correction or "decider" not in plan.roles:
-        return change
+async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
+    """Correct the configurations before any role would use them; give what is left to declare."""
+    changes: list[Change] = []
+    for api in stack.local_apis:
+        resync = plan.resync if api.config == DEFAULT_PROVIDER_CONFIG else None
+        changes.append(await change_of_config(nc, api, resync))
+    stack.notes += [change.note for change in changes if change.note]
+    corrections = [change for change in changes if change.is_correction]
+    if not corrections or "decider" not in plan.roles:
+        return changes
     async with running(nc, ("decider",), secrets=plan.secrets) as parts:
-        await declare_config(parts, change, wait=True)
-    return Change()
+        for change in corrections:
+            await declare_config(parts, change, wait=True)
+    return [change for change in changes if not change.is_correction]
 
 
 def _tell(plan: Plan, stack: Stack) -> None:
     seconds = round(time.monotonic() - STARTED, 3)
     if plan.output == "json":
         notes = tuple(stack.notes)
-        print_json_line(Ready(stack.shown_url, stack.api_url, plan.roles, seconds, notes=notes))
+        endpoints = {name: each.endpoint for name, each in stack.components.items()}
+        print_json_line(
+            Ready(
+                stack.shown_url,
+                stack.api_url,
+                plan.roles,
+                seconds,
+                notes=notes,
+                components=endpoints,
+            )
+        )
     else:
         from reconciler.cli.banner import print_banner  # noqa: PLC0415 - for people only
 

@@ -8,7 +8,7 @@ declares its ``Capabilities``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -119,6 +119,21 @@ class WatchingProvider(Provider, Protocol):
         One call: it ends before ``limits.request_timeout_seconds``, with the same mark if nothing
         changed. Without a mark, give the newest at once. Marks are the API's own; only whether two
         are equal counts. It must not take a connection from the other calls.
+        """
+        ...
+
+
+@runtime_checkable
+class LoggingProvider(Provider, Protocol):
+    """A provider whose objects write something that people want to read: a container's output."""
+
+    def logs(
+        self, uid: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Read what an object has written, in pieces of any length, as they come.
+
+        ``follow``: go on with what it writes from now on, until it ends. ``tail``: only so many of
+        the lines that are there. Raises ``NotFoundError`` if there is no such object.
         """
         ...
 

@@ -18,7 +18,7 @@ What a case needs that the kind's ``Capabilities`` do not declare makes it skip,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import ClassVar, Literal, Protocol
 from uuid import uuid4
 
@@ -30,6 +30,7 @@ from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec, Scope
+from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import ConflictError, NotFoundError, PermanentError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind
@@ -39,6 +40,8 @@ Capability = Literal["idempotency_keys", "deterministic_names", "labels", "condi
 
 LABELS = {"reconciler/owner": "test", "team": "a+b & c=d/e"}
 BAD_NAMES = ("..", "a/b", "", "a\n")
+MAX_REQUESTS = 50
+"""More requests than any one call of a provider makes."""
 
 
 class Connect(Protocol):
@@ -97,6 +100,11 @@ class ContractCase:
         """The provider, connected to its API."""
         return connect(endpoint)
 
+    def needs_listing(self) -> None:
+        """Skip the case if the kind's API cannot list."""
+        if not self.kind.lists:
+            pytest.skip(f"{self.kind.name} declares no listing")
+
     def can(self, *wanted: Capability) -> bool:
         """Return whether the kind declares one of some capabilities."""
         return any(getattr(self.kind.capabilities, each) for each in wanted)
@@ -105,6 +113,15 @@ class ContractCase:
         """Skip the case if the kind declares none of them."""
         if not self.can(*wanted):
             pytest.skip(f"{self.kind.name} declares no {' and no '.join(wanted)}")
+
+    def needs_change_in_place(self) -> None:
+        """Skip the case if the API cannot change one of the specs into the other in place."""
+        first, second = map(self.kind.checked_fields, (self.fields, self.other_fields))
+        differing = {
+            name for name in first.keys() | second.keys() if first.get(name) != second.get(name)
+        }
+        if fixed := differing & self.kind.immutable:
+            pytest.skip(f"{self.kind.name} cannot change {', '.join(sorted(fixed))} in place")
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Write an action as a decider does, with a key of its own and no preconditions."""
@@ -125,6 +142,22 @@ class ContractCase:
         effect = await provider.create(self.action("Create", name, self.fields))
         assert effect.object is not None
         return effect.object
+
+    def is_shown_as_ours(self, thing: ExternalObject | None, written: Action) -> bool:
+        """Return whether nothing is shown of an action, or nothing that may be somebody else's."""
+        if thing is None or thing.written_by == written.idempotency_key:
+            return True
+        if self.can("labels"):
+            return written.labels.items() <= thing.labels.items()
+        return thing.written_by is None  # there nothing but the API itself knows the key
+
+    async def shown(
+        self, provider: Provider, name: str, uid: str | None = None
+    ) -> list[ExternalObject]:
+        """Return what a read and a listing show of a name."""
+        found = await provider.read(name, uid)
+        listed = await listing(provider, Scope(prefix=name)) if self.kind.lists else []
+        return [*([] if found is None else [found]), *listed]
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         """Return whether an object has the fields that were declared, in the normal form."""
@@ -162,7 +195,8 @@ class ProviderContract(ContractCase):
         first = await provider.create(create)
 
         assert await repeated(provider.create(create)) == first.object
-        assert await listing(provider, Scope(prefix=name)) == [first.object]
+        shown = await self.shown(provider, name)
+        assert shown == [first.object] * (1 + self.kind.lists)
 
     async def test_a_second_create_with_the_same_key_says_that_the_answer_was_kept(
         self, provider: Provider, name: str
@@ -188,9 +222,11 @@ class ProviderContract(ContractCase):
     async def test_an_update_replaces_fields_and_labels_and_keeps_the_uid(
         self, provider: Provider, name: str
     ) -> None:
+        self.needs_change_in_place()
         created = await self.made(provider, name)
         update = self.upon("Update", created, self.other_fields)
-        labels = {"only": "this"} if self.can("labels") else {}
+        is_labelled = self.can("labels") and "labels" not in self.kind.immutable
+        labels = {"only": "this"} if is_labelled else created.labels
         updated = (await provider.update(msgspec.structs.replace(update, labels=labels))).object
 
         assert updated is not None
@@ -203,6 +239,7 @@ class ProviderContract(ContractCase):
     async def test_an_update_without_a_version_replaces_what_is_there(
         self, provider: Provider, name: str
     ) -> None:
+        self.needs_change_in_place()
         created = await self.made(provider, name)
         update = self.upon("Update", created, self.other_fields)
         effect = await provider.update(msgspec.structs.replace(update, version=None))
@@ -259,6 +296,7 @@ class ProviderContract(ContractCase):
     async def test_a_deletion_does_not_mind_another_version(
         self, provider: Provider, name: str
     ) -> None:
+        self.needs_change_in_place()
         created = await self.made(provider, name)
         await provider.update(self.upon("Update", created, self.other_fields))
         await provider.delete(self.upon("Delete", created))
@@ -294,6 +332,7 @@ class ProviderContract(ContractCase):
     async def test_a_listing_in_small_pages_is_complete(
         self, provider: Provider, name: str
     ) -> None:
+        self.needs_listing()
         created = [await self.made(provider, f"{name}-{number}") for number in range(7)]
         found = await listing(provider, Scope(prefix=name), page_size=3)
 
@@ -302,6 +341,7 @@ class ProviderContract(ContractCase):
     async def test_a_listing_shows_the_scopes_prefix_only(
         self, provider: Provider, name: str
     ) -> None:
+        self.needs_listing()
         wanted = [await self.made(provider, f"{name}-a{number}") for number in range(2)]
         await self.made(provider, f"{name}-b")
         found = await listing(provider, Scope(prefix=f"{name}-a"))
@@ -313,6 +353,7 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs("labels")
+        self.needs_listing()
         team = {"team": "x+y & z=1/2", "run": name}
         for suffix, labels in {"a-both": team, "a-one": {"run": name}, "b-both": team}.items():
             create = self.action("Create", f"{name}-{suffix}", self.fields)
@@ -324,6 +365,76 @@ class ProviderContract(ContractCase):
 
         assert await names(Scope(labels=team)) == ["a-both", "b-both"]
         assert await names(Scope(prefix=f"{name}-a", labels=team)) == ["a-both"]
+
+    async def test_no_request_is_sent_before_leave_to_call_is_given(
+        self, provider: Provider, name: str
+    ) -> None:
+        """Else neither a rate limit nor a crash between two requests would be seen (may_call)."""
+        made = await self.made(provider, name)
+        other = f"{name}-other"
+        for call in (
+            provider.create(self.action("Create", other, self.fields)),
+            provider.update(self.upon("Update", made, self.other_fields)),
+            provider.delete(self.upon("Delete", made)),
+            provider.read(name, made.uid),
+        ):
+            assert await is_cut(1, call), f"{call.__qualname__} awaits no may_call"
+        if self.kind.lists:
+            assert await is_cut(1, listing(provider, Scope(prefix=name)))
+        assert await self.shown(provider, other) == []
+        assert await provider.read(name, made.uid) == made
+
+    async def test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated(
+        self, provider: Provider, name: str
+    ) -> None:
+        self.needs("idempotency_keys", "deterministic_names")
+        for number, each in numbered(name):
+            create = self.action("Create", each, self.fields)
+            if not await is_cut(number, provider.create(create)):
+                break
+            for half in await self.shown(provider, each):
+                assert self.is_shown_as_ours(half, create), f"before request {number}: {half}"
+            made = await repeated(provider.create(create))
+
+            assert self.is_as_declared(made, self.fields), f"before request {number}"
+            assert self.is_shown_as_ours(made, create)
+            assert all(shown == made for shown in await self.shown(provider, each))
+            assert len(await self.shown(provider, each)) == 1 + self.kind.lists
+
+    async def test_an_update_that_ends_before_any_of_its_requests_can_be_repeated(
+        self, provider: Provider, name: str
+    ) -> None:
+        for number, each in numbered(name):
+            created = await self.made(provider, each)
+            update = self.upon("Update", created, self.other_fields)
+            if not await is_cut(number, provider.update(update)):
+                break
+            half = await provider.read(each, created.uid)
+            assert half is not None
+            assert half.uid == created.uid
+            assert self.is_shown_as_ours(half, update) or half == created
+            try:
+                await provider.update(update)
+            except ConflictError as conflict:  # its own beginning has another version
+                await provider.update(self.upon("Update", conflict.obstacle, self.other_fields))
+
+            updated = await provider.read(each, created.uid)
+            assert self.is_as_declared(updated, self.other_fields), f"before request {number}"
+            assert updated is not None
+            assert updated.uid == created.uid
+
+    async def test_a_deletion_that_ends_before_any_of_its_requests_can_be_repeated(
+        self, provider: Provider, name: str
+    ) -> None:
+        for number, each in numbered(name):
+            created = await self.made(provider, each)
+            delete = self.upon("Delete", created)
+            if not await is_cut(number, provider.delete(delete)):
+                break
+            half = await provider.read(each, created.uid)
+            assert half is None or half.uid == created.uid
+            assert (await provider.delete(delete)).object is None
+            assert await provider.read(each, created.uid) is None, f"before request {number}"
 
     async def test_a_name_that_the_api_cannot_have_is_refused(self, provider: Provider) -> None:
         for name in BAD_NAMES:
@@ -354,6 +465,45 @@ def action(operation: Operation, name: str, fields: Fields) -> Action:
 def upon(written: Action, thing: ExternalObject) -> Action:
     """Return an action as one on an object as it was seen."""
     return msgspec.structs.replace(written, uid=thing.uid, version=thing.version)
+
+
+class _Cut(BaseException):
+    """The process ends here."""
+
+
+class _CutBefore:
+    """Leave to call that ends a call before one of its requests, as a crash does."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, request: int) -> None:
+        self._left = request
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        del goes_first
+        self._left -= 1
+        if self._left == 0:
+            raise _Cut
+
+
+async def is_cut(request: int, call: Awaitable[object]) -> bool:
+    """End a call before its request of that number; return whether it makes so many."""
+    token = CALL_PERMIT.set(_CutBefore(request))
+    try:
+        await call
+    except _Cut:
+        return True
+    finally:
+        CALL_PERMIT.reset(token)
+    return False
+
+
+def numbered(name: str) -> Iterator[tuple[int, str]]:
+    """Count requests from one, each with a name of its own; more than any call makes fail."""
+    for number in range(1, MAX_REQUESTS + 1):
+        yield number, f"{name}-{number:02}"
+    pytest.fail(f"a call makes more than {MAX_REQUESTS} requests")
 
 
 async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:

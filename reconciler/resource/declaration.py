@@ -17,6 +17,7 @@ from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
 from events.reference import refers_to_anything, secrets_in
 from reconciler.provider.kind import Kind
+from reconciler.resource.circle import circle
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import (
@@ -49,10 +50,9 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
     desired, spec = state.desired, spec_of(event)
     if desired.is_declared and desired.spec == spec:
         return accepted(state, command, reason="Unchanged")
-    back = [each.target for each in event.references if each.target in state.holds.references]
-    if back:
-        circle = f"{back[0]} refers to it already: each would wait for the other"
-        return refused(state, command, "Circle", circle)
+    closed = _circle(event, state, context)
+    if closed:
+        return refused(state, command, "Circle", closed)
     moved = _moved(state, event) or _redefined(context, state, event)
     if moved is not None:
         return refused(state, command, "Immutable", moved)
@@ -207,3 +207,13 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
         if before != after:
             return f"spec.{name} was {before!r} and stays so: define a kind of another name"
     return None
+
+
+def _circle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
+    """Say which resources would wait for each other; empty if none are known to."""
+    targets = [each.target for each in event.references]
+    back = next((target for target in targets if target in state.holds.references), None)
+    if back is not None:
+        return f"{back} refers to it already: each would wait for the other"
+    way = circle(str(context.key), targets, lambda name: context.refers.get(name, ()))
+    return f"each would wait for the next: {' → '.join(way)}: leave one out" if way else ""

@@ -500,7 +500,24 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
         waits=_NO_WAITS,
         observed=replace(state.observed, lost_uid=None),
     )
-    return _with_result(state, flight, data)
+    state = _with_result(state, flight, data)
+    return state if data.refused is None else _refused_rest(state, flight, data.refused)
+
+
+def _refused_rest(
+    state: ResourceState, flight: InFlight | None, refused: ActionError
+) -> ResourceState:
+    """What was made is ours; the rest, which the API refuses, waits for a new generation."""
+    generation, made = state.desired.generation, state.observed.object
+    if made is not None:
+        state = _with_applied(state, Applied(made.fields, made.labels))
+    if flight is None or flight.action.generation != generation:
+        return state
+    return replace(
+        state,
+        desired=replace(state.desired, refused_generation=generation),
+        waits=replace(state.waits, failure=refused, failures=1),
+    )
 
 
 def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
@@ -568,8 +585,10 @@ def _with_result(
     if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
         uid = state.owned.uid  # another object that the write has met is not ours by that
     base = ended.base or Applied(action.fields, action.labels)
-    # Found by its label, it may be what an earlier action of ours made, with other content.
-    applied = replace(base, result=None if data.found_by == "Label" else shown)
+    # Found by its label, it may be what an earlier action of ours made, with other content; by its
+    # key, only what the first of several calls made.
+    is_whole = data.found_by not in ("Label", "Key")
+    applied = replace(base, result=shown if is_whole else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
     keeps_label = OWNER_LABEL in shown.labels.keys() - action.labels.keys()
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:

@@ -364,11 +364,13 @@ def _unlabel(
 ) -> ActionDecided | None:
     """Take our label off an object that stays: it would go on saying that the object is ours.
 
-    None where there is nothing to take off, where nothing may be written, and where the API has
-    refused: a label must not hold the release for ever.
+    None where there is nothing to take off, where nothing may be written, and where the API cannot
+    or has refused: a label must not hold the release for ever.
     """
     found, policy = state.observed.object, _policy(state)
     if found is None or found.labels.get(OWNER_LABEL) != context.owner or context.kind is None:
+        return None
+    if LABELS in context.kind.immutable:
         return None
     is_ours_to_write = not (state.holds.orphan_forced or state.observed.taken_by)
     if not is_ours_to_write or policy.mode == "ObserveOnly" or policy.paused:

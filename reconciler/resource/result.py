@@ -205,6 +205,8 @@ def _after_failure(
         redelivered=redelivered,
         purpose=action.purpose,
     )
+    if error.error_class == "Permanent" and _is_its_beginning(said.object, action, context):
+        return replace(_success(said, action, redelivered=redelivered), refused=error)
     if error.error_class != "Conflict":
         return failed
     if said.object is None and not said.replayed and (flight.unknown or said.redelivered):
@@ -217,6 +219,12 @@ def _after_failure(
     if finding in ("Label", "Key", "Content"):
         return _found(said, action, finding)
     return failed
+
+
+def _is_its_beginning(found: ExternalObject | None, action: Action, context: Context) -> bool:
+    """Return whether a creation of several calls, one of which was refused, has made this."""
+    is_creation = action.operation == "Create" and found is not None
+    return is_creation and find(action, found, context) in ("Key", "Label")
 
 
 def _is_unheard_of(said: Reported, error: ActionError, action: Action, context: Context) -> bool:

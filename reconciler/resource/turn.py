@@ -53,6 +53,8 @@ class Context(msgspec.Struct, frozen=True):
     epoch: str = ""  # names the log's last restoration
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
     # What to do about a missing kind or provider: for the words of a refusal, which is no event.
+    # Who refers to whom, as far as a declaration's own references lead: for circles.
+    refers: Mapping[str, tuple[str, ...]] = {}
     # Raises `InvalidManifestError` for the spec of a definition that nobody here could use.
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
     missing_hint: Callable[[datetime], str] = lambda _now: "install it where the roles run"

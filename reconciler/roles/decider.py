@@ -43,6 +43,7 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import Definitions
 from reconciler.roles.delays import Postponed
 from reconciler.roles.first_positions import placed
+from reconciler.roles.reference_graph import Graph, graph_from, targets_of
 from reconciler.roles.refusals import tell_refused, undecidable, understand, unreadable
 from reconciler.roles.repository import MAX_EVENTS_AT_ONCE, Commit, KeptResource, ResourceRepository
 
@@ -145,6 +146,7 @@ class Decider:
         self._now = chance.now
         self._jitter = chance.jitter
         self._one_by_one: set[ResourceKey] = set()
+        self._refers: Graph = {}
         self._undecided: dict[ResourceKey, str] = {}
         self._postponed = Postponed(reader.share)
 
@@ -305,6 +307,7 @@ class Decider:
             for key, mine in work.items()
             if not self._repository.knows(key)
             and all(isinstance(command.data, Declared) for command in mine.commands)
+            and not targets_of(mine.commands, self._kinds.find(key.kind), key)
         }
         guessed = self._take_turns(unknown, {key: KeptResource(NEW, 0) for key in unknown})
         return [
@@ -320,6 +323,12 @@ class Decider:
         open_work = {key: mine for key, mine in work.items() if key not in decided}
         if not open_work:
             return []
+        targets = {
+            each
+            for key, mine in open_work.items()
+            for each in targets_of(mine.commands, self._kinds.find(key.kind), key)
+        }
+        self._refers = await graph_from(targets, self._repository) if targets else {}
         taken = self._take_turns(open_work, await self._repository.get(list(open_work)))
         return await self._look_back(taken)
 
@@ -385,6 +394,7 @@ class Decider:
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
+            refers=self._refers,
             check_definition=self._definitions.check,
             missing_hint=self._kinds.missing_hint,
         )

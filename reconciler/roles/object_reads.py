@@ -18,6 +18,7 @@ from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.resource.observation import LOOKING
 from reconciler.roles.api_gates import ApiGates
@@ -138,7 +139,9 @@ class ObjectReads:
             began_at,
             age_seconds=round(self._clock() - began_by, 3),
         )
+        reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
             [IntakeMessageOut("observed", row.key, observed, self._new_id())]
         )
+        reach(Failpoint.OBSERVER_PUBLISHED)
         return 1

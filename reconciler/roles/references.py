@@ -26,45 +26,43 @@ from events.names import ResourceKey
 from events.reference import Reference, value_of
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-
-MAX_CIRCLE = 32
-"""A longer way from a resource back to itself is not looked for."""
+from reconciler.resource.circle import circle
+from reconciler.roles.reference_index import Concerned, ReferenceIndex, rows_of
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _Rows = Mapping[str, StatusRow]
 
 
 def reference_messages(
-    concerned: Iterable[StatusRow],
+    concerned: Concerned,
+    index: ReferenceIndex,
     every_row: _Rows,
     damaged: Container[str] = (),
 ) -> list[IntakeMessageOut]:
     """Return what is still to be told about references.
 
-    ``concerned`` are the rows of those that refer, or know that they are referred to. Nothing is
-    told to or about the ``damaged``: what cannot be read may still be declared, and a target that
-    was kept for it would be let go.
+    ``index`` knows the references of all rows. Nothing is told to or about the ``damaged``: what
+    cannot be read may still be declared, and a target that was kept for it would be let go.
     """
-    rows = [row for row in concerned if str(row.key) not in damaged]
-    wanted = _wanted(rows)
+    rows = [row for row in rows_of(concerned.referrers, every_row) if str(row.key) not in damaged]
     messages = [*_to_references(rows, every_row, damaged)]
-    for target, references in wanted.items():
+    for target in sorted(concerned.targets):
         if target in damaged:
             continue
         row = every_row.get(target)
         known = {} if row is None else row.references
-        for by, (referrer, reference) in references.items():
+        wanted = _wanted(target, index, every_row, damaged)
+        for by, (referrer, reference) in wanted.items():
             if known.get(by) != reference.on_withdrawal:
                 data = Referenced(by, reference.on_withdrawal)
                 # Under a new id at another version of the target: an older message may come late
                 # and undo this one, and the bus would take a repetition for a duplicate.
                 basis = f"{by}/{referrer.version}/{0 if row is None else row.version}"
                 messages.append(_message(ResourceKey.parse(target), data, basis))
-    for row in rows:
-        for by in row.references.keys() - wanted.get(str(row.key), {}).keys():
-            if by in damaged:
-                continue
-            messages.append(_message(row.key, Unreferenced(by), f"{by}/{row.version}"))
+        if row is None:
+            continue
+        gone = (by for by in sorted(known.keys() - wanted.keys()) if by not in damaged)
+        messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in gone]
     return messages
 
 
@@ -98,14 +96,17 @@ def definition_messages(
     ]
 
 
-def _wanted(rows: Iterable[StatusRow]) -> dict[str, dict[str, tuple[StatusRow, Reference]]]:
-    """Return who refers to each target: a resource does until its object is gone, too."""
-    wanted: dict[str, dict[str, tuple[StatusRow, Reference]]] = {}
-    for row in rows:
-        if row.declared or row.owned or row.action_id:
-            for reference in row.refers:
-                wanted.setdefault(reference.target, {})[str(row.key)] = (row, reference)
-    return wanted
+def _wanted(
+    target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
+) -> dict[str, tuple[StatusRow, Reference]]:
+    """Return who refers to a target: a resource does until its object is gone, too."""
+    return {
+        str(row.key): (row, reference)
+        for row in rows_of(index.referrers(target), every_row)
+        if (row.declared or row.owned or row.action_id) and str(row.key) not in damaged
+        for reference in row.refers
+        if reference.target == target
+    }
 
 
 def _to_references(
@@ -139,26 +140,13 @@ def _state_of(
         if value is not None and target.owned:
             values[field] = value
     is_open = known is None or bool(known.circle) or row.outcome == "Waiting"
-    circle = _circle(row, reference, every_row) if is_open else ()
-    return TargetState(True, was_ready or is_ready, values, circle)
 
+    def refers(name: str) -> Iterable[str]:
+        met = every_row.get(name)
+        return [each.target for each in met.refers] if met is not None and met.declared else ()
 
-def _circle(row: StatusRow, reference: Reference, every_row: _Rows) -> tuple[str, ...]:
-    """Follow references from a resource on, and return the way if it leads back there."""
-    start = str(row.key)
-    ways = [(start, reference.target)]
-    seen: set[str] = set()
-    while ways:
-        way = ways.pop()
-        if way[-1] == start:
-            return way
-        met = every_row.get(way[-1])
-        if met is None or way[-1] in seen or not met.declared:
-            continue
-        seen.add(way[-1])
-        if len(way) <= MAX_CIRCLE:
-            ways += [(*way, each.target) for each in met.refers]
-    return ()
+    closed = circle(str(row.key), [reference.target], refers) if is_open else ()
+    return TargetState(True, was_ready or is_ready, values, closed)
 
 
 def _message(

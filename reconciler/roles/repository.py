@@ -78,6 +78,14 @@ class ResourceRepository:
             await self._load(missing)
         return {key: self._kept[key] for key in keys if key in self._kept}
 
+    async def newest(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, KeptResource]:
+        """Return states as of now, also of resources that another decider may write."""
+        kept = [key for key in keys if key in self._kept]
+        if kept:
+            positions = await self._log.newest_positions(kept)
+            self.forget([key for key in kept if positions[key] != self._kept[key].position])
+        return await self.get(keys)
+
     def knows(self, key: ResourceKey) -> bool:
         """Return whether something is known of a resource without reading: its state, or damage."""
         return key in self._kept or key in self.broken

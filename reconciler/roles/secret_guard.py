@@ -128,9 +128,11 @@ def _hidden(part: object, secrecy: Secrecy) -> object:
 
 def _is_in_cause(error: BaseException, secrecy: Secrecy) -> bool:
     """Whether what led to an error repeats the secret: a traceback would show it."""
+    looked_at = {id(error)}  # a provider may raise an error from itself
     seen: BaseException | None = error.__cause__ or error.__context__
-    while seen is not None:
+    while seen is not None and id(seen) not in looked_at:
         if secrecy.is_in(f"{seen!r} {seen}"):
             return True
+        looked_at.add(id(seen))
         seen = seen.__cause__ or seen.__context__
     return False

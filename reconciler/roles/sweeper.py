@@ -20,6 +20,8 @@ from events.log import (
     LogEvent,
     OutcomeRecorded,
     OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
     SpecDeclared,
     SpecWithdrawn,
 )
@@ -35,18 +37,24 @@ from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.backoff import is_over
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
+from reconciler.roles.reference_index import Concerned, ReferenceIndex, rows_of
 from reconciler.roles.references import definition_messages, reference_messages, secret_messages
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
 """A timer comes up to 0.25 s late; what is later than this was lost."""
 
+SECONDS_BETWEEN_ALL = 60.0
+"""So often all references are looked at; else those of what moved."""
+
 _RESTS = 9  # times as long as it took: at most a tenth of the time is spent on sweeps
 
 MAX_SECONDS_BETWEEN = 300.0
 """At least so often a resource is woken again whose wait is over, and that was woken in vain."""
 
-_MOVES_TARGETS = (
+_MOVES = (  # what references may depend on, of both sides
+    ReferenceAdded,
+    ReferenceRemoved,
     SpecDeclared,
     SpecWithdrawn,
     ExternalObserved,
@@ -88,8 +96,9 @@ class Sweeper:
         self._now = chance.now
         self._new_id = chance.new_id
         self._soon = asyncio.Event()
-        self._targets: set[str] = set()
-        self._referrers: set[str] = set()
+        self._index = ReferenceIndex()
+        self._known_digests: dict[str, str] = {}
+        self._look_at_all_from = self._now()
         self._woken: dict[ResourceKey, _Woken] = {}
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
@@ -103,8 +112,7 @@ class Sweeper:
                 await self.sweep()
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same
                 _logger.warning("sweep failed", error=str(error))
-            # A sweep looks at all that refers: in a fleet where targets move all the time it must
-            # not follow on each event.
+            # Where targets move all the time a sweep must not follow on each event.
             await asyncio.sleep(min(_RESTS * (loop.time() - began), SWEEP_SECONDS))
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
@@ -119,22 +127,42 @@ class Sweeper:
         held = self._models.damage
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in held]
-        self._targets = {each.target for row in rows for each in row.refers}
-        self._referrers = {str(row.key) for row in rows if row.refers}
         waking = [
             self._wake(row.key, "ConfigChanged")
             for row in rows
             if self._has_its_configuration_now(row)
         ]
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
-        telling = reference_messages(rows, every_row, held)
-        telling += secret_messages(rows, await self._digests(rows))
+        concerned = self._concerned()
+        telling = reference_messages(concerned, self._index, every_row, held)
+        telling += await self._secret_messages(concerned)
         telling += self._definition_messages(every_row, held)
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
-            await self._intake.publish([*waking, *telling])
+            try:
+                await self._intake.publish([*waking, *telling])
+            except BaseException:
+                self._look_at_all_from = self._now()
+                raise
             reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
+
+    def _concerned(self) -> Concerned:
+        """Return who may have to be told of others: what moved, and now and then all."""
+        if self._now() >= self._look_at_all_from:
+            held = self._models.damage
+            rows = self._models.status.items()
+            self._index.build((name, row) for name, row in rows if name not in held)
+            self._known_digests.clear()
+            self._look_at_all_from = self._now() + timedelta(seconds=SECONDS_BETWEEN_ALL)
+        return self._index.take_moved()
+
+    async def _secret_messages(self, concerned: Concerned) -> list[IntakeMessageOut]:
+        digests = await self._digests()
+        rotated = [each for each in digests if digests[each] != self._known_digests.get(each)]
+        names = {name for each in rotated for name in self._index.naming(each)}
+        self._known_digests |= digests
+        return secret_messages(rows_of(names | concerned.targets, self._models.status), digests)
 
     def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ResourceKey]:
         """Choose whose wait is over, each less and less often while that changes nothing.
@@ -169,11 +197,10 @@ class Sweeper:
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""
-        data = event.data
-        refers = isinstance(data, SpecDeclared) and (data.references or data.secrets)
-        is_gone = isinstance(data, OutcomeRecorded) and data.outcome in ("Deleted", "Released")
-        lets_go = is_gone and event.subject in self._referrers
-        if refers or lets_go or (event.subject in self._targets and type(data) in _MOVES_TARGETS):
+        if type(event.data) not in _MOVES:
+            return
+        name = event.subject
+        if self._index.note(name, self._models.status.get(name)):
             self._soon.set()
 
     def notice_kind(self, name: str) -> None:
@@ -198,11 +225,11 @@ class Sweeper:
                 self._redefined.discard(name)
         return messages
 
-    async def _digests(self, rows: Iterable[StatusRow]) -> dict[str, str]:
+    async def _digests(self) -> dict[str, str]:
         """Read the digests of all secrets that declared resources name; empty for none."""
         digests: dict[str, str] = {}
         secrets = Secrets(stores=self._stores.by_name, key=self._stores.key)
-        for secret in {each for row in rows if row.declared for each in row.secrets}:
+        for secret in self._index.secrets:
             store, _, name = secret.partition("/")
             try:
                 found = await secrets.find(SecretRef(name, store))

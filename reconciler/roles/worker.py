@@ -35,7 +35,7 @@ from reconciler.errors import (
     ThrottledError,
     UnknownResultError,
 )
-from reconciler.failpoints import Failpoint, reach
+from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import (
     ActionDelivery,
     ActionReader,
@@ -48,6 +48,7 @@ from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
 from reconciler.resource.attempt import is_safe_to_repeat
 from reconciler.roles.api_gate import ApiGate
 from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.between_calls import BetweenCalls
 from reconciler.roles.call_slots import CallSlots
 from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.chance import REAL, Chance
@@ -197,7 +198,9 @@ class Worker:
             return UnknownResultError("a worker that had it is gone; a look will tell"), None
         try:
             is_probe = False if gate.is_open else await gate.enter(config)
-            with gate.calls(config, is_probe=is_probe):
+            calls = gate.calls(config, is_probe=is_probe)
+            is_stepped = is_armed(Failpoint.WORKER_BETWEEN_CALLS)
+            with BetweenCalls(calls, action.operation) if is_stepped else calls:
                 provider = self._providers.get(config, delivery.event.key.kind)
                 return None, await _execute(provider, action, look=look)
         except (ProviderError, ConfigurationError) as error:

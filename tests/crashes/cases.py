@@ -10,6 +10,9 @@ from events.log import Operation
 from reconciler.failpoints import Failpoint
 
 Trouble = Literal["process killed", "server killed", "API killed", "process paused", "clock moved"]
+Row = Literal["", "twin", "fixed", "expiring", "reference", "numbered", "unlisted", "white"]
+"""What a case is about besides a plain shape: see ``tests.crashes.rows``."""
+
 OPERATIONS: tuple[Operation, ...] = ("Create", "Update", "Delete")
 
 
@@ -25,10 +28,12 @@ class Case:
     operation: Operation
     arrival: int = 1
     lost_reply: bool = False
+    row: Row = ""
 
     def __str__(self) -> str:
         lost = ", its reply lost" if self.lost_reply else ""
-        return f"{self.trouble} at {self.point}:{self.arrival} of {self.operation}{lost}"
+        of = f"{self.operation} {self.row}".strip()
+        return f"{self.trouble} at {self.point}:{self.arrival} of {of}{lost}"
 
 
 DECIDER = (
@@ -46,6 +51,9 @@ WORKER = (
     Failpoint.WORKER_REPORTED,
     Failpoint.WORKER_ACKED,
 )
+BETWEEN_CALLS: tuple[Operation, ...] = ("Update", "Delete")
+"""Operations of a shape that need a second request, after a read of what is there."""
+
 OTHERS = (
     Failpoint.DECIDER_BATCH_HALF_SENT,
     Failpoint.OBSERVER_LISTED,
@@ -79,6 +87,10 @@ PROCESS_KILLED = [
         for operation in OPERATIONS
     ),
     *(
+        Case("process killed", Failpoint.WORKER_BETWEEN_CALLS, operation)
+        for operation in BETWEEN_CALLS
+    ),
+    *(
         Case("process killed", Failpoint.WORKER_CALLED, operation, lost_reply=True)
         for operation in OPERATIONS
     ),
@@ -100,4 +112,53 @@ CLOCK_MOVED = [
         "clock moved", [(Failpoint.DECIDER_BETWEEN_EVENTS, 1), (Failpoint.WORKER_CALLED, 1)]
     ),
 ]
+
+
+def _of_row(
+    row: Row, operation: Operation, *steps: tuple[Failpoint, int], lost_reply: bool = False
+) -> list[Case]:
+    return [
+        Case("process killed", point, operation, arrival, lost_reply, row)
+        for point, arrival in steps
+    ]
+
+
+def _at(arrivals: int, *points: Failpoint) -> list[tuple[Failpoint, int]]:
+    return [(point, arrival) for point in points for arrival in range(1, arrivals + 1)]
+
+
+_TURNS = (Failpoint.DECIDER_BETWEEN_EVENTS, Failpoint.DECIDER_APPENDED)
+_CALL = (Failpoint.WORKER_BEFORE_CALL, Failpoint.WORKER_CALLED)
+_LOOKED = (Failpoint.OBSERVER_LISTED, Failpoint.OBSERVER_PUBLISHED)
+_BETWEEN = Failpoint.WORKER_BETWEEN_CALLS
+
+REAL_APIS = [
+    # Two actions: the arrivals at the worker are of the first and of the second.
+    *_of_row("twin", "Update", *_at(2, *WORKER), (_BETWEEN, 1), *_at(3, *_TURNS)),
+    *_of_row("fixed", "Update", *_at(2, *_CALL), (_BETWEEN, 1), *_at(3, *_TURNS)),
+    *_of_row(
+        "expiring",
+        "Update",
+        *_at(1, *_LOOKED, *WORKER, _BETWEEN),
+        *_at(2, Failpoint.DECIDER_BATCH_HALF_SENT, Failpoint.DECIDER_APPENDED),
+    ),
+    *_of_row(
+        "reference",
+        "Update",
+        *_at(1, Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE, Failpoint.PROJECTOR_SAVED),
+        *_at(2, *_CALL, _BETWEEN),
+        *_at(3, Failpoint.DECIDER_BETWEEN_EVENTS),
+        *_at(4, Failpoint.DECIDER_APPENDED),
+    ),
+    *_of_row("numbered", "Create", *_at(1, *WORKER), *_at(2, *_TURNS)),
+    *_of_row("numbered", "Create", (Failpoint.WORKER_CALLED, 1), lost_reply=True),
+    *_of_row("numbered", "Update", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
+    *_of_row("numbered", "Delete", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
+    *_of_row("unlisted", "Create", *_at(1, *_LOOKED, *_CALL, Failpoint.DECIDER_APPENDED)),
+    *_of_row("unlisted", "Update", *_at(1, *_LOOKED, *_CALL, Failpoint.DECIDER_APPENDED)),
+    *_of_row("white", "Create", *_at(1, *WORKER), *_at(2, _BETWEEN), *_at(2, *_TURNS)),
+    *_of_row("white", "Create", (Failpoint.WORKER_CALLED, 1), (_BETWEEN, 1), lost_reply=True),
+]
+"""What real APIs ask for besides, a row each: not every step, but each that could go wrong."""
+
 ALL = list(chain(PROCESS_KILLED, SERVER_KILLED, API_KILLED, PROCESS_PAUSED))

@@ -68,6 +68,7 @@ class Lane:
         self.api = FaultyApi()
         self.acknowledged: list[Acknowledged] = []
         self.by_hand: set[str] = set()
+        self.configured: set[str] = set()
         self.nc: Client
         self.http: httpx.AsyncClient
         self._folder = folder
@@ -154,10 +155,13 @@ class Lane:
 
     # --- declaring
 
-    async def declare(self, name: str, color: str = "Red", **spec: object) -> None:
+    async def declare(
+        self, name: str, color: object = "Red", *, kind: str = "Shape", **spec: object
+    ) -> None:
         """Declare a resource; when it returns, the bus has it."""
         fields: Fields = {"type": "Square", "color": color, **spec}
-        await self.tell(key(name), Declared(Manifest("shapes/v1", "Shape", Metadata(name), fields)))
+        manifest = Manifest("shapes/v1", kind, Metadata(name), fields)
+        await self.tell(key(name, kind), Declared(manifest))
 
     async def declare_all(self, names: Sequence[str], *, withdrawn: bool = False) -> None:
         """Declare many resources at once, or take them back; when it returns, the bus has it."""
@@ -180,15 +184,18 @@ class Lane:
         await store_all(self.nc, messages)
         self.acknowledged += told
 
-    async def withdraw(self, name: str) -> None:
+    async def withdraw(self, name: str, kind: str = "Shape") -> None:
         """Take a declaration back."""
-        await self.tell(key(name), Withdrawn())
+        await self.tell(key(name, kind), Withdrawn())
 
-    async def configure(self, name: str, prefix: str, *, resync_seconds: float = 0.5) -> None:
+    async def configure(
+        self, name: str, prefix: str, *, provider: str = "shapes", resync_seconds: float = 0.5
+    ) -> None:
         """Declare where the API is, for the objects of a prefix."""
+        self.configured.add(name)
         await self._shorten_lease(LOG, await make_worker_consumer(self.nc, name))
         spec = ProviderConfigSpec(
-            "shapes",
+            provider,
             self.api.url,
             scope=Scope(prefix=prefix),
             resync_seconds=resync_seconds,
@@ -245,19 +252,27 @@ class Lane:
         answer = await self.http.put(f"/shapes/{name}", json={**body, "color": color})
         answer.raise_for_status()
 
-    async def make_by_hand(self, name: str) -> None:
-        """Make an object without asking anybody."""
+    async def make_by_hand(self, name: str, option: str = "") -> None:
+        """Make an object without asking anybody; ``option`` as in ``tests.faulty_api.options``."""
         self.by_hand.add(name)
         body = {"name": name, "type": "Square", "color": "Red"}
-        (await self.http.post("/shapes", json=body)).raise_for_status()
+        path = f"/as/{option}/shapes" if option else "/shapes"
+        (await self.http.post(path, json=body)).raise_for_status()
 
-    async def effects(self, name: str) -> list[str]:
-        """What really happened to an object; what people did is told apart."""
+    async def let_expire(self, name: str) -> None:
+        """Let an object be at its end."""
+        (await self.http.put("/_expired", params={"name": name})).raise_for_status()
+
+    async def effects(self, *names: str) -> list[str]:
+        """What really happened to objects; what people did is told apart.
+
+        A second name and an id of the server's begin with a resource's name and a dash.
+        """
         entries = (await self.http.get("/_journal")).raise_for_status().json()["entries"]
         return [
             each["method"] if each["idempotency_key"] else f"human {each['method']}"
             for each in entries
-            if each["name"] == name
+            if each["name"].startswith(tuple(f"{name}-" for name in names)) or each["name"] in names
         ]
 
     async def count_effects(self) -> int:
@@ -320,11 +335,12 @@ class Lane:
         """Wait until nothing waits to be decided, and no action to be executed."""
 
         async def nothing_waits() -> bool:
-            deciders = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
+            listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
+            # The judge has read it, too; the server keeps such a consumer for ten seconds.
+            deciders = [each for each in listed["consumers"] if each["name"] in decider_consumers()]
             workers = await worker_consumers(self.nc)
             return not any(
-                each["num_pending"] or each["num_ack_pending"]
-                for each in (*deciders["consumers"], *workers)
+                each["num_pending"] or each["num_ack_pending"] for each in (*deciders, *workers)
             )
 
         await self.until(nothing_waits, "everything is decided and executed")
@@ -343,9 +359,9 @@ class Lane:
         assert not found, "\n".join(map(str, found))
 
 
-def key(name: str) -> ResourceKey:
+def key(name: str, kind: str = "Shape") -> ResourceKey:
     """Name a resource of the lane."""
-    return ResourceKey("default", "Shape", name)
+    return ResourceKey("default", kind, name)
 
 
 def config_key(name: str) -> ResourceKey:

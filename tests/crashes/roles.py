@@ -16,10 +16,12 @@ from pathlib import Path
 import uvloop
 
 from reconciler.cli.errors import report
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.failpoints import VARIABLE
+from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.wiring import ROLES, Role, connected, initialise, running
+from tests.faulty_api.kinds import OPTION_KINDS
 
 READY = "roles are running"
 _PARENT_DEATH_SIGNAL = 1
@@ -51,8 +53,10 @@ async def _initialise(url: str) -> None:
 async def _serve(url: str, roles: Sequence[str]) -> None:
     wanted: list[Role] = [role for role in ROLES if role in roles]
 
+    kinds = KindRegistry([*installed_kinds().values(), *OPTION_KINDS])
+
     async def work() -> None:
-        async with connected(url) as nc, running(nc, wanted):
+        async with connected(url) as nc, running(nc, wanted, kinds=kinds):
             print(READY, file=sys.stderr, flush=True)
             await asyncio.Event().wait()
 

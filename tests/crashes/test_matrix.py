@@ -17,6 +17,7 @@ from tests.crashes.cases import (
     OPERATIONS,
     PROCESS_KILLED,
     PROCESS_PAUSED,
+    REAL_APIS,
     SERVER_KILLED,
     Case,
 )
@@ -27,6 +28,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.mark.parametrize("case", PROCESS_KILLED, ids=str)
 async def test_a_process_killed_at_any_step_costs_time_and_nothing_else(
+    matrix: Matrix, case: Case
+) -> None:
+    await matrix.result(case)
+
+
+@pytest.mark.parametrize("case", REAL_APIS, ids=str)
+async def test_what_real_apis_ask_for_besides_survives_a_kill_at_its_steps(
     matrix: Matrix, case: Case
 ) -> None:
     await matrix.result(case)
@@ -56,6 +64,8 @@ async def test_a_paused_process_that_wakes_after_another_took_over_changes_nothi
 async def test_every_failpoint_is_reached_with_every_operation() -> None:
     """A case fails unless its process died at its step, so what is listed is reached."""
     reached = {(case.point, case.operation) for case in PROCESS_KILLED}
+    # A shape is made by one request.
+    reached |= {(case.point, case.operation) for case in REAL_APIS if case.row == "white"}
     wanted = {
         (point, operation) for point in Failpoint if point not in ALONE for operation in OPERATIONS
     }

@@ -1,35 +1,124 @@
-"""Golden events: what each release stored, byte for byte, and how a new one is written down.
+"""Golden messages: what each release stored, byte for byte, and how a new one is written down.
 
-``python -m tests.events.golden RELEASE`` writes a file for every class of event of which no golden
-file shows all fields, and touches none that is there: what is stored is stored.
+``python -m tests.events.golden RELEASE`` writes a file for every class of message of which no
+golden file shows all fields, and touches none that is there: what is stored is stored.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import inspect
 
-from events.envelope import encode_log
+from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
+from events.envelope import (
+    decode_intake,
+    decode_listing_part,
+    decode_log,
+    encode_intake,
+    encode_listing_part,
+    encode_log,
+    to_builtins,
+)
+from events.intake import INTAKE_TYPES, TYPE_OF_INTAKE, Answer, ListingPart
 from events.log import LogEvent, ResourceEvent, event_id, event_type
 from events.names import ResourceKey
 
 FOLDER = Path(__file__).parent / "golden"
 DIGESTS = FOLDER / "digests.txt"
-CLASSES: tuple[type[msgspec.Struct], ...] = get_args(ResourceEvent)
 KEY = ResourceKey("default", "Shape", "foo")
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)
 
 
+Class = type[msgspec.Struct]
+
+
+class Family(NamedTuple):
+    """Messages that are written and read in one way; ``path`` leads to the class's own fields."""
+
+    classes: tuple[Class, ...]
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes, Class], Any]
+    path: str = ""
+
+
+def _logged(data: Any) -> bytes:
+    event = LogEvent(
+        id=event_id(KEY, 7),
+        source="reconciler",
+        type=event_type(data),
+        subject=str(KEY),
+        time=NOON,
+        resourceversion=7,
+        data=data,
+        causeid="message-1",
+        causeposition=41,
+        actor="team-a",
+    )
+    return encode_log(event)
+
+
+def _as_json(thing: object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(to_builtins(thing)))
+
+
+def _from_log(payload: bytes, _kind: Class) -> Any:
+    return _as_json(decode_log(payload))
+
+
+def _to_intake(data: Any) -> bytes:
+    return encode_intake("message-1", "team-a", data, time=NOON)
+
+
+def _from_intake(payload: bytes, kind: Class) -> Any:
+    what: Any = TYPE_OF_INTAKE[kind].split(".")[1]  # pyright: ignore[reportArgumentType]
+    return _as_json(decode_intake(payload, expected=what, fallback_id="-").data)
+
+
+def _to_listing(data: Any) -> bytes:
+    return encode_listing_part("message-1", "team-a", data, time=NOON)
+
+
+def _from_listing(payload: bytes, _kind: Class) -> Any:
+    return _as_json(decode_listing_part(payload))
+
+
+def _plain(payload: bytes, kind: Class) -> Any:
+    return _as_json(msgspec.json.decode(payload, type=kind))
+
+
+PLAIN = (Answer, DeadLetterRecord, LetterHandled, Discarded)
+FAMILIES = {
+    "log": Family(get_args(ResourceEvent), _logged, _from_log, "data"),
+    "intake": Family(tuple(INTAKE_TYPES.values()), _to_intake, _from_intake, "data"),
+    "listing": Family(get_args(ListingPart), _to_listing, _from_listing, "data"),
+    "plain": Family(PLAIN, msgspec.json.encode, _plain),
+}
+"""By the name of their folders."""
+
+
 def files() -> list[Path]:
-    """Every golden file, oldest release first."""
-    return sorted(FOLDER.glob("*/*.json"))
+    """Return every golden file, oldest release first."""
+    return sorted(FOLDER.glob("*/*/*.json"))
+
+
+def own_part(path: Path, content: Any) -> Any:
+    """Return what of a golden file's JSON is its class's own."""
+    family = FAMILIES[path.parent.name]
+    return content[family.path] if family.path else content
+
+
+def decoded(path: Path) -> Any:
+    """Read a golden file as the product does, and return it as JSON would show it."""
+    family = FAMILIES[path.parent.name]
+    kind = next(each for each in family.classes if each.__name__ == path.stem)
+    return family.decode(path.read_bytes(), kind)
 
 
 def digest(path: Path) -> str:
@@ -47,23 +136,6 @@ def fields(data: Any, prefix: str = "") -> Iterator[str]:
     elif isinstance(data, list):
         for value in data:  # pyright: ignore[reportUnknownVariableType]
             yield from fields(value, prefix)
-
-
-def sample_event(kind: type[msgspec.Struct]) -> LogEvent:
-    """Make an event of a class in which every field is set to something."""
-    data = msgspec.convert(_sample(inspect.type_info(kind)), kind)
-    return LogEvent(
-        id=event_id(KEY, 7),
-        source="reconciler",
-        type=event_type(data),  # pyright: ignore[reportArgumentType]
-        subject=str(KEY),
-        time=NOON,
-        resourceversion=7,
-        data=data,  # pyright: ignore[reportArgumentType]
-        causeid="message-1",
-        causeposition=41,
-        actor="team-a",
-    )
 
 
 def _sample(info: inspect.Type) -> Any:
@@ -92,33 +164,39 @@ def _sample(info: inspect.Type) -> Any:
             return "text"
 
 
-def shown() -> dict[str, set[str]]:
-    """Give the fields that golden files show, by class."""
-    found: dict[str, set[str]] = {}
+def wanted(family: Family, kind: Class) -> set[str]:
+    """Return the fields that a class has now."""
+    content = msgspec.json.decode(_sample_of(family, kind))
+    return set(fields(content[family.path] if family.path else content))
+
+
+def missing() -> list[tuple[str, Class]]:
+    """Return the classes, with their families, of which no golden file shows all fields."""
+    known: dict[tuple[str, str], set[str]] = {}
     for path in files():
-        data = msgspec.json.decode(path.read_bytes())["data"]
-        found.setdefault(path.stem, set()).update(fields(data))
-    return found
+        content = own_part(path, msgspec.json.decode(path.read_bytes()))
+        known.setdefault((path.parent.name, path.stem), set()).update(fields(content))
+    return [
+        (name, kind)
+        for name, family in FAMILIES.items()
+        for kind in family.classes
+        if wanted(family, kind) - known.get((name, kind.__name__), set())
+        or (name, kind.__name__) not in known
+    ]
 
 
-def wanted(kind: type[msgspec.Struct]) -> set[str]:
-    """Give the fields that a class has now."""
-    return set(fields(msgspec.json.decode(encode_log(sample_event(kind)))["data"]))
-
-
-def missing() -> list[type[msgspec.Struct]]:
-    """Give the classes of which no golden file shows all fields."""
-    known = shown()
-    return [kind for kind in CLASSES if wanted(kind) - known.get(kind.__name__, set())]
+def _sample_of(family: Family, kind: Class) -> bytes:
+    """Write a message of a class in which every field is set to something."""
+    return family.encode(msgspec.convert(_sample(inspect.type_info(kind)), kind))
 
 
 def main(release: str) -> None:
     """Write what is missing, for a release that is about to be made."""
-    folder = FOLDER / release
-    folder.mkdir(parents=True, exist_ok=True)
-    for kind in missing():
+    for name, kind in missing():
+        folder = FOLDER / release / name
+        folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{kind.__name__}.json").open("xb") as file:
-            file.write(encode_log(sample_event(kind)))
+            file.write(_sample_of(FAMILIES[name], kind))
     DIGESTS.write_text("".join(f"{digest(path)}\n" for path in files()))
 
 

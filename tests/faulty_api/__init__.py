@@ -5,6 +5,8 @@
 PUT, GET, DELETE /_faults   what shall go wrong with requests about shapes: see `faults`
 GET, DELETE /_stats         requests by method and status, number of shapes, effects
 GET /_journal?after=N&limit=M   effects that really happened, with a sequence above N
+/as/OPTIONS/shapes…         what real APIs do besides, such as ids of the server: see `options`
+PUT /_expired?name=NAME     an object that expires is at its end
 """
 
 from infra.example_api import ExampleApi

@@ -20,6 +20,7 @@ from infra.example_api.problems import Problem, answer_problem
 from infra.example_api.shapes import token_expired
 from tests.faulty_api.faults import NO_FAULTS, FaultInjector, Faults, Verdict
 from tests.faulty_api.journal import Journal, key_of_request
+from tests.faulty_api.options import PREFIX, Options
 
 NO_ANSWER: Final = "lost"
 _CUT: Final = "cut_connection"
@@ -55,8 +56,10 @@ class _FaultyApp:
         self._requests: Counter[tuple[str, str]] = Counter()
         self._tokens: dict[str, tuple[int, float]] = {}  # page and time of a continue token
         self._api = create_app(database, self._before)
+        self._options = Options(database, self)
         self._controls = Starlette(
             routes=[
+                Route("/_expired", self._options.let_expire, methods=["PUT"]),
                 Route("/_faults", self._control_faults, methods=["GET", "PUT", "DELETE"]),
                 Route("/_stats", self._control_statistics, methods=["GET", "DELETE"]),
                 Route("/_journal", self._show_journal),
@@ -68,6 +71,8 @@ class _FaultyApp:
         path = scope.get("path", "")
         if path.startswith("/_"):
             await self._controls(scope, receive, send)
+        elif path.startswith(PREFIX):
+            await self._options(scope, receive, send)
         elif path == "/shapes" or path.startswith("/shapes/"):
             await self._about_shapes(scope, receive, send)
         else:

@@ -16,6 +16,7 @@ from events.names import ResourceKey
 from events.reference import REFERENCE_KIND, Reference
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
+from reconciler.roles.reference_index import ReferenceIndex
 from reconciler.roles.references import reference_messages, secret_messages
 
 TARGET = ResourceKey("default", "Shape", "foo")
@@ -39,8 +40,16 @@ def _told(
         targets={str(TARGET): TargetState(declared=str(TARGET) not in damaged)},
     )
     every_row = {str(row.key): row for row in (target, reference)}
-    concerned = [row for row in every_row.values() if row.is_swept]
-    return reference_messages(concerned, every_row, damaged)
+    return _looked_at(every_row, damaged)
+
+
+def _looked_at(
+    every_row: dict[str, StatusRow], damaged: Collection[str] = ()
+) -> list[IntakeMessageOut]:
+    """Look at all rows for the first time."""
+    index = ReferenceIndex()
+    index.build((name, row) for name, row in every_row.items() if name not in damaged)
+    return reference_messages(index.take_moved(), index, every_row, damaged)
 
 
 def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
@@ -81,7 +90,7 @@ def _waiting(name: str, needs: str) -> StatusRow:
 
 def _states(rows: list[StatusRow]) -> dict[str, TargetState]:
     """What each is told of the one that it refers to."""
-    told = reference_messages(rows, {str(row.key): row for row in rows})
+    told = _looked_at({str(row.key): row for row in rows})
     return {each.key.name: each.data.state for each in told if isinstance(each.data, TargetSeen)}
 
 
@@ -118,9 +127,9 @@ def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> No
     row.declared, row.owned = False, True
     target = StatusRow("default", "Shape", "b", references={"default/Shape/a": "Keep"})
     rows = {str(each.key): each for each in (row, target)}
-    assert reference_messages(list(rows.values()), rows) == []
+    assert _looked_at(rows) == []
     row.owned = False
-    [told] = reference_messages(list(rows.values()), rows)
+    [told] = _looked_at(rows)
     assert told.data == Unreferenced("default/Shape/a")
 
 
@@ -130,3 +139,38 @@ def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
     [told] = secret_messages([row], {"files/db": "d2"})
     assert told.data == SecretSeen("files/db", "d2")
     assert secret_messages([row], {}) == [], "what cannot be read is not gone"
+
+
+def _of(*rows: StatusRow) -> tuple[ReferenceIndex, dict[str, StatusRow]]:
+    every_row = {str(row.key): row for row in rows}
+    index = ReferenceIndex()
+    index.build(every_row.items())
+    index.take_moved()
+    return index, every_row
+
+
+def test_an_event_concerns_those_that_refer_to_it_and_no_others() -> None:
+    rows = [_waiting("a", "b"), _waiting("c", "d"), StatusRow("default", "Shape", "b")]
+    index, every_row = _of(*rows)
+    assert index.note("default/Shape/b", every_row["default/Shape/b"])
+    assert index.take_moved().referrers == {"default/Shape/a"}
+    assert not index.note("default/Shape/z", StatusRow("default", "Shape", "z"))
+    assert index.take_moved() == (frozenset(), frozenset())
+
+
+def test_who_refers_elsewhere_now_is_forgotten_by_the_target_before() -> None:
+    index, every_row = _of(_waiting("a", "b"))
+    every_row["default/Shape/a"].refers = (Reference("default/Shape/c"),)
+    assert index.note("default/Shape/a", every_row["default/Shape/a"])
+    assert index.take_moved().targets >= {"default/Shape/b", "default/Shape/c"}
+    assert (list(index.referrers("default/Shape/b")), list(index.referrers("default/Shape/c"))) == (
+        [],
+        ["default/Shape/a"],
+    )
+
+
+def test_all_that_lead_to_a_changed_reference_are_looked_at_for_a_circle() -> None:
+    index, every_row = _of(_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "d"))
+    every_row["default/Shape/c"].refers = (Reference("default/Shape/a"),)
+    index.note("default/Shape/c", every_row["default/Shape/c"])
+    assert index.take_moved().referrers == {f"default/Shape/{each}" for each in "abc"}

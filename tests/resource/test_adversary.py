@@ -35,6 +35,7 @@ from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.secrets import SecretStores
 from reconciler.resource.state import Due, Owned
 from reconciler.roles.listing import ListingAssembler, observations
+from reconciler.roles.reference_index import ReferenceIndex
 from reconciler.roles.sweeper import Sweeper
 from tests.resource.building import (
     BLOCK,
@@ -484,7 +485,9 @@ def _row_with(secret: str) -> StatusRow:
 def _digests(row: StatusRow, stores: SecretStores) -> dict[str, str]:
     sweeper = Sweeper.__new__(Sweeper)
     sweeper._stores = stores  # pyright: ignore[reportPrivateUsage]
-    return asyncio.run(sweeper._digests([row]))  # pyright: ignore[reportPrivateUsage]
+    sweeper._index = ReferenceIndex()  # pyright: ignore[reportPrivateUsage]
+    sweeper._index.build([(str(row.key), row)])  # pyright: ignore[reportPrivateUsage]
+    return asyncio.run(sweeper._digests())  # pyright: ignore[reportPrivateUsage]
 
 
 def test_s2_a_store_with_a_slash_does_not_end_every_sweep():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ from events.log import ActionDecided, DriftDetected, OwnershipClaimed, Ownership
 from reconciler.resource.attempt import MAX_CONFLICTS
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
+    BLOCK,
     Story,
     converged,
     every,
@@ -125,6 +128,15 @@ def test_an_orphan_whose_label_is_gone_already_is_released_without_a_call():
     story.see(relabelled(story.seen, {}))
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
+
+
+def test_an_orphan_whose_labels_are_fixed_is_released_without_a_call():
+    story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
+    story.declare(policy={"deletion": "Orphan"})
+    story.succeed()
+    assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
+    assert story.idle
+    assert message_of(story).endswith("it still carries our owner label")
 
 
 def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():

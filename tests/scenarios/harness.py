@@ -45,6 +45,7 @@ from infra.bus.streams import (
     OUTCOMES,
     ROWS,
     STATES,
+    decider_consumers,
     worker_consumers,
 )
 from infra.embedded import EmbeddedServer
@@ -392,11 +393,12 @@ class World:
         """Wait until nothing waits to be decided, and no action to be executed."""
 
         async def is_settled() -> bool:
-            intake_consumers = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
+            listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
+            # The server keeps those of who has only read it for ten seconds.
+            deciders = [each for each in listed["consumers"] if each["name"] in decider_consumers()]
             workers = await worker_consumers(self.nc)
             return not any(
-                each["num_pending"] or each["num_ack_pending"]
-                for each in (*intake_consumers["consumers"], *workers)
+                each["num_pending"] or each["num_ack_pending"] for each in (*deciders, *workers)
             )
 
         await self.until(is_settled, "everything decided and executed")

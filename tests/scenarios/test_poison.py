@@ -15,7 +15,7 @@ from events.subjects import intake, log
 from infra.bus.streams import worker_consumers
 from infra.jetstream.publish import publish
 from infra.providers.shapes import ShapesProvider
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.resource import decide
 from reconciler.roles import decider, oversize
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError

@@ -21,7 +21,7 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import api_request, connect, without_secrets
 from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
-from reconciler.cli.logs import configure_logs
+from reconciler.cli.own_logs import configure_logs
 from reconciler.errors import DeclarationRefusedError, ProviderError
 from reconciler.roles.secret_guard import without_secret
 from reconciler.sdk import Client as Sdk
@@ -223,6 +223,13 @@ def test_an_error_that_nobody_expected_is_told_without_the_secret() -> None:
         assert FROM_FILE not in repr(chain)
         chain = chain.__cause__
     assert told.value.__suppress_context__
+
+
+def test_an_error_that_is_its_own_cause_is_told_like_any_other() -> None:
+    error = ProviderError(FROM_FILE)
+    with pytest.raises(ProviderError) as told, without_secret(Secrecy(FROM_FILE)):
+        raise error from error
+    assert str(told.value) == "***"
 
 
 def _fail_with(text: str) -> None:

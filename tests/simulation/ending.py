@@ -222,7 +222,9 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
     if is_kept(world, key):
         return None
     if not state.desired.is_declared or state.desired.spec is None:
-        return "it is withdrawn, but ours is there" if ours and told != "Disputed" else None
+        if found is None or not ours or told == "Disputed" or _is_given_up(world, found):
+            return None
+        return "it is withdrawn, but ours is there"
     policy = state.desired.spec.policy
     if policy.paused or policy.mode == "ObserveOnly":
         return None

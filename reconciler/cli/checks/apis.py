@@ -18,6 +18,7 @@ from reconciler.cli.log_replay import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.roles.configurations import Configurations
+from reconciler.roles.definitions import Definitions
 from reconciler.roles.providers import ProviderPool
 from reconciler.wiring import secrets_folder
 
@@ -29,13 +30,13 @@ async def check_apis(nc: Client) -> list[Finding]:
 
     One that the workers leave alone is not asked either.
     """
-    configurations = Configurations()
-    await configurations.load(await log_of(nc))
+    kinds, configurations, log = installed_kinds(), Configurations(), await log_of(nc)
+    await Definitions(kinds).load(log)
+    await configurations.load(log)
     if not configurations.by_name:
         remedy = "declare one: `reconciler apply -f`, or let `reconciler up` start the example API"
         return [Finding("API", "warn", "no ProviderConfig is declared", remedy)]
     rows = (await current_models(nc)).status
-    kinds = installed_kinds()
     pool = ProviderPool(kinds, configurations, open_stores(secrets_folder()))
     try:
         return await asyncio.gather(

@@ -1,0 +1,6 @@
+"""What a Docker Engine has, as kinds: ``Container`` and ``Volume``, one module each.
+
+They share the calls and what the Engine's answers mean (``engine``) and its feed of changes
+(``events``). What can be declared of a container is in ``spec``, what the Engine is sent of it and
+shows of it in ``inspection``. The pages are docs/kinds/container.md and docs/kinds/volume.md.
+"""

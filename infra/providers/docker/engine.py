@@ -1,0 +1,326 @@
+"""A Docker Engine: each call made once, each failure classified, in the Engine's own words."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from events.log import Action
+from events.provider_config import ProviderConfigSpec
+from infra.providers.answers import Answer, decoded, inconclusive, refusal
+from infra.providers.endpoint import authorization, socket_path
+from infra.providers.http import HttpApi, Query
+from infra.providers.trust import trusting
+from reconciler.call_permit import may_call
+from reconciler.errors import (
+    ConflictError,
+    NotCalledError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider.secrets import Secrets
+
+if TYPE_CHECKING:
+    import httpx
+
+WRITTEN_BY: Final = "reconciler/written-by"
+"""Label with the key of the action that made an object: no other action can write a label."""
+
+DECLARED: Final = "reconciler/declared"
+"""Label that says which fields of a container were declared: all else is the image's."""
+
+OWN_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
+"""Labels that are shown to nobody and that nobody may declare."""
+
+API_VERSION: Final = (1, 41)
+"""Of Engine 20.10; a newer Engine that does not speak it any more is spoken to in its oldest."""
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
+_ABSENT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
+_TOO_OLD: Final = "client version"
+_PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
+_HEADER_BYTES: Final = 8
+_T = TypeVar("_T")
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """How the Engine explains a refusal."""
+
+    message: str = ""
+
+
+class _Versions(msgspec.Struct, frozen=True):
+    newest: str = msgspec.field(name="ApiVersion")
+    oldest: str = msgspec.field(name="MinAPIVersion", default="1.0")
+
+
+_said_decoder = msgspec.json.Decoder(_Said)
+_versions_decoder = msgspec.json.Decoder(_Versions)
+_encoder = msgspec.json.Encoder()
+
+
+class EngineApi:
+    """Calls of one Engine, at ``unix:///PATH`` or at a URL."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._http = HttpApi(config, secret=secrets.credential, takes_sockets=True)
+        self._config = config
+        self._credential = secrets.credential
+        self._version = ""
+        self._streaming: httpx.AsyncClient | None = None
+        self.timeout_seconds = config.limits.request_timeout_seconds
+
+    async def ask(self, path: str, decoder: msgspec.json.Decoder[_T], query: Query = ()) -> _T:
+        """Read something that must be there."""
+        answer = await self.call("GET", path, query=query)
+        if answer.status_code != HTTPStatus.OK:
+            raise engine_refusal(answer)
+        return decoded(answer, decoder)
+
+    async def find(self, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
+        """Read one object; None if the Engine itself says that there is none.
+
+        A 404 in other words than the Engine's comes from a wrong endpoint, or from a gateway.
+        """
+        answer = await self.call("GET", path)
+        if answer.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(said(answer)):
+            return None
+        if answer.status_code != HTTPStatus.OK:
+            raise engine_refusal(answer)
+        return decoded(answer, decoder)
+
+    async def call(
+        self, method: str, path: str, *, query: Query = (), body: object = None
+    ) -> Answer:
+        """Make one call in a version of the API that both know."""
+        if not self._version:
+            self._version = await self._agreed_version()
+        answer = await self._http.call(
+            method,
+            f"/v{self._version}{path}",
+            query=query,
+            headers={} if body is None else {"Content-Type": "application/json"},
+            body=None if body is None else _encoder.encode(body),
+        )
+        if answer.status_code == HTTPStatus.BAD_REQUEST and said(answer).startswith(_TOO_OLD):
+            self._version = ""  # another Engine by now
+            raise TransientError(f"the Engine was replaced by another version: {said(answer)}")
+        return answer
+
+    async def ping(self) -> Answer:
+        """Ask whether the Engine answers, in no version of its API."""
+        answer = await self._http.call("GET", "/_ping")
+        if answer.status_code != HTTPStatus.OK:
+            raise engine_refusal(answer)
+        return answer
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Query) -> AsyncGenerator[httpx.Response]:
+        """Read an answer as it comes, on a connection of its own.
+
+        Raises ``TransientError``, also where it breaks within: a stream is only read.
+        """
+        import httpx  # noqa: PLC0415 - 0.2 s of CPU, and only streams need it
+
+        if not self._version:
+            self._version = await self._agreed_version()
+        await may_call()
+        if self._streaming is None:
+            self._streaming = self._streaming_client()
+        url = f"/v{self._version}{path}"
+        try:
+            async with self._streaming.stream("GET", url, params=list(query)) as response:
+                if response.status_code != HTTPStatus.OK:
+                    content = await response.aread()
+                    raise engine_refusal(Answer("GET", path, response.status_code, {}, content))
+                yield response
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            why = str(error) or type(error).__name__
+            raise TransientError(f"GET {self._config.endpoint}{path}: {why}") from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
+        if self._streaming is not None:
+            await self._streaming.aclose()
+
+    def _streaming_client(self) -> httpx.AsyncClient:
+        import httpx  # noqa: PLC0415 - as above
+
+        endpoint, tls = self._config.endpoint, self._config.tls
+        path = socket_path(endpoint)
+        is_trusting = tls is not None or endpoint.startswith("https:")
+        verify = trusting(tls) if is_trusting else True
+        return httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=path, verify=verify),
+            base_url="http://localhost" if path is not None else endpoint,
+            headers=authorization(self._credential),
+            timeout=httpx.Timeout(self.timeout_seconds, read=None),
+            trust_env=False,
+        )
+
+    async def _agreed_version(self) -> str:
+        answer = await self._http.call("GET", "/version")
+        if answer.status_code != HTTPStatus.OK:
+            raise engine_refusal(answer)
+        spoken = decoded(answer, _versions_decoder)
+        oldest, newest = _numbers(spoken.oldest), _numbers(spoken.newest)
+        if newest < API_VERSION:
+            wanted = ".".join(map(str, API_VERSION))
+            raise TransientError(
+                f"{self._config.endpoint}: this Engine speaks version {spoken.newest} of the API,"
+                f" and {wanted} is needed: install Docker Engine 20.10 or newer"
+            )
+        return ".".join(map(str, max(API_VERSION, oldest)))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in version.split("."))
+    except ValueError:
+        raise TransientError(f"{version!r} is no version of the Engine's API") from None
+
+
+# --- what answers mean
+
+
+def said(answer: Answer) -> str:
+    """Return the Engine's own words; empty where what answers is none."""
+    try:
+        return _said_decoder.decode(answer.content).message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def engine_refusal(answer: Answer) -> ProviderError:
+    """Classify an answer that is not a success, and that means nothing special to the call."""
+    words = said(answer)
+    if not words:
+        return refusal(answer)
+    words = " ".join(words.split())
+    text, status = f"the Engine refuses: {words}", answer.status_code
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+        # What it needs (an image, a network, a plugin) is not there, or is in use: both may end.
+        return TransientError(text, status=status)
+    if _PORT_TAKEN.search(words):
+        # 500 in the Engine's eyes; as such it would count as an outage of the whole Engine.
+        return TransientError(text, status=HTTPStatus.CONFLICT)
+    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return refusal(msgspec.structs.replace(answer, content=_encoder.encode({"detail": words})))
+    return inconclusive(answer.method)(text, status=status)
+
+
+@contextmanager
+def begun(what: str) -> Generator[None]:
+    """Let a failure say that a part of the action is done already: it is to be gone on with."""
+    try:
+        yield
+    except UnknownResultError:
+        raise
+    except ProviderError as error:
+        raise partly_done(what, error) from error
+
+
+def partly_done(what: str, error: ProviderError) -> UnknownResultError:
+    """Return a failure as one of an action of which a part is done."""
+    # What was not even called says nothing of the Engine's health: without a status it would.
+    status = HTTPStatus.CONFLICT if isinstance(error, NotCalledError) else error.status
+    wait = error.retry_after_seconds
+    return UnknownResultError(
+        f"{what}: {error.message}", status=status, retry_after_seconds=wait, obstacle=error.obstacle
+    )
+
+
+def not_there(action: Action) -> NotFoundError:
+    """Describe an update whose object is gone."""
+    return NotFoundError(f"{action.external_name!r} is not there")
+
+
+# --- names and labels
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a name of a container or a volume, or nothing."""
+    if _NAME.fullmatch(name) is not None:
+        return None
+    return "use 2 to 255 characters a-z A-Z 0-9 _ . - and begin with a letter or digit"
+
+
+def checked_name(external_name: str) -> str:
+    """Return a name as a part of a path; raises ``PermanentError`` for one that cannot be."""
+    problem = name_problem(external_name)
+    if problem is not None:
+        raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+    return quote(external_name, safe="")
+
+
+def labels_to_write(action: Action) -> dict[str, str]:
+    """Return an action's labels with its key; raises ``PermanentError`` for one of our own."""
+    taken = OWN_LABELS & action.labels.keys()
+    if taken:
+        raise PermanentError(f"label {min(taken)!r} is the reconciler's own: leave it out")
+    return {**action.labels, WRITTEN_BY: action.idempotency_key}
+
+
+def shown_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Return an object's labels without those that are only ours."""
+    return {name: value for name, value in (labels or {}).items() if name not in OWN_LABELS}
+
+
+def filters(**wanted: list[str]) -> tuple[str, str]:
+    """Write filters of a listing or of the events."""
+    return "filters", _encoder.encode(
+        {name: each for name, each in wanted.items() if each}
+    ).decode()
+
+
+def label_filter(labels: Mapping[str, str]) -> list[str]:
+    """Write which labels objects must have."""
+    return [f"{name}={value}" for name, value in sorted(labels.items())]
+
+
+def taken(action: Action, obstacle: Any) -> ConflictError:
+    """Describe a creation whose name somebody has; without an obstacle it is gone by now."""
+    return ConflictError(f"{action.external_name!r} is there already", obstacle=obstacle)
+
+
+async def gathered(coroutines: list[Any], most: int) -> list[Any]:
+    """Await some calls, so many at once."""
+    slots = asyncio.Semaphore(most)
+
+    async def one(coroutine: Any) -> Any:
+        async with slots:
+            return await coroutine
+
+    return await asyncio.gather(*map(one, coroutines))
+
+
+async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Return the output of a container without the eight bytes that are before each part of it.
+
+    They say which of its outputs the part is of, and how long it is; pieces end anywhere.
+    """
+    waiting = b""
+    left = 0
+    async for piece in pieces:
+        waiting += piece
+        while waiting:
+            if not left:
+                if len(waiting) < _HEADER_BYTES:
+                    break
+                left = int.from_bytes(waiting[_HEADER_BYTES // 2 : _HEADER_BYTES])
+                waiting = waiting[_HEADER_BYTES:]
+                continue
+            part, waiting = waiting[:left], waiting[left:]
+            left -= len(part)
+            yield part

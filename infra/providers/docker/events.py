@@ -1,0 +1,75 @@
+"""The Engine's events as hints: what happened to containers or volumes, by whomever."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import msgspec
+
+from infra.providers.docker.engine import EngineApi, filters
+from reconciler.errors import ProviderError, TransientError
+
+MAX_WAIT_SECONDS: Final = 30.0
+WAITING_SHARE: Final = 0.5
+"""How much of a call's time may pass until it says that nothing happened."""
+
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class _Event(msgspec.Struct, frozen=True, rename={"time_nano": "timeNano"}):
+    time_nano: int
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+
+
+class EngineEvents:
+    """Waits for events of some types and names; a mark is the time of the newest, in nanoseconds.
+
+    The Engine repeats its last 256 events to who asks for what was since then, so that calls need
+    no connection between them. It forgets them when it ends: after a failure all may have changed.
+    """
+
+    def __init__(self, api: EngineApi, types: list[str], names: list[str]) -> None:
+        self._api = api
+        self._filters = filters(type=types, event=names)
+        self._wait_seconds = min(api.timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
+        self._may_have_missed = False
+
+    async def changes(self, after: str | None) -> str:
+        """Wait a while for an event behind the mark ``after``, and give the newest mark."""
+        if after is None or self._may_have_missed:
+            now = await self._now()
+            self._may_have_missed = False
+            return now
+        since = int(after) + 1
+        query = [("since", f"{since // _NANOSECONDS}.{since % _NANOSECONDS:09d}"), self._filters]
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                return await self._next(query)
+        except TimeoutError:
+            return after
+        except ProviderError:
+            self._may_have_missed = True
+            raise
+
+    async def _next(self, query: list[tuple[str, str]]) -> str:
+        async with self._api.stream("/events", query) as response:
+            async for line in response.aiter_lines():
+                try:
+                    return str(_event_decoder.decode(line).time_nano)
+                except msgspec.DecodeError as error:
+                    raise TransientError(f"no event of an Engine: {error}") from None
+        raise TransientError("the Engine ended its feed of events")
+
+    async def _now(self) -> str:
+        """Return the Engine's own time: its clock is another one where it is elsewhere."""
+        answer = await self._api.ping()
+        try:
+            at = parsedate_to_datetime(answer.headers.get("Date", ""))
+        except ValueError:
+            raise TransientError("the Engine does not say what time it is") from None
+        return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)

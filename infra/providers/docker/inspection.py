@@ -1,0 +1,486 @@
+"""A container as the Engine is sent it, and as the Engine shows it: compared is what was declared.
+
+The Engine fills in what nobody declared: from the image (``PATH`` and other variables, the command,
+exposed ports, a health check), and from itself (``MemorySwap``, the alias that is the short id). So
+the label ``reconciler/declared`` says what somebody wrote, and which variables are secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from infra.providers.docker.engine import DECLARED, WRITTEN_BY, shown_labels
+from infra.providers.docker.spec import (
+    CPU_PERIOD_MICROSECONDS,
+    DEFAULT_NETWORK,
+    DEFAULT_RESTART,
+    MUTABLE,
+    is_secret,
+    normalize,
+    quota_of,
+)
+
+_NANOSECONDS: Final = 1_000_000_000
+_NANO_CPUS: Final = 1_000_000_000
+_SHORT_ID_CHARACTERS: Final = 12
+_SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
+
+
+class _Inspected(msgspec.Struct, frozen=True, rename="pascal"):
+    """A part of what the Engine shows; what is not read here is not ours."""
+
+
+class State(_Inspected, frozen=True):
+    """How a container runs."""
+
+    class Health(_Inspected, frozen=True):
+        """What its health check says."""
+
+        status: str = ""
+
+    status: str = ""
+    running: bool = False
+    paused: bool = False
+    restarting: bool = False
+    exit_code: int = 0
+    health: Health | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs, or the Engine is about to start it again by itself."""
+        return self.running and not self.paused
+
+
+class _HealthCheck(_Inspected, frozen=True):
+    test: list[str] | None = None
+    interval: int = 0
+    timeout: int = 0
+    start_period: int = 0
+    retries: int = 0
+
+
+class _Config(_Inspected, frozen=True):
+    image: str = ""
+    cmd: list[str] | None = None
+    entrypoint: list[str] | None = None
+    env: list[str] | None = None
+    user: str = ""
+    working_dir: str = ""
+    labels: dict[str, str] | None = None
+    healthcheck: _HealthCheck | None = None
+    stop_timeout: int | None = None
+    tty: bool = False
+
+
+class _TmpfsOptions(_Inspected, frozen=True):
+    size_bytes: int = 0
+
+
+class _Mount(_Inspected, frozen=True):
+    target: str
+    type: str = "volume"
+    source: str = ""
+    read_only: bool = False
+    tmpfs_options: _TmpfsOptions | None = None
+
+
+class _MountPoint(_Inspected, frozen=True):
+    destination: str
+    type: str = ""
+    name: str = ""
+    source: str = ""
+    rw: bool = msgspec.field(name="RW", default=True)
+
+
+class _Binding(_Inspected, frozen=True):
+    host_ip: str = ""
+    host_port: str = ""
+
+
+class _RestartPolicy(_Inspected, frozen=True):
+    name: str = ""
+    maximum_retry_count: int = 0
+
+
+class _HostConfig(_Inspected, frozen=True):
+    mounts: list[_Mount] | None = None
+    port_bindings: dict[str, list[_Binding] | None] | None = None
+    restart_policy: _RestartPolicy = _RestartPolicy()
+    memory: int = 0
+    nano_cpus: int = 0
+    cpu_period: int = 0
+    cpu_quota: int = 0
+
+
+class _Ipam(_Inspected, frozen=True):
+    ipv4_address: str = msgspec.field(name="IPv4Address", default="")
+
+
+class _Endpoint(_Inspected, frozen=True):
+    ip_address: str = msgspec.field(name="IPAddress", default="")
+    aliases: list[str] | None = None
+    ipam: _Ipam | None = msgspec.field(name="IPAMConfig", default=None)
+
+
+class _NetworkSettings(_Inspected, frozen=True):
+    networks: dict[str, _Endpoint | None] | None = None
+    ports: dict[str, list[_Binding] | None] | None = None
+
+
+class Inspection(_Inspected, frozen=True):
+    """A container as the Engine shows it."""
+
+    id: str
+    name: str
+    image: str = ""
+    state: State = State()
+    config: _Config = _Config()
+    host_config: _HostConfig = _HostConfig()
+    mounts: list[_MountPoint] | None = None
+    network_settings: _NetworkSettings = _NetworkSettings()
+
+    @property
+    def external_name(self) -> str:
+        """The name, without the slash that the Engine puts before it."""
+        return self.name.removeprefix("/")
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """All labels, the image's and our own, too."""
+        return self.config.labels or {}
+
+    @property
+    def networks(self) -> dict[str, Fields]:
+        """The networks that it is in, by name, as a spec writes them."""
+        found = self.network_settings.networks or {}
+        return {name: self._network(name, found[name]) for name in sorted(found)}
+
+    def _network(self, name: str, endpoint: _Endpoint | None) -> Fields:
+        shown: Fields = {"name": name}
+        if endpoint is None:
+            return shown
+        own = self.id[:_SHORT_ID_CHARACTERS]
+        if aliases := sorted({each for each in endpoint.aliases or () if each != own}):
+            shown["aliases"] = aliases
+        if endpoint.ipam is not None and endpoint.ipam.ipv4_address:
+            shown["address"] = endpoint.ipam.ipv4_address
+        return shown
+
+
+inspection_decoder = msgspec.json.Decoder(Inspection)
+
+
+# --- as it is sent
+
+
+def configuration(
+    fields: Fields, env: Mapping[str, str], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write what the Engine makes a container of; ``env`` has the values of the secrets."""
+    host: dict[str, Any] = {
+        "Mounts": [_sent_mount(each) for each in fields.get("mounts", [])],
+        "PortBindings": _sent_bindings(fields),
+        **_sent_limits(fields),
+    }
+    content: dict[str, Any] = {
+        "Image": fields["image"],
+        "Env": [f"{name}={value}" for name, value in sorted(env.items())],
+        "ExposedPorts": {port: {} for port in host["PortBindings"]},
+        "Labels": {**labels, DECLARED: declared_label(fields)},
+        "HostConfig": host,
+    }
+    for name, sent in _AS_THEY_ARE.items():
+        if name in fields:
+            content[sent] = fields[name]
+    if "healthCheck" in fields:
+        content["Healthcheck"] = _sent_health_check(fields["healthCheck"])
+    if networks := fields.get("networks"):
+        first = networks[0]
+        host["NetworkMode"] = first["name"]
+        content["NetworkingConfig"] = {"EndpointsConfig": {first["name"]: endpoint_of(first)}}
+    return content
+
+
+def declared_label(fields: Fields) -> str:
+    """Write which fields were declared, and which variables are secrets; no value of any."""
+    return msgspec.json.encode(_skeleton(fields), order="deterministic").decode()
+
+
+def limits_to_write(fields: Fields, inspected: Inspection) -> dict[str, Any]:
+    """Return the limits and the restart policy that differ, as the Engine is sent them.
+
+    Without ``memoryBytes`` in the fields, ``Memory`` is None: no limit can be sent.
+    """
+    seen, wanted = shown_fields(inspected, _digests_nothing), _sent_limits(fields)
+    changed: dict[str, Any] = {}
+    if seen.get("memoryBytes") != fields.get("memoryBytes"):
+        changed |= {"Memory": wanted.get("Memory"), "MemorySwap": wanted.get("MemorySwap")}
+    if seen.get("cpus") != fields.get("cpus"):
+        quota = wanted.get("CpuQuota", -1)
+        changed |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
+        if inspected.host_config.nano_cpus:  # made by others, who chose the other way to say it
+            changed = {name: each for name, each in changed.items() if not name.startswith("Cpu")}
+            changed["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
+    if _restart(seen) != _restart(fields):
+        changed["RestartPolicy"] = wanted["RestartPolicy"]
+    return changed
+
+
+def endpoint_of(network: Fields) -> dict[str, Any]:
+    """Write how a container is in a network."""
+    content: dict[str, Any] = {}
+    if "aliases" in network:
+        content["Aliases"] = network["aliases"]
+    if "address" in network:
+        content["IPAMConfig"] = {"IPv4Address": network["address"]}
+    return content
+
+
+def wanted_networks(fields: Fields) -> dict[str, Fields]:
+    """Return the networks that a container should be in, by name."""
+    networks = fields.get("networks") or [{"name": DEFAULT_NETWORK}]
+    return {each["name"]: each for each in networks}
+
+
+_AS_THEY_ARE: Final = {
+    "command": "Cmd",
+    "entrypoint": "Entrypoint",
+    "user": "User",
+    "workingDir": "WorkingDir",
+    "stopSeconds": "StopTimeout",
+}
+
+
+def _restart(fields: Fields) -> tuple[str, int]:
+    return fields.get("restart", DEFAULT_RESTART), fields.get("maxRestarts", 0)
+
+
+def _sent_limits(fields: Fields) -> dict[str, Any]:
+    name, most = _restart(fields)
+    sent: dict[str, Any] = {"RestartPolicy": {"Name": name, "MaximumRetryCount": most}}
+    if "memoryBytes" in fields:
+        # Both: the Engine refuses a limit above the old one of memory and swap together.
+        sent |= {"Memory": fields["memoryBytes"], "MemorySwap": 2 * fields["memoryBytes"]}
+    if "cpus" in fields:
+        # Not NanoCpus: the Engine cannot take that limit off again.
+        sent |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota_of(fields["cpus"])}
+    return sent
+
+
+def _sent_mount(mount: Fields) -> dict[str, Any]:
+    sent: dict[str, Any] = {"Type": mount["type"], "Target": mount["target"]}
+    if "source" in mount:
+        sent["Source"] = mount["source"]
+    if mount.get("readOnly"):
+        sent["ReadOnly"] = True
+    if "sizeBytes" in mount:
+        sent["TmpfsOptions"] = {"SizeBytes": mount["sizeBytes"]}
+    return sent
+
+
+def _sent_bindings(fields: Fields) -> dict[str, list[dict[str, str]]]:
+    sent: dict[str, list[dict[str, str]]] = {}
+    for port in fields.get("ports", []):
+        binding = {"HostIp": port.get("address", ""), "HostPort": str(port.get("host", ""))}
+        sent.setdefault(f"{port['container']}/{port['protocol']}", []).append(binding)
+    return sent
+
+
+def _sent_health_check(check: Fields) -> dict[str, Any]:
+    sent: dict[str, Any] = {"Test": ["CMD", *check["command"]]}
+    for name, of_engine in _DURATIONS.items():
+        if name in check:
+            sent[of_engine] = round(check[name] * _NANOSECONDS)
+    if "retries" in check:
+        sent["Retries"] = check["retries"]
+    return sent
+
+
+_DURATIONS: Final = {
+    "intervalSeconds": "Interval",
+    "timeoutSeconds": "Timeout",
+    "startPeriodSeconds": "StartPeriod",
+}
+
+
+# --- as it is shown
+
+
+def as_object(inspected: Inspection, digest: Callable[[str], str]) -> ExternalObject:
+    """Return a container as an object; ``digest`` is what is shown of a secret."""
+    return ExternalObject(
+        name=inspected.external_name,
+        fields=shown_fields(inspected, digest),
+        uid=inspected.id,
+        labels=shown_labels(inspected.labels),
+        written_by=inspected.labels.get(WRITTEN_BY),
+        outputs=_outputs(inspected),
+    )
+
+
+def shown_fields(inspected: Inspection, digest: Callable[[str], str]) -> Fields:
+    """Return what was declared of a container as it is now, and what can be changed in place.
+
+    Of a container of others all is shown, each variable as a secret that it may be.
+    """
+    full = normalize(_all_fields(inspected))
+    declared = _declared(inspected)
+    if declared is None:
+        env = full.get("env", {})
+        return {**full, "env": {name: _hidden(env[name], digest) for name in env}} if env else full
+    shown = {name: full[name] for name in MUTABLE if name in full}
+    for name, part in declared.items():
+        if name in full and name not in MUTABLE:
+            shown[name] = _projected(full[name], part, digest)
+    return shown
+
+
+def _all_fields(inspected: Inspection) -> Fields:
+    config, host = inspected.config, inspected.host_config
+    networks = inspected.networks
+    return {
+        "image": config.image,
+        "command": config.cmd,
+        "entrypoint": config.entrypoint,
+        "env": _shown_env(config.env or ()),
+        "user": config.user or None,
+        "workingDir": config.working_dir or None,
+        "stopSeconds": config.stop_timeout,
+        "mounts": _shown_mounts(inspected),
+        "ports": _shown_ports(host),
+        "networks": list(networks.values()),
+        "memoryBytes": host.memory if host.memory > 0 else None,
+        "cpus": _shown_cpus(host),
+        "healthCheck": _shown_health_check(config.healthcheck),
+        "restart": host.restart_policy.name or "no",
+        "maxRestarts": host.restart_policy.maximum_retry_count,
+        "running": inspected.state.is_up,
+    }
+
+
+def _shown_env(lines: Iterable[str]) -> dict[str, str]:
+    parts = (line.partition("=") for line in lines)
+    return {name: value for name, _, value in parts}
+
+
+def _shown_mounts(inspected: Inspection) -> list[Fields]:
+    if inspected.host_config.mounts is not None:
+        return [
+            {
+                "type": each.type,
+                "target": each.target,
+                "source": each.source or None,
+                "readOnly": each.read_only,
+                "sizeBytes": each.tmpfs_options.size_bytes or None if each.tmpfs_options else None,
+            }
+            for each in inspected.host_config.mounts
+        ]
+    return [
+        {
+            "type": each.type,
+            "target": each.destination,
+            "source": each.name or each.source or None,
+            "readOnly": not each.rw,
+        }
+        for each in inspected.mounts or ()
+    ]
+
+
+def _shown_ports(host: _HostConfig) -> list[Fields]:
+    shown: list[Fields] = []
+    for port, bindings in (host.port_bindings or {}).items():
+        number, _, protocol = port.partition("/")
+        shown += [
+            {
+                "container": int(number),
+                "protocol": protocol or "tcp",
+                "host": int(each.host_port) if each.host_port.strip("0").isdecimal() else None,
+                "address": each.host_ip,
+            }
+            for each in bindings or ()
+        ]
+    return shown
+
+
+def _shown_cpus(host: _HostConfig) -> float | None:
+    if host.nano_cpus > 0:
+        return host.nano_cpus / _NANO_CPUS
+    if host.cpu_quota > 0:
+        return host.cpu_quota / (host.cpu_period or CPU_PERIOD_MICROSECONDS)
+    return None
+
+
+def _shown_health_check(check: _HealthCheck | None) -> Fields | None:
+    if check is None or not check.test or check.test == ["NONE"]:
+        return None
+    shown: Fields = {"command": check.test[1:] if check.test[0] == "CMD" else check.test}
+    durations = (check.interval, check.timeout, check.start_period)
+    for name, nanoseconds in zip(_DURATIONS, durations, strict=True):
+        shown[name] = nanoseconds / _NANOSECONDS if nanoseconds else None
+    return {**shown, "retries": check.retries or None}
+
+
+def _outputs(inspected: Inspection) -> Fields:
+    """Return what is stable while the container runs on: no counter, no time."""
+    state, settings = inspected.state, inspected.network_settings
+    shown: Fields = {"imageId": inspected.image, "state": state.status}
+    if state.health is not None and state.health.status not in ("", "none"):
+        shown["health"] = state.health.status
+    if not state.running:
+        return {**shown, "exitCode": state.exit_code} if state.status == "exited" else shown
+    found = settings.networks or {}
+    addresses = {name: each.ip_address for name, each in found.items() if each and each.ip_address}
+    if addresses:
+        shown["addresses"] = dict(sorted(addresses.items()))
+        shown["address"] = shown["addresses"][min(addresses)]
+    ports = {port: int(each[0].host_port) for port, each in (settings.ports or {}).items() if each}
+    return {**shown, "ports": ports} if ports else shown
+
+
+# --- which of it was declared
+
+
+def _skeleton(value: Any) -> Any:
+    """Return what is declared without its values: 1 stands for one."""
+    if is_secret(value):
+        return _SECRET
+    if isinstance(value, dict):
+        return {name: _skeleton(each) for name, each in cast("Fields", value).items()}
+    return 1
+
+
+def _declared(inspected: Inspection) -> Fields | None:
+    """Return what somebody has declared of a container of ours; None of one of others."""
+    label = inspected.labels.get(DECLARED)
+    if label is None or WRITTEN_BY not in inspected.labels:
+        return None
+    try:
+        return msgspec.json.decode(label, type=dict[str, Any])
+    except msgspec.DecodeError:  # written by somebody else
+        return None
+
+
+def _projected(value: object, part: object, digest: Callable[[str], str]) -> object:
+    if part == _SECRET:
+        return _hidden(value, digest)
+    if isinstance(value, dict) and isinstance(part, dict):
+        found, wanted = cast("Fields", value), cast("Fields", part)
+        return {
+            name: _projected(found[name], each, digest)
+            for name, each in wanted.items()
+            if name in found
+        }
+    return cast("object", value)
+
+
+def _hidden(value: Any, digest: Callable[[str], str]) -> Fields:
+    return {"secret": digest(str(value))}
+
+
+def _digests_nothing(_value: str) -> str:
+    return ""

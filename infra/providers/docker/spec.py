@@ -1,0 +1,248 @@
+"""What can be declared of a container, and when two ways to write it are the same."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+
+from events.manifest import Fields
+from events.secret import SecretRef
+
+CPU_PERIOD_MICROSECONDS: Final = 100_000
+MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
+"""Less is refused by the Engine."""
+
+DEFAULT_NETWORK: Final = "bridge"
+DEFAULT_RESTART: Final = "always"
+
+MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "restart", "running"})
+"""Fields that the Engine changes in place; another one replaces the container."""
+
+
+def _about(text: str, **rules: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **rules)
+
+
+EnvName = Annotated[str, msgspec.Meta(pattern=r"^[^=\x00\s]{1,255}(?!\n)$")]
+_Words = list[str]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+_Network = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}(?!\n)$")]
+_Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=4096)]
+
+
+class _Part(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"
+):
+    """A part of a container's spec."""
+
+
+class Mount(_Part, frozen=True):
+    """What is mounted where: a volume by its name, a folder of the host, or memory."""
+
+    target: Annotated[_Path, _about("Where it appears in the container.")]
+    type: Annotated[
+        Literal["volume", "bind", "tmpfs"], _about("A volume, a folder of the host, or memory.")
+    ] = "volume"
+    source: Annotated[
+        str | None,
+        _about("The volume's name, or the folder. A volume must be there: none is made by a typo."),
+    ] = None
+    read_only: Annotated[bool, _about("Whether the container may only read it.")] = False
+    size_bytes: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None, _about("Of a tmpfs: how much it holds at most.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.type == "tmpfs") == bool(self.source):
+            raise ValueError("a volume and a bind have a source, a tmpfs has none")
+        if self.type == "bind" and not (self.source or "").startswith("/"):
+            raise ValueError("the source of a bind is a folder of the host, such as /srv/data")
+        if self.type != "tmpfs" and self.size_bytes is not None:
+            raise ValueError("sizeBytes is for a tmpfs: a volume's size is its driver's affair")
+
+
+class Port(_Part, frozen=True):
+    """A port of the container that can be reached through the host."""
+
+    container: Annotated[_Port, _about("The port in the container.")]
+    host: Annotated[
+        _Port | None, _about("The host's port; without it the Engine takes a free one.")
+    ] = None
+    address: Annotated[str, _about("The host's address; all of them without it.")] = ""
+    protocol: Annotated[Literal["tcp", "udp", "sctp"], _about("What is spoken there.")] = "tcp"
+
+
+class Network(_Part, frozen=True):
+    """A network that the container is in; it must be there."""
+
+    name: Annotated[_Network, _about("The network's name; also host, none or bridge.")]
+    aliases: Annotated[
+        list[str], _about("More names that the container has there, besides its own.")
+    ] = []
+    address: Annotated[str | None, _about("A fixed IPv4 address there.")] = None
+
+
+class HealthCheck(_Part, frozen=True):
+    """How the Engine finds out whether the container works; what is left out is the image's."""
+
+    command: Annotated[
+        Annotated[_Words, msgspec.Meta(min_length=1)], _about("Run in the container; 0 is healthy.")
+    ]
+    interval_seconds: Annotated[_Seconds | None, _about("Between two checks.")] = None
+    timeout_seconds: Annotated[_Seconds | None, _about("How long one may take.")] = None
+    start_period_seconds: Annotated[
+        _Seconds | None, _about("How long failures do not count after a start.")
+    ] = None
+    retries: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None, _about("So many failures make it unhealthy.")
+    ] = None
+
+
+class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Container``'s spec; what is left out is the image's, or the Engine's."""
+
+    image: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=512)],
+        _about("The image, as the Engine knows it. It must be there: nothing is pulled."),
+    ]
+    command: Annotated[_Words | None, _about("What runs, in the place of the image's.")] = None
+    entrypoint: Annotated[
+        _Words | None, _about("What the command is given to, in the place of the image's.")
+    ] = None
+    env: Annotated[
+        dict[EnvName, str | int | float | bool | SecretRef],
+        _about("Environment: values, references, or secrets."),
+    ] = {}
+    user: Annotated[str | None, _about("User, or user:group, by name or number.")] = None
+    working_dir: Annotated[_Path | None, _about("Where the command runs.")] = None
+    mounts: Annotated[list[Mount], _about("Volumes, folders of the host, and memory.")] = []
+    ports: Annotated[list[Port], _about("Ports that the host passes on.")] = []
+    networks: Annotated[
+        list[Network], _about("The networks that it is in, and no others; bridge if none is named.")
+    ] = []
+    memory_bytes: Annotated[
+        Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES)] | None,
+        _about("How much memory it may use; as much again may be swapped."),
+    ] = None
+    cpus: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.01, le=10_000)] | None,
+        _about("How many processors it may use; 0.5 is half of one."),
+    ] = None
+    health_check: Annotated[HealthCheck | None, _about("Whether it works.")] = None
+    restart: Annotated[
+        Literal["no", "always", "on-failure", "unless-stopped"],
+        _about("What the Engine itself does when it ends."),
+    ] = DEFAULT_RESTART
+    max_restarts: Annotated[
+        Annotated[int, msgspec.Meta(ge=0)], _about("With on-failure: how often; 0 is no limit.")
+    ] = 0
+    stop_seconds: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=3600)] | None,
+        _about("How long it may take to end before it is killed."),
+    ] = None
+    running: Annotated[bool, _about("Whether it runs; false keeps it stopped.")] = True
+
+    def __post_init__(self) -> None:
+        if self.max_restarts and self.restart != "on-failure":
+            raise ValueError("maxRestarts is for restart: on-failure")
+        _check_once("mounts: target", [each.target for each in self.mounts])
+        _check_once("networks: name", [each.name for each in self.networks])
+        if len(self.networks) > 1 and {"host", "none"} & {each.name for each in self.networks}:
+            raise ValueError("networks: host and none stand alone")
+
+
+class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
+    """What a container gives to others; addresses and ports only while it runs."""
+
+    image_id: str
+    state: str
+    address: str | None = None
+    addresses: dict[str, str] = {}
+    ports: dict[str, int] = {}
+    health: str | None = None
+    exit_code: int | None = None
+
+
+def _check_once(what: str, values: list[str]) -> None:
+    twice = {each for each in values if values.count(each) > 1}
+    if twice:
+        raise ValueError(f"{what} {min(twice)!r} is there twice")
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a container's fields their canonical form: nothing empty, lists in order."""
+    given: Fields = {name: value for name, value in fields.items() if value not in (None, {}, [])}
+    if "env" in given:
+        given["env"] = {name: _text(value) for name, value in given["env"].items()}
+    for name, part in (("mounts", _mount), ("ports", _port), ("networks", _network)):
+        if name in given:
+            given[name] = sorted((part(each) for each in given[name]), key=_order)
+    if given.get("networks") == [{"name": DEFAULT_NETWORK}]:
+        del given["networks"]
+    if "healthCheck" in given:
+        given["healthCheck"] = _without_defaults(given["healthCheck"], {})
+    if "cpus" in given:
+        given["cpus"] = quota_of(given["cpus"]) / CPU_PERIOD_MICROSECONDS
+    if not given.get("maxRestarts"):
+        given.pop("maxRestarts", None)
+    return {"restart": DEFAULT_RESTART, "running": True, **given}
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields with the digest of each secret in its place, as a container's object shows."""
+    env = cast("dict[str, Any]", fields.get("env") or {})
+    if not any(isinstance(value, dict) for value in env.values()):
+        return fields
+    return {**fields, "env": {name: _digested(value) for name, value in env.items()}}
+
+
+def quota_of(cpus: float) -> int:
+    """Return how many microseconds of each period a container may run."""
+    return round(cpus * CPU_PERIOD_MICROSECONDS)
+
+
+def is_secret(value: object) -> bool:
+    """Return whether a value of ``env`` is a secret, by reference or as it is shown."""
+    return isinstance(value, dict) and bool({"$secret", "secret"} & cast("Fields", value).keys())
+
+
+def _digested(value: object) -> object:
+    if isinstance(value, dict) and "$secret" in value:
+        return {"secret": cast("dict[str, str]", value).get("digest", "")}
+    return cast("object", value)
+
+
+def _text(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return cast("object", value) if isinstance(value, dict) else str(value)
+
+
+def _mount(given: Fields) -> Fields:
+    return _without_defaults(given, {"type": "volume", "readOnly": False}, always=("type",))
+
+
+def _port(given: Fields) -> Fields:
+    return _without_defaults(given, {"protocol": "tcp", "address": ""}, always=("protocol",))
+
+
+def _network(given: Fields) -> Fields:
+    shown = _without_defaults(given, {})
+    if "aliases" in shown:
+        shown["aliases"] = sorted(set(shown["aliases"]))
+    return shown
+
+
+def _without_defaults(given: Fields, defaults: Fields, *, always: tuple[str, ...] = ()) -> Fields:
+    full = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    return {
+        name: value
+        for name, value in full.items()
+        if name in always or (value != [] and value != defaults.get(name))
+    }
+
+
+def _order(part: Fields) -> bytes:
+    return msgspec.json.encode(part, order="deterministic")

@@ -1,0 +1,58 @@
+"""The systems that `up --with` can start on this machine, in one table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from reconciler.cli.errors import UsageError
+from reconciler.cli.local_configs import LocalApi
+
+if TYPE_CHECKING:
+    from infra.components import Component
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A component that can be started, and the ProviderConfig of its name.
+
+    ``implementation``: its class, imported only when it is started. ``ours``: pattern of the
+    endpoints that `up` gives it: a configuration of another endpoint is somebody's own.
+    """
+
+    implementation: str
+    ours: str
+    least_resync_seconds: float | None = None
+
+
+OFFERS: Final[Mapping[str, Offer]] = {
+    "docker": Offer(
+        "infra.components.docker_engine:DockerEngine",
+        ours=r"unix://.*/docker/docker\.sock",
+        least_resync_seconds=0.5,
+    ),
+}
+"""By the name of the component, of its folder, its ProviderConfig and its provider."""
+
+
+def parse_components(text: str) -> tuple[str, ...]:
+    """Read `docker,postgres`; raises ``UsageError``."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in OFFERS:
+            raise UsageError(f"--with: {name!r} cannot be started: use {', '.join(OFFERS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def made(name: str) -> Component:
+    """Make a component, not started yet."""
+    module, _, attribute = OFFERS[name].implementation.partition(":")
+    return getattr(importlib.import_module(module), attribute)()
+
+
+def local_api(name: str, component: Component) -> LocalApi:
+    """Describe a component that runs, for its ProviderConfig."""
+    offer = OFFERS[name]
+    return LocalApi(name, name, component.endpoint, offer.ours, offer.least_resync_seconds)

@@ -1,0 +1,110 @@
+"""Who refers to whom, by the read models: so that an event costs what it concerns, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from projections.status import StatusRow
+
+_MAX_LED_HERE = 1_000
+
+
+class Concerned(NamedTuple):
+    """The resources of one look: those that refer, and those that are referred to."""
+
+    referrers: frozenset[str]
+    targets: frozenset[str]
+
+
+class ReferenceIndex:
+    """The references of all rows in both directions, and what moved since it was last asked."""
+
+    def __init__(self) -> None:
+        self._targets_of: dict[str, frozenset[str]] = {}
+        self._referrers_of: dict[str, set[str]] = {}
+        self._naming: dict[str, set[str]] = {}
+        self._moved: set[str] = set()
+
+    @property
+    def secrets(self) -> list[str]:
+        """All secrets that are named, as ``store/name``."""
+        return sorted(self._naming)
+
+    def naming(self, secret: str) -> Iterable[str]:
+        """Return the names of those that name a secret; some may do so no more."""
+        return self._naming.get(secret, ())
+
+    def build(self, rows: Iterable[tuple[str, StatusRow]]) -> None:
+        """Know the references of these rows, and of no others; all of them have moved."""
+        self._targets_of.clear()
+        self._referrers_of.clear()
+        self._naming.clear()
+        for name, row in rows:
+            if row.refers:
+                self._link(name, frozenset(each.target for each in row.refers))
+            self._note_secrets(name, row)
+            if row.refers or row.references or row.secrets:
+                self._moved.add(name)
+
+    def note(self, name: str, row: StatusRow | None) -> bool:
+        """Know how a resource stands now; return whether a reference may depend on it."""
+        before = self._targets_of.get(name, frozenset())
+        after = frozenset(() if row is None else (each.target for each in row.refers))
+        if after != before:
+            self._moved |= before  # they are not referred to any more
+            self._link(name, after)
+            self._moved |= self._led_here(name)
+        if row is not None:
+            self._note_secrets(name, row)
+        is_linked = after or before or name in self._referrers_of
+        if is_linked or (row is not None and (row.references or row.secrets)):
+            self._moved.add(name)
+            return True
+        return False
+
+    def referrers(self, target: str) -> Iterable[str]:
+        """Return the names of those that refer to a target."""
+        return self._referrers_of.get(target, ())
+
+    def take_moved(self) -> Concerned:
+        """Return what has to be looked at since the last time, with what that refers to."""
+        moved, self._moved = self._moved, set()
+        referrers = {name for name in moved if name in self._targets_of}
+        targets = set(moved)
+        for name in moved:
+            referrers |= self._referrers_of.get(name, set())
+            targets |= self._targets_of.get(name, frozenset())
+        return Concerned(frozenset(referrers), frozenset(targets))
+
+    def _led_here(self, name: str) -> set[str]:
+        """Return all whose references lead to a resource: a circle may have closed or opened."""
+        found: set[str] = set()
+        ahead = [name]
+        while ahead and len(found) < _MAX_LED_HERE:
+            more = self._referrers_of.get(ahead.pop(), set()) - found
+            found |= more
+            ahead += more
+        return found
+
+    def _note_secrets(self, name: str, row: StatusRow) -> None:
+        for secret in row.secrets if row.declared else ():
+            self._naming.setdefault(secret, set()).add(name)
+
+    def _link(self, name: str, targets: frozenset[str]) -> None:
+        for gone in self._targets_of.get(name, frozenset()) - targets:
+            known = self._referrers_of[gone]
+            known.discard(name)
+            if not known:
+                del self._referrers_of[gone]
+        if targets:
+            self._targets_of[name] = targets
+        else:
+            self._targets_of.pop(name, None)
+        for target in targets:
+            self._referrers_of.setdefault(target, set()).add(name)
+
+
+def rows_of(names: Iterable[str], every_row: Mapping[str, StatusRow]) -> list[StatusRow]:
+    """Return the rows of some resources, in order: sets have another one in each process."""
+    return [every_row[name] for name in sorted(names) if name in every_row]

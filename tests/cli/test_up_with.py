@@ -1,0 +1,103 @@
+"""`up --with`: what it starts besides, says of it, and notices of its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
+from tests.engines import Hands, short_folder
+
+CONTAINER = """
+apiVersion: docker/v1
+kind: Container
+metadata: {name: talker}
+spec:
+  providerConfigRef: {name: docker}
+  image: IMAGE
+  command: [/bin/sh, -c, "echo first; echo second; sleep 1000"]
+  stopSeconds: 0
+"""
+VOLUME = """
+apiVersion: docker/v1
+kind: Volume
+metadata: {name: data}
+spec:
+  providerConfigRef: {name: docker}
+"""
+
+
+@pytest.fixture
+def short_cli() -> Iterator[Cli]:
+    """In a folder with a short name, for the Engine's sockets."""
+    with short_folder() as folder:
+        yield Cli(folder)
+
+
+@pytest.mark.own_dockerd
+def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_cli: Cli) -> None:
+    cli = short_cli
+    place = cli.folder / "reconciler-data" / "docker"
+    with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as first:
+        assert first.ready["components"] == {"docker": f"unix://{place / 'docker.sock'}"}
+        cli.write("volume.yaml", VOLUME)
+        cli.ok("apply", "-f", "volume.yaml", "--wait")
+        hands = Hands(first.ready["components"]["docker"])
+        assert hands.volume("data") is not None
+        image = hands.import_image("reconciler-test:logs")
+        cli.write("container.yaml", CONTAINER.replace("IMAGE", image))
+        cli.ok("apply", "-f", "container.yaml", "--wait")
+        assert cli.ok("logs", "talker").out == "first\nsecond\n"
+        assert cli.ok("logs", "talker", "--kind", "Container", "--tail", "1").out == "second\n"
+        following = cli.start("logs", "Container/talker", "-f")
+        assert following.stdout is not None
+        assert following.stdout.readline() == "first\n"
+        following.send_signal(signal.SIGINT)
+        assert following.communicate(timeout=STOP_SECONDS)[1] == ""
+        assert following.returncode == 0
+        refused = cli.run("logs", "Volume/data")
+        assert (refused.status, refused.err) == (
+            1,
+            "error: default/Volume/data has no logs: the API of kind Volume shows none\n",
+        )
+        cli.ok("delete", "Container", "talker", "--wait")
+        assert first.stop()[0] == 0
+        assert not (place / "docker.pid").exists()
+
+    with up(cli, "--no-api", "--with", "docker", "--log-level", "error") as second:
+        assert Hands(second.ready["components"]["docker"]).volume("data") is not None
+        os.kill(int((place / "docker.pid").read_text()), signal.SIGKILL)
+        _out, err = second.process.communicate(timeout=STOP_SECONDS)
+    assert second.process.returncode == 1
+    assert err.splitlines()[-1] == (
+        f"error: docker has ended by itself: its log is {place / 'dockerd.log'}"
+    )
+
+
+@pytest.mark.own_dockerd
+def test_a_configuration_of_somebodys_own_stays(short_cli: Cli) -> None:
+    cli = short_cli
+    config = """
+apiVersion: reconciler/v1
+kind: ProviderConfig
+metadata: {name: docker, namespace: system}
+spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
+"""
+    with up(cli, "--no-api") as running:
+        cli.write("config.yaml", config)
+        cli.ok("apply", "-f", "config.yaml", "--wait")
+        running.stop()
+    with up(cli, "--no-api", "--with", "docker") as running:
+        assert running.ready["notes"] == [
+            "ProviderConfig docker points to unix:///var/run/other.sock, and was left as is"
+        ]
+
+
+def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
+    refused = inside.run("up", "--with", "docker,cook")
+    assert refused.status == 2
+    assert "--with: 'cook' cannot be started: use docker" in refused.err

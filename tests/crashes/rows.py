@@ -1,0 +1,183 @@
+"""Rows of the matrix about what real APIs do besides: a story each, on a kind of the tests.
+
+What differs is what leads to the actions, and which they are; all else is as with a plain shape.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from events.log import Operation, Purpose
+from reconciler.provider.kind import Kind
+from tests.crashes.cases import Case, Row
+from tests.crashes.lane import Lane, key
+from tests.crashes.story import METHODS, Story
+from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, TWIN, UNLISTED, WHITE
+
+
+class RowStory(Story):
+    """A story of one resource of a kind, in a configuration of the row."""
+
+    of: ClassVar[Kind]
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.config = case.row
+        self.name = f"{case.row}-foo-{number}"
+        self.generation = 1 if case.operation == "Create" else 2
+        self.outcome = "Deleted" if case.operation == "Delete" else "Converged"
+        self.spec: dict[str, object] = {"providerConfigRef": {"name": self.config}}
+
+    @property
+    def kind(self) -> str:
+        return self.of.name
+
+    async def declare(self, color: object = "Red", **spec: object) -> None:
+        await self.lane.declare(self.name, color, kind=self.kind, **self.spec, **spec)
+
+    async def declare_what_is_there(self) -> None:
+        if self.config not in self.lane.configured:
+            await self.lane.configure(self.config, f"{self.config}-", provider=self.of.provider)
+        if self.case.operation != "Create":
+            await self.declare()
+
+    async def until_there(self) -> None:
+        if self.case.operation != "Create":
+            await self.lane.until_outcome(key(self.name, self.kind), "Converged")
+
+    async def cause(self) -> None:
+        if self.case.operation == "Delete":
+            await self.lane.withdraw(self.name, self.kind)
+        else:
+            await self.declare("Purple")
+
+
+class TwinStory(RowStory):
+    """A replacement beside what is there: it is made under a second name, then the old one goes."""
+
+    of = TWIN
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.methods = ["POST", "DELETE"]
+        self.actions = [("Create", "Replace"), ("Delete", "Retire")]
+
+    async def cause(self) -> None:
+        await self.declare(type="Circle")
+
+
+class FixedStory(RowStory):
+    """A replacement in the place of what is there: that goes first."""
+
+    of = FIXED
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.methods = ["DELETE", "POST"]
+        self.actions = [("Delete", "Replace"), ("Create", "Converge")]
+
+    async def cause(self) -> None:
+        await self.declare(type="Circle")
+
+
+class ExpiringStory(RowStory):
+    """A renewal: nothing differs, and the object is at its end."""
+
+    of = EXPIRING
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.actions = [("Update", "Renew")]
+        self.generation = 1
+
+    async def cause(self) -> None:
+        await self.lane.let_expire(self.name)
+
+
+class ReferenceStory(RowStory):
+    """A resource that refers to another, which changes."""
+
+    of = FIXED
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.referrer = f"{self.config}-bar-{number}"
+        self.methods = ["PUT", "PUT"]
+        self.actions: list[tuple[Operation, Purpose]] = [("Update", "Converge")] * 2
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name, self.referrer]
+
+    async def declare_what_is_there(self) -> None:
+        await super().declare_what_is_there()
+        color = {"$ref": f"{self.kind}/{self.name}", "field": "outputs.color"}
+        await self.lane.declare(self.referrer, color, kind=self.kind, **self.spec)
+
+    async def until_there(self) -> None:
+        await super().until_there()
+        await self.lane.until_outcome(key(self.referrer, self.kind), "Converged")
+
+
+class NumberedStory(RowStory):
+    """An object whose id the API makes; one of that name is a stranger's, if it is not created."""
+
+    of = NUMBERED
+
+    async def until_there(self) -> None:
+        await super().until_there()
+        if self.case.operation != "Create":
+            await self.lane.make_by_hand(self.name, "ids")
+
+
+class UnlistedStory(RowStory):
+    """An object that no listing shows: somebody deletes it, or paints it."""
+
+    of = UNLISTED
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.generation = 1
+
+    async def declare_what_is_there(self) -> None:
+        await super().declare_what_is_there()
+        if self.case.operation == "Create":
+            await self.declare()
+
+    async def until_there(self) -> None:
+        await self.lane.until_outcome(key(self.name, self.kind), "Converged")
+
+    async def cause(self) -> None:
+        if self.case.operation == "Create":
+            await self.lane.delete_by_hand(self.name)
+        else:
+            await self.lane.paint_by_hand(self.name, "Green")
+
+
+class WhiteStory(RowStory):
+    """An object that is made by two calls."""
+
+    of = WHITE
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        is_made = case.operation == "Create"
+        self.methods = ["POST", "PUT"] if is_made else [METHODS[case.operation]]
+        # The answer that is lost: of the first call, or of the second.
+        self.lost_methods = ["PUT"] if case.point.startswith("worker.called") else ["POST"]
+
+
+_STORIES: dict[Row, type[RowStory]] = {
+    "twin": TwinStory,
+    "fixed": FixedStory,
+    "expiring": ExpiringStory,
+    "reference": ReferenceStory,
+    "numbered": NumberedStory,
+    "unlisted": UnlistedStory,
+    "white": WhiteStory,
+}
+
+
+def story_of(lane: Lane, case: Case, number: int) -> Story:
+    """Return the story of a case."""
+    return _STORIES[case.row](lane, case, number) if case.row else Story(lane, case, number)

@@ -1,0 +1,194 @@
+"""A real Docker Engine for tests: that of $DOCKER_HOST if it answers, else one of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from infra.components import docker_engine
+from infra.components.docker_engine import DockerEngine
+from infra.providers.endpoint import socket_path
+
+BUSYBOX = Path("/usr/bin/busybox")
+PROGRAMS = ("sh", "sleep", "true", "false", "echo", "env", "cat", "touch", "ls", "dd", "test")
+PATIENCE_SECONDS = 20
+DEFAULT_SOCKET = "unix:///var/run/docker.sock"
+
+
+@functools.cache
+def answering() -> str | None:
+    """Where an Engine answers that others have started."""
+    endpoint = os.environ.get("DOCKER_HOST", DEFAULT_SOCKET)
+    try:
+        with client_of(endpoint) as client:
+            return endpoint if client.get("/_ping").status_code == HTTPStatus.OK else None
+    except (httpx.HTTPError, OSError):
+        return None
+
+
+def dockerd_problem() -> str | None:
+    """Say why there is no Engine for tests; None if one answers, or can be started."""
+    if not BUSYBOX.exists():
+        return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
+    return None if answering() else docker_engine.problem()
+
+
+def own_dockerd_problem() -> str | None:
+    """Say why no Engine can be started here."""
+    if not BUSYBOX.exists():
+        return f"{BUSYBOX} is not there, which images are made of (package busybox-static)"
+    return docker_engine.problem()
+
+
+def client_of(endpoint: str) -> httpx.Client:
+    """Somebody who uses an Engine by hand."""
+    path = socket_path(endpoint)
+    transport = None if path is None else httpx.HTTPTransport(uds=path)
+    base = "http://localhost" if path is not None else endpoint.replace("tcp://", "http://")
+    return httpx.Client(transport=transport, base_url=f"{base}/v1.41", timeout=30)
+
+
+class Hands:
+    """What people do with an Engine, past the reconciler."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.http = client_of(endpoint)
+
+    def post(self, path: str, body: Any = None, **query: str) -> Any:
+        answer = self.http.post(path, json=body, params=query)
+        assert answer.is_success or answer.status_code == HTTPStatus.NOT_MODIFIED, answer.text
+        return answer.json() if answer.content else None
+
+    def delete(self, path: str, **query: str) -> None:
+        answer = self.http.delete(path, params=query)
+        assert answer.is_success, answer.text
+
+    def inspect(self, name: str) -> dict[str, Any] | None:
+        answer = self.http.get(f"/containers/{name}/json")
+        return None if answer.status_code == HTTPStatus.NOT_FOUND else answer.json()
+
+    def volume(self, name: str) -> dict[str, Any] | None:
+        answer = self.http.get(f"/volumes/{name}")
+        return None if answer.status_code == HTTPStatus.NOT_FOUND else answer.json()
+
+    def containers(self, prefix: str) -> list[dict[str, Any]]:
+        filters = msgspec.json.encode({"name": [f"^/{prefix}"]}).decode()
+        return self.http.get("/containers/json", params={"all": "true", "filters": filters}).json()
+
+    def import_image(self, name: str, *changes: str) -> str:
+        """Make an image of busybox alone, as `docker import` does."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(BUSYBOX, "bin/busybox")
+            for program in PROGRAMS:
+                link = tarfile.TarInfo(f"bin/{program}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(link)
+            folder = tarfile.TarInfo("tmp")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
+            tar.addfile(folder)
+        repository, _, tag = name.partition(":")
+        query: dict[str, str | list[str]] = {"fromSrc": "-", "repo": repository, "tag": tag}
+        query["changes"] = list(changes)
+        answer = self.http.post("/images/create", params=query, content=packed.getvalue())
+        assert answer.is_success, answer.text
+        return name
+
+    def remove_all(self, prefix: str) -> None:
+        """Leave nothing of the names of a test."""
+        query = {"force": "true", "v": "true"}
+        with ThreadPoolExecutor(8) as threads:
+            paths = [f"/containers/{each['Id']}" for each in self.containers(prefix)]
+            for path in paths:
+                threads.submit(self.http.delete, path, params=query)
+        for each in self.http.get("/volumes").json()["Volumes"] or ():
+            if each["Name"].startswith(prefix):
+                self.http.delete(f"/volumes/{each['Name']}")
+        for each in self.http.get("/networks").json():
+            if each["Name"].startswith(prefix):
+                self.http.delete(f"/networks/{each['Id']}")
+
+
+class TestEngine:
+    """An Engine with an image; ``own`` can be killed."""
+
+    __test__ = False
+
+    def __init__(self, endpoint: str, own: DockerEngine | None = None) -> None:
+        self.endpoint = endpoint
+        self.own = own
+        self.hands = Hands(endpoint)
+        self.image = self.hands.import_image(
+            f"reconciler-test:{uuid.uuid4().hex[:12]}",
+            'CMD ["/bin/sleep", "1000000"]',
+            "ENV PATH=/bin",
+            "ENV OF_THE_IMAGE=1",
+            "EXPOSE 81/tcp",
+        )
+
+
+@contextmanager
+def an_engine() -> Generator[TestEngine]:
+    """The Engine that answers already, or one for this process."""
+    endpoint = answering()
+    if endpoint is not None:
+        engine = TestEngine(endpoint)
+        yield engine
+        engine.hands.http.delete(f"/images/{engine.image}", params={"force": "true"})
+        return
+    with own_engine() as engine:
+        yield engine
+
+
+@contextmanager
+def own_engine() -> Generator[TestEngine]:
+    """An Engine of our own."""
+    with short_folder() as folder:
+        own = DockerEngine(beside_others=True)
+        try:
+            asyncio.run(own.start(folder / "docker"))
+            engine = TestEngine(own.endpoint, own)
+            yield engine
+            engine.hands.remove_all("")
+        finally:
+            asyncio.run(own.stop())
+
+
+@asynccontextmanager
+async def running_engine() -> AsyncGenerator[TestEngine]:
+    """An Engine of our own for one story, which may kill it."""
+    with short_folder() as folder:
+        own = DockerEngine(beside_others=True)
+        try:
+            await own.start(folder / "docker")
+            engine = TestEngine(own.endpoint, own)
+            yield engine
+            engine.hands.remove_all("")
+        finally:
+            await own.stop()
+
+
+@contextmanager
+def short_folder() -> Generator[Path]:
+    """A folder with a short name: sockets have no long ones."""
+    folder = Path(tempfile.mkdtemp(prefix="rec-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

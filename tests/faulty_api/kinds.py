@@ -1,0 +1,314 @@
+"""Kinds of what real APIs do besides, on the options of the faulty API: one kind an option.
+
+Each has a provider name of its own, so that a ``ProviderConfig`` and its listings are about one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from http import HTTPStatus
+
+import msgspec
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.answers import decoded, refusal
+from infra.providers.shapes import SHAPE, ShapesProvider, name_problem
+from reconciler.errors import ConflictError, NotFoundError, PermanentError
+from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+from tests.faulty_api.options import EXPIRES, ID_MARK
+
+_KEY_LABEL = "written-by"
+_MAX_NAME_CHARACTERS = 50
+
+
+class ShapeOutputs(msgspec.Struct, frozen=True):
+    """What a shape gives to others."""
+
+    color: str
+    expires: datetime | None = None
+
+
+class OptionProvider(ShapesProvider):
+    """A client of the shapes API with an option: shows outputs, and whose write was the last."""
+
+    option = ""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        endpoint = f"{config.endpoint}/as/{self.option}"
+        super().__init__(replace(config, endpoint=endpoint), secrets)
+
+    async def create(self, action: Action) -> Effect:
+        return _effect_as_shown(await super().create(_marked(action)))
+
+    async def update(self, action: Action) -> Effect:
+        return _effect_as_shown(await super().update(_marked(action)))
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        found = await super().read(external_name, uid)
+        return None if found is None else _as_shown(found)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        async for page in super().pages(scope, page_size=page_size):
+            yield [_as_shown(each) for each in page]
+
+
+class FixedProvider(OptionProvider):
+    """Of shapes whose type cannot be changed."""
+
+    option = "fixed"
+
+
+class ExpiringProvider(OptionProvider):
+    """Of shapes that end, unless they are written again."""
+
+    option = "expires"
+
+
+class UnlistedProvider(OptionProvider):
+    """Of an API that cannot list: each object is read by itself."""
+
+    option = "unlisted"
+
+    async def _confirm_absence(self, external_name: str) -> None:
+        """Have the API answer for itself: any gateway can answer 404."""
+        answer = await self._api.call("GET", "/healthz")
+        if answer.status_code != HTTPStatus.OK:
+            raise refusal(answer)
+
+
+class WhiteProvider(OptionProvider):
+    """Of shapes that are made White, and painted by a second request: an effect of several calls.
+
+    The first request carries the key of the action, and leaves it in the object. The second has a
+    key made of that one, and relies on what the first has left.
+    """
+
+    option = "white"
+
+    async def create(self, action: Action) -> Effect:
+        made = await super().create(replace(action, fields={**action.fields, "color": "White"}))
+        assert made.object is not None
+        if action.fields["color"] == "White":
+            return made
+        paint = replace(
+            action,
+            operation="Update",
+            idempotency_key=f"{action.idempotency_key}/2",
+            uid=made.object.uid,
+            version=made.object.version,
+        )
+        try:
+            painted = await self.update(paint)
+        except PermanentError as error:  # it is there all the same
+            raise PermanentError(
+                error.message, status=error.status, obstacle=made.object
+            ) from error
+        return replace(painted, replayed=made.replayed and painted.replayed)
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    color: str
+    labels: dict[str, str]
+    uid: str
+    version: int
+
+
+_numbered_decoder = msgspec.json.Decoder(_Numbered)
+
+
+class _NumberedShapes(OptionProvider):
+    """Of shapes under their whole names, ids included."""
+
+    option = "ids"
+
+    async def make(self, action: Action) -> Effect:
+        """Create an object, whatever the API calls it."""
+        marked = _marked(action)
+        response = await self._api.call(
+            "POST",
+            "/shapes",
+            headers={"Idempotency-Key": action.idempotency_key, "Content-Type": "application/json"},
+            body=msgspec.json.encode(
+                {"name": marked.external_name, "labels": marked.labels, **marked.fields}
+            ),
+        )
+        if response.status_code not in {HTTPStatus.CREATED, HTTPStatus.OK}:
+            raise await self._refused(response, action)
+        found = decoded(response, _numbered_decoder)
+        fields: Fields = {"type": found.type, "color": found.color}
+        made = ExternalObject(found.name, fields, found.uid, str(found.version), found.labels)
+        return Effect(_as_shown(made), replayed="idempotent-replayed" in response.headers)
+
+
+class NumberedProvider:
+    """Of an API that makes the ids: a name may be had by many, and the id tells them apart."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._shapes = _NumberedShapes(config, secrets)
+
+    async def create(self, action: Action) -> Effect:
+        if (problem := _numbered_name_problem(action.external_name)) is not None:
+            raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+        return _effect_by_id(await self._shapes.make(action))
+
+    async def update(self, action: Action) -> Effect:
+        whole = await self._whole_name(action)
+        if whole is None:
+            raise NotFoundError(f"no shape is named {action.external_name!r}")
+        try:
+            return _effect_by_id(
+                await self._shapes.update(replace(action, external_name=whole, uid=None))
+            )
+        except ConflictError as conflict:
+            obstacle = None if conflict.obstacle is None else _by_id(conflict.obstacle)
+            raise ConflictError(
+                conflict.message,
+                status=conflict.status,
+                obstacle=obstacle,
+                replayed=conflict.replayed,
+            ) from conflict
+
+    async def delete(self, action: Action) -> Effect:
+        whole = await self._whole_name(action)
+        if whole is None:
+            return Effect(None, absent=True)
+        return await self._shapes.delete(replace(action, external_name=whole, uid=None))
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        if uid is None:
+            return await self._first(external_name)
+        found = await self._shapes.read(f"{external_name}{ID_MARK}{uid}")
+        return None if found is None else _by_id(found)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        async for page in self._shapes.pages(scope, page_size=page_size):
+            yield [_by_id(each) for each in page if ID_MARK in each.name]
+
+    async def close(self) -> None:
+        await self._shapes.close()
+
+    async def _whole_name(self, action: Action) -> str | None:
+        if (problem := _numbered_name_problem(action.external_name)) is not None:
+            raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+        uid = action.uid
+        if uid is None:
+            found = await self._first(action.external_name)
+            uid = None if found is None else found.uid
+        return None if uid is None else f"{action.external_name}{ID_MARK}{uid}"
+
+    async def _first(self, external_name: str) -> ExternalObject | None:
+        async for page in self.pages(Scope(prefix=external_name), page_size=100):
+            for each in page:
+                if each.name == external_name:
+                    return each
+        return None
+
+
+def _marked(action: Action) -> Action:
+    """Leave the action's key in the object; of an action with several keys, the first."""
+    key = action.idempotency_key.partition("/")[0]
+    return replace(action, labels={**action.labels, _KEY_LABEL: key})
+
+
+def _as_shown(found: ExternalObject) -> ExternalObject:
+    labels = dict(found.labels)
+    key, expires = labels.pop(_KEY_LABEL, None), labels.pop(EXPIRES, None)
+    outputs: Fields = {"color": found.fields["color"]}
+    if expires is not None:
+        outputs["expires"] = expires
+    return replace(found, labels=labels, written_by=key, outputs=outputs)
+
+
+def _effect_as_shown(effect: Effect) -> Effect:
+    return effect if effect.object is None else replace(effect, object=_as_shown(effect.object))
+
+
+def _by_id(found: ExternalObject) -> ExternalObject:
+    name, _, number = found.name.partition(ID_MARK)
+    return replace(found, name=name, uid=number)
+
+
+def _effect_by_id(effect: Effect) -> Effect:
+    return effect if effect.object is None else replace(effect, object=_by_id(effect.object))
+
+
+def _numbered_name_problem(name: str) -> str | None:
+    if len(name) > _MAX_NAME_CHARACTERS or ID_MARK in name:
+        return f"use at most {_MAX_NAME_CHARACTERS} characters, and no {ID_MARK}"
+    return name_problem(name)
+
+
+def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+    return datetime.fromisoformat(shown.outputs["expires"])
+
+
+FIXED = dataclasses.replace(
+    SHAPE,
+    name="FixedShape",
+    provider="fixed",
+    connect=FixedProvider,
+    outputs=ShapeOutputs,
+    immutable=frozenset({"type"}),
+)
+"""Whose replacement has its name: the old one goes first."""
+
+TWIN = dataclasses.replace(FIXED, name="TwinShape", provider="twin", has_second_name=True)
+"""Whose replacement stands beside it, under a second name."""
+
+EXPIRING = dataclasses.replace(
+    SHAPE,
+    name="ExpiringShape",
+    provider="expiring",
+    connect=ExpiringProvider,
+    outputs=ShapeOutputs,
+    due=_due,
+)
+
+UNLISTED = dataclasses.replace(
+    SHAPE,
+    name="UnlistedShape",
+    provider="unlisted",
+    connect=UnlistedProvider,
+    outputs=ShapeOutputs,
+    capabilities=Capabilities(
+        idempotency_keys=True,
+        deterministic_names=True,
+        labels=True,
+        conditional_writes=True,
+        listing=False,
+    ),
+)
+
+WHITE = dataclasses.replace(
+    SHAPE, name="WhiteShape", provider="white", connect=WhiteProvider, outputs=ShapeOutputs
+)
+"""Which is made by two calls."""
+
+NUMBERED = dataclasses.replace(
+    SHAPE,
+    name="NumberedShape",
+    provider="numbered",
+    connect=NumberedProvider,
+    outputs=ShapeOutputs,
+    capabilities=Capabilities(
+        idempotency_keys=True, deterministic_names=False, labels=True, conditional_writes=True
+    ),
+    name_problem=_numbered_name_problem,
+)
+"""Whose ids the API makes."""
+
+OPTION_KINDS: tuple[Kind, ...] = (FIXED, TWIN, EXPIRING, UNLISTED, WHITE, NUMBERED)

@@ -1,0 +1,134 @@
+"""The contract suite on kinds of what real APIs do besides, and what each of their APIs refuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar
+
+import httpx
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.shapes import ShapesProvider
+from reconciler.errors import PermanentError
+from reconciler.provider import Effect, Provider
+from reconciler.provider.contract import ProviderContract
+from reconciler.provider.http_faults import HttpFaultContract
+from reconciler.provider.secrets import Secrets
+from tests.faulty_api import FaultyApi
+from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, UNLISTED, WHITE, WhiteProvider
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    api = FaultyApi()
+    yield await api.start(tmp_path_factory.mktemp("api"))
+    await api.stop()
+
+
+class WithOption(ProviderContract):
+    fields: ClassVar[Fields] = {"type": "Square", "color": "Red"}
+    other_fields: ClassVar[Fields] = {"type": "Square", "color": "Blue"}
+
+    @pytest.fixture
+    def endpoint(self, api_url: str) -> str:
+        return api_url
+
+
+class TestFixed(WithOption):
+    kind = FIXED
+
+    async def test_what_is_fixed_cannot_be_changed(self, provider: Provider, name: str) -> None:
+        made = await self.made(provider, name)
+        with pytest.raises(PermanentError, match="cannot be changed"):
+            await provider.update(self.upon("Update", made, {"type": "Circle", "color": "Red"}))
+        assert await provider.read(name) == made
+
+
+class TestExpiring(WithOption):
+    kind = EXPIRING
+
+    async def test_a_write_renews_what_is_at_its_end(
+        self, provider: Provider, name: str, api_url: str
+    ) -> None:
+        made = await self.made(provider, name)
+        assert self.kind.due(made.fields, made) > soon()  # type: ignore[operator]
+        async with httpx.AsyncClient(base_url=api_url) as http:
+            (await http.put("/_expired", params={"name": name})).raise_for_status()
+        ended = await provider.read(name)
+        assert ended is not None
+        assert self.kind.due(ended.fields, ended) < soon()  # type: ignore[operator]
+        renewed = (await provider.update(self.upon("Update", ended, self.fields))).object
+        assert renewed is not None
+        assert self.kind.due(renewed.fields, renewed) > soon()  # type: ignore[operator]
+
+
+class TestUnlisted(WithOption):
+    kind = UNLISTED
+
+    async def test_there_is_no_listing(self, api_url: str) -> None:
+        async with httpx.AsyncClient(base_url=api_url) as http:
+            assert (await http.get("/as/unlisted/shapes")).status_code == 405
+
+
+class TestWhite(WithOption, HttpFaultContract):
+    kind = WHITE
+
+    async def test_what_is_new_is_white(self, api_url: str, name: str) -> None:
+        async with httpx.AsyncClient(base_url=api_url) as http:
+            body = {"name": name, "type": "Square", "color": "Red"}
+            assert (await http.post("/as/white/shapes", json=body)).status_code == 422
+
+    @pytest.mark.parametrize("broken", ["Unmarked", "Hasty"])
+    async def test_the_suite_notices_what_several_calls_can_break(
+        self, endpoint: str, name: str, broken: str
+    ) -> None:
+        provider_of = {"Unmarked": Unmarked, "Hasty": Hasty}[broken]
+        provider = provider_of(ProviderConfigSpec("white", endpoint), Secrets())
+        case = self.test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated
+        with pytest.raises(AssertionError, match="before request"):
+            await case(provider, name)
+        await provider.close()
+
+
+class Unmarked(WhiteProvider):
+    """Marks what it makes with the second call."""
+
+    async def create(self, action: Action) -> Effect:
+        white: Fields = {**action.fields, "color": "White"}
+        made = (await ShapesProvider.create(self, replace(action, fields=white, labels={}))).object
+        return await self.update(
+            replace(action, idempotency_key=f"{action.idempotency_key}/2", uid=made and made.uid)
+        )
+
+
+class Hasty(WhiteProvider):
+    """Takes the first half for the whole, when it is repeated."""
+
+    async def create(self, action: Action) -> Effect:
+        half = await self.read(action.external_name)
+        return await super().create(action) if half is None else Effect(half, replayed=True)
+
+
+class TestNumbered(WithOption, HttpFaultContract):
+    kind = NUMBERED
+
+    async def test_two_objects_of_one_name_are_told_apart_by_their_ids(
+        self, provider: Provider, name: str
+    ) -> None:
+        first, second = await self.made(provider, name), await self.made(provider, name)
+        assert first.name == second.name == name
+        await provider.update(self.upon("Update", second, self.other_fields))
+        assert await provider.read(name, first.uid) == first
+        await provider.delete(self.upon("Delete", first))
+        assert await provider.read(name, first.uid) is None
+        assert self.is_as_declared(await provider.read(name, second.uid), self.other_fields)
+
+
+def soon() -> datetime:
+    return datetime.now(UTC) + timedelta(minutes=30)

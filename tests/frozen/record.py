@@ -1,0 +1,62 @@
+"""Records a data folder as this commit writes it: ``python -m tests.frozen.record RELEASE``.
+
+What is recorded is never changed: later code must start on it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.cli.runner import Cli, shape, up
+
+FOLDER = Path(__file__).parent
+PAGE = FOLDER.parents[1] / "docs" / "kinds" / "kind-definition.md"
+_LEFT_OUT = (".log", ".lock", ".conf")
+
+
+def declare_everything(cli: Cli, api_url: str) -> None:
+    """Declare and withdraw a bit of each, so that the log has most kinds of events."""
+    defined = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
+    cli.write("badge.yaml", defined.replace("http://127.0.0.1:8080", api_url))
+    cli.write(
+        "shapes.yaml", "---\n".join([shape("kept"), shape("changed"), shape("gone"), shape("held")])
+    )
+    cli.write(
+        "reference.yaml",
+        "apiVersion: reconciler/v1\nkind: ShapeRef\nmetadata: {name: needs-kept}\n"
+        "spec: {target: {kind: Shape, name: kept}}\n",
+    )
+    for name in ("badge.yaml", "shapes.yaml", "reference.yaml"):
+        cli.ok("apply", "-f", name, "--wait")
+    cli.write("changed.yaml", shape("changed", "Blue"))
+    cli.ok("apply", "-f", "changed.yaml", "--wait")
+    cli.ok("delete", "shape", "gone", "--wait")
+    cli.ok("finalizer", "add", "Shape", "held", "billing/invoice")
+    cli.ok("delete", "shape", "held")
+
+
+def main(release: str) -> None:
+    """Run everything in a new folder, and keep that folder."""
+    with tempfile.TemporaryDirectory() as name:
+        cli = Cli(Path(name))
+        with up(cli, "--resync", "0.5") as running:
+            declare_everything(cli, running.ready["apiUrl"])
+            running.stop()
+        with tarfile.open(FOLDER / f"{release}.tar.xz", "x:xz") as archive:
+            for path in sorted((cli.folder / "reconciler-data").rglob("*")):
+                if path.is_file() and path.suffix not in _LEFT_OUT and "secrets" not in path.parts:
+                    archive.add(path, path.relative_to(cli.folder), filter=_of_nobody)
+
+
+def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mtime = 0
+    return entry
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,41 @@
+"""Today's code starts on the data folder of each release, and goes on where that one stopped."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import Cli, shape, up
+from tests.frozen.record import FOLDER, PAGE
+
+RECORDED = sorted(FOLDER.glob("*.tar.xz"))
+
+
+def test_there_is_one() -> None:
+    assert RECORDED
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name.split(".tar")[0])
+def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    with tarfile.open(recorded) as archive:
+        archive.extractall(tmp_path, filter="data")
+    with up(cli, "--resync", "0.5") as running:
+        cli.ok("replay", "--verify")
+        past = cli.ok("history", "changed", "-o", "json").out
+        assert past.count("SpecDeclared") >= 2
+
+        # What was declared then is held to now.
+        defined = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
+        cli.write("badge.yaml", defined.replace("http://127.0.0.1:8080", running.ready["apiUrl"]))
+        cli.ok("apply", "-f", "badge.yaml", "--wait")
+        rows = {row["name"]: row["outcome"] for row in cli.ok("get", "-A", "-o", "json").json}
+        assert rows.items() >= {"kept": "Converged", "welcome": "Converged", "held": "Held"}.items()
+        cli.ok("finalizer", "remove", "Shape", "held", "billing/invoice")
+        cli.write("changed.yaml", shape("changed", "Green"))
+        cli.ok("apply", "-f", "changed.yaml", "--wait")
+        checks = cli.ok("doctor", "-o", "json").json
+        assert not [each for each in checks if each["verdict"] != "ok"], checks
+        running.stop()

@@ -1,0 +1,360 @@
+"""Containers and volumes through the whole loop, on a real Engine: the pages' examples and harm."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from events.intake import Approved, Withdrawn
+from events.log import ActionDecided, ActionFailed, ActionSucceeded
+from events.manifest import Manifest, Metadata
+from events.names import ResourceKey
+from events.provider_config import Limits, ProviderConfigSpec, Retry, Scope
+from infra.providers.answers import Answer
+from infra.providers.docker.container import CONTAINER
+from infra.providers.docker.engine import EngineApi
+from infra.providers.docker.volume import VOLUME
+from infra.secrets import open_stores
+from reconciler.provider.kind import KindRegistry
+from tests.engines import TestEngine, running_engine
+from tests.scenarios.harness import World, api_config, every
+
+pytestmark = pytest.mark.dockerd
+
+PAGES = Path(__file__).parents[2] / "docs" / "kinds"
+PLANTED = "planted-s3cr3t-of-a-container-5521"
+HEALED_SECONDS = 1.0
+SLACK_SECONDS = 4.0
+"""What a machine with four tests at a time may add."""
+
+
+def examples(page: str, prefix: str, image: str) -> dict[str, Manifest]:
+    """A page's manifests by kind and name, under names of this test and with an image we have."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    for name in ("orders-db", "orders-data", "scratch"):
+        block = re.sub(rf"(name: |Volume/){name}\b", rf"\g<1>{prefix}-{name}", block)
+    block = block.replace("postgres:15", image).replace("[pg_isready, -U, postgres]", "[/bin/true]")
+    block = block.replace("  cpus:", "  stopSeconds: 0\n  cpus:")
+    read = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
+    return {each.metadata.name.removeprefix(f"{prefix}-"): each for each in read}
+
+
+def container(name: str, image: str, **spec: Any) -> Manifest:
+    config = {"providerConfigRef": {"name": "docker"}, "image": image, "stopSeconds": 0}
+    return Manifest("docker/v1", "Container", Metadata(name), {**config, **spec})
+
+
+def volume(name: str, **spec: Any) -> Manifest:
+    config = {"providerConfigRef": {"name": "docker"}}
+    return Manifest("docker/v1", "Volume", Metadata(name), {**config, **spec})
+
+
+@pytest.fixture
+def prefix(engine: TestEngine, unique: str) -> Iterator[str]:
+    yield unique
+    engine.hands.remove_all(unique)
+
+
+@pytest.fixture
+async def docked(bare_world: World, engine: TestEngine, prefix: str, tmp_path: Path) -> World:
+    """A reconciler of the containers and volumes whose names begin with the prefix."""
+    return await configured(bare_world, engine, prefix, tmp_path)
+
+
+async def configured(world: World, engine: TestEngine, prefix: str, folder: Path) -> World:
+    world.kinds = KindRegistry([CONTAINER, VOLUME])
+    world.secrets = folder / "secrets"
+    await open_stores(world.secrets).by_name["files"].write("orders-db", PLANTED)
+    await world.start_reconciler()
+    documented = examples("container.md", prefix, engine.image)["docker"].spec
+    spec = msgspec.convert({**documented, "endpoint": engine.endpoint}, ProviderConfigSpec)
+    patient = api_config(
+        engine.endpoint,
+        provider="docker",
+        resync=3600,
+        least_resync_seconds=spec.least_resync_seconds,
+        scope=Scope(prefix=prefix),
+        retry=Retry(initial_seconds=0.2, max_seconds=1.0),
+        limits=Limits(request_timeout_seconds=10),
+    )
+    await world.configure(patient, name="docker")
+    return world
+
+
+async def until(world: World, holds: Callable[[], Any], what: str, seconds: float = 30.0) -> float:
+    """Wait for it, and return how long it took."""
+    began = time.monotonic()
+
+    async def does() -> bool:
+        return bool(await asyncio.to_thread(holds))
+
+    await world.until(does, what, seconds=seconds)
+    return time.monotonic() - began
+
+
+async def ready(world: World, key: ResourceKey, generation: int = 1) -> None:
+    found = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
+    assert found.outcome == "Converged", found
+
+
+async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    made = examples("container.md", prefix, engine.image)
+    del made["docker"]
+    await docked.declare_all(list(made.values()))
+    key = made["orders-db"].key
+    await ready(docked, key)
+
+    found = engine.hands.inspect(f"{prefix}-orders-db")
+    assert found is not None
+    assert f"POSTGRES_PASSWORD={PLANTED}" in found["Config"]["Env"]
+    assert found["HostConfig"]["Memory"] == 268435456
+    assert found["Mounts"][0]["Name"] == f"{prefix}-orders-data"
+    assert found["State"]["Health"]["Status"] == "healthy"
+    log = repr(await docked.history(key)) + repr(await docked.client.status(key))
+    assert "5432/tcp" in log
+    assert PLANTED not in log
+
+    others = open_stores(docked.secrets or Path()).by_name["files"]
+    await others.write("orders-db", PLANTED[::-1])
+
+    def is_rotated() -> bool:
+        now = engine.hands.inspect(f"{prefix}-orders-db")
+        return now is not None and f"POSTGRES_PASSWORD={PLANTED[::-1]}" in now["Config"]["Env"]
+
+    await until(docked, is_rotated, "the container is replaced with the new secret")
+
+
+async def test_what_hands_do_is_undone_within_a_second_and_strangers_stay(
+    docked: World, engine: TestEngine, prefix: str, record_property: Callable[[str, object], None]
+) -> None:
+    hands, name = engine.hands, f"{prefix}-web"
+    network = f"{prefix}-net"
+    hands.post("/networks/create", {"Name": network})
+    body = {"Image": engine.image, "Labels": {"whose": "theirs"}}
+    hands.post("/containers/create", body, name=f"{prefix}-stranger")
+    before = hands.inspect(f"{prefix}-stranger")
+    made = container(
+        name, engine.image, memoryBytes=64 << 20, networks=[{"name": network, "aliases": ["w"]}]
+    )
+    await docked.declare_all([made])
+    await ready(docked, made.key)
+
+    def running() -> dict[str, Any] | None:
+        found = hands.inspect(name)
+        return found if found is not None and found["State"]["Running"] else None
+
+    def is_limited() -> bool:
+        found = running()
+        return found is not None and found["HostConfig"]["Memory"] == 64 << 20
+
+    def is_connected() -> bool:
+        found = running()
+        return found is not None and "w" in (
+            found["NetworkSettings"]["Networks"].get(network, {}).get("Aliases") or ()
+        )
+
+    limit = {"Memory": 128 << 20, "MemorySwap": 256 << 20}
+    harms: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "kill": (lambda: hands.post(f"/containers/{name}/kill"), running),
+        "stop": (lambda: hands.post(f"/containers/{name}/stop", t="0"), running),
+        "update": (lambda: hands.post(f"/containers/{name}/update", limit), is_limited),
+        "disconnect": (
+            lambda: hands.post(f"/networks/{network}/disconnect", {"Container": name}),
+            is_connected,
+        ),
+        "rm -f": (lambda: hands.delete(f"/containers/{name}", force="true"), running),
+    }
+    took: dict[str, float] = {}
+    for harm, (do, is_healed) in harms.items():
+        await docked.until_settled()
+        first = running()
+        assert first is not None
+        await asyncio.to_thread(do)
+        if harm != "rm -f":
+            took[harm] = await until(docked, is_healed, f"{harm} is undone")
+            after = running()
+            assert after is not None
+            assert after["Id"] == first["Id"], "mended in place"
+        else:
+            took[harm] = await until(docked, is_healed, f"{harm} is undone")
+    print("healed after", {harm: f"{seconds:.2f} s" for harm, seconds in took.items()})
+    record_property("healed", took)
+    assert max(took.values()) < HEALED_SECONDS + SLACK_SECONDS
+    assert hands.inspect(f"{prefix}-stranger") == before
+    assert len(hands.containers(name)) == 1
+
+
+async def test_a_strangers_name_is_a_conflict_and_a_missing_image_is_waited_for(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    hands = engine.hands
+    theirs = hands.post("/containers/create", {"Image": engine.image}, name=f"{prefix}-taken")
+    conflicting = container(f"{prefix}-taken", engine.image)
+    missing = container(f"{prefix}-early", f"reconciler-test:{prefix.lower()}")
+    await docked.declare_all([conflicting, missing])
+    await docked.until_outcome(conflicting.key, "Conflict")
+    waiting = await docked.until_outcome(missing.key, "Degraded")
+    assert "is not on this Engine" in waiting.message
+
+    hands.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
+    await ready(docked, missing.key)
+    found = hands.inspect(f"{prefix}-taken")
+    assert found is not None
+    assert (found["Id"], found["State"]["Status"]) == (theirs["Id"], "created")
+
+
+async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    hands, name = engine.hands, f"{prefix}-ports"
+    made = container(name, engine.image, ports=[{"container": 80}], env={"A": "1"})
+    await docked.declare_all([made])
+    await ready(docked, made.key)
+    first = hands.inspect(name)
+    assert first is not None
+    port = int(first["NetworkSettings"]["Ports"]["80/tcp"][0]["HostPort"])
+
+    fixed = container(name, engine.image, ports=[{"container": 80, "host": port}], env={"A": "2"})
+    await docked.declare_all([fixed])
+
+    def is_replaced() -> bool:
+        now = hands.inspect(name)
+        return now is not None and now["State"]["Running"] and "A=2" in now["Config"]["Env"]
+
+    await until(docked, is_replaced, "another container has the same port")
+    assert [each["Names"] for each in hands.containers(prefix)] == [[f"/{name}"]]
+
+
+async def test_a_volume_that_is_in_use_waits_says_for_whom_and_keeps_its_data(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    hands, name = engine.hands, f"{prefix}-data"
+    kept, gone = volume(f"{prefix}-kept", policy={"deletion": "Orphan"}), volume(name)
+    await docked.declare_all([kept, gone])
+    for each in (kept, gone):
+        await ready(docked, each.key)
+    mount = {"Type": "volume", "Source": name, "Target": "/data"}
+    body = {"Image": engine.image, "HostConfig": {"Mounts": [mount]}}
+    hands.post("/containers/create", body, name=f"{prefix}-user")
+
+    for each in (kept, gone):
+        await docked.tell(each.key, Withdrawn())
+    released = await docked.until_outcome(kept.key, "Released")
+    assert "stays in the API" in released.message
+    assert hands.volume(f"{prefix}-kept") is not None
+    assert every(ActionDecided, await docked.facts(kept.key))[1:] == [], "no label is written"
+
+    held = await docked.until_outcome(gone.key, "Held", reason="DataLoss")
+    assert f"all data of volume {name}" in held.message
+    await docked.tell(gone.key, Approved("DataLoss"), "approval")
+    waiting = await docked.until_outcome(gone.key, "Degraded")
+    assert f"in use by {prefix}-user" in waiting.message
+    assert hands.volume(name) is not None
+
+    hands.delete(f"/containers/{prefix}-user", force="true")
+    await docked.until_outcome(gone.key, "Deleted")
+    assert hands.volume(name) is None
+
+    again = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
+    await docked.declare_all([again])
+    await ready(docked, again.key, generation=3)
+
+
+async def test_the_page_of_volumes_is_applied(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    made = list(examples("volume.md", prefix, engine.image).values())
+    await docked.declare_all(made)
+    for each in made:
+        await ready(docked, each.key)
+    found = engine.hands.volume(f"{prefix}-scratch")
+    assert found is not None
+    assert found["Options"]["o"] == "size=16m"
+
+
+async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_gone_on_with(
+    docked: World, engine: TestEngine, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands, name = engine.hands, f"{prefix}-half"
+    began, call = asyncio.Event(), EngineApi.call
+
+    async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Answer:
+        if path.endswith("/start"):
+            began.set()
+            await asyncio.Event().wait()
+        return await call(self, method, path, **rest)
+
+    monkeypatch.setattr(EngineApi, "call", dies)
+    made = container(name, engine.image)
+    await docked.declare_all([made])
+    await asyncio.wait_for(began.wait(), 30)
+    await docked.stop_reconciler()
+    half = hands.inspect(name)
+    assert half is not None
+    assert half["State"]["Status"] == "created"
+
+    monkeypatch.undo()
+    await docked.start_reconciler()
+    await ready(docked, made.key)
+    whole = hands.inspect(name)
+    assert whole is not None
+    assert (whole["Id"], whole["State"]["Running"]) == (half["Id"], True)
+    done = every(ActionSucceeded, await docked.facts(made.key))
+    assert [each.operation for each in done] == ["Create"]
+
+
+@pytest.mark.own_dockerd
+async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
+    bare_world: World, unique: str, tmp_path: Path
+) -> None:
+    async with running_engine() as engine:
+        world = await configured(bare_world, engine, unique, tmp_path)
+        made = [container(f"{unique}-{number}", engine.image) for number in range(4)]
+        await world.declare_all(made[:2])
+        for each in made[:2]:
+            await ready(world, each.key)
+        await world.declare_all(made[2:])
+        assert engine.own is not None
+        await engine.own.kill()
+        await engine.own.start(Path(engine.own.log).parent)
+        for each in made:
+            await ready(world, each.key)
+
+        def all_run() -> bool:
+            found = engine.hands.containers(unique)
+            names = sorted(each["Names"][0] for each in found if each["State"] == "running")
+            return names == sorted(f"/{each.metadata.name}" for each in made)
+
+        await until(world, all_run, "each of them runs, once")
+        assert len(engine.hands.containers(unique)) == len(made)
+        failed = every(ActionFailed, await world.facts(made[3].key))
+        assert {each.error.error_class for each in failed} <= {"Transient", "Unknown"}
+        await world.stop_reconciler()
+
+
+async def test_a_command_that_is_not_there_fails_says_so_and_is_mended_by_a_declaration(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    name = f"{prefix}-typo"
+    key = ResourceKey("default", "Container", name)
+    await docked.declare_all([container(name, engine.image, command=["/nope"])])
+    failed = await docked.until_outcome(key, "Failed")
+    assert "/nope" in failed.message
+    await docked.declare_all([container(name, engine.image, command=["sleep", "9999"])])
+    await ready(docked, key, 2)
+    assert len(engine.hands.containers(prefix)) == 1, "the half was replaced"
+    await docked.declare_all([container(name, engine.image, command=["/nope"])])
+    await docked.until_outcome(key, "Failed", generation=3)
+    await docked.tell(key, Withdrawn())
+    await docked.until_outcome(key, "Deleted")
+    assert engine.hands.inspect(name) is None, "what was made half is ours, and goes"

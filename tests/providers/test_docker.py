@@ -1,0 +1,647 @@
+"""The kinds `Container` and `Volume` on a real Engine: the contract, and what only they do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from aiohttp import web
+
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.providers.docker.container import CONTAINER, ContainersProvider, ready
+from infra.providers.docker.engine import OWN_LABELS, without_headers
+from infra.providers.docker.volume import VOLUME, VolumesProvider
+from infra.secrets import open_stores
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotCalledError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import LoggingProvider
+from reconciler.provider.contract import ProviderContract, action, listing, upon
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+from tests.engines import TestEngine
+
+PLANTED = "planted-s3cr3t-of-a-variable-83c0"
+MIB = 1024 * 1024
+
+pytestmark = pytest.mark.dockerd
+
+
+class OnEngine(ProviderContract):
+    @pytest.fixture
+    def endpoint(self, engine: TestEngine, name: str) -> Iterator[str]:
+        yield engine.endpoint
+        engine.hands.remove_all(name)
+
+
+class TestContainerContract(OnEngine):
+    kind = CONTAINER
+    fields: ClassVar[Fields] = {
+        "image": "filled in by the fixture",
+        "env": {"A": "1", "B": 2},
+        "stopSeconds": 0,
+        "memoryBytes": 64 * 1024 * 1024,
+    }
+    other_fields: ClassVar[Fields] = {**fields, "memoryBytes": 96 * 1024 * 1024, "restart": "no"}
+
+    @pytest.fixture(autouse=True)
+    def of_this_engine(self, engine: TestEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("fields", "other_fields"):
+            monkeypatch.setattr(type(self), name, {**getattr(self, name), "image": engine.image})
+
+
+class TestVolumeContract(OnEngine):
+    kind = VOLUME
+    fields: ClassVar[Fields] = {}
+    other_fields: ClassVar[Fields] = {"options": {"type": "tmpfs", "device": "tmpfs"}}
+
+
+class Case:
+    """A provider on the Engine, and what a test does with it; nothing is left of its names."""
+
+    def __init__(self, engine: TestEngine, prefix: str, folder: Path) -> None:
+        self.hands, self.image, self.prefix = engine.hands, engine.image, prefix
+        self.stores = open_stores(folder)
+        config = ProviderConfigSpec(
+            provider="docker",
+            endpoint=engine.endpoint,
+            limits=Limits(request_timeout_seconds=10),
+        )
+        secrets = Secrets(stores=self.stores.by_name, key=self.stores.key)
+        self.containers = ContainersProvider(config, secrets)
+        self.volumes = VolumesProvider(config, secrets)
+
+    def fields(self, **spec: Any) -> Fields:
+        return CONTAINER.checked_fields({"image": self.image, "stopSeconds": 0, **spec})
+
+    async def made(self, suffix: str = "", /, **spec: Any) -> ExternalObject:
+        name = f"{self.prefix}{suffix}"
+        effect = await self.containers.create(action("Create", name, self.fields(**spec)))
+        assert effect.object is not None
+        return effect.object
+
+    async def updated(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
+        update = upon(action("Update", thing.name, self.fields(**spec)), thing)
+        effect = await self.containers.update(update)
+        assert effect.object is not None
+        return effect.object
+
+
+@pytest.fixture
+async def case(engine: TestEngine, name: str, tmp_path: Path) -> AsyncIterator[Case]:
+    one = Case(engine, name, tmp_path)
+    yield one
+    await one.containers.close()
+    await one.volumes.close()
+    await asyncio.to_thread(engine.hands.remove_all, name)
+
+
+def as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
+    assert thing is not None
+    assert CONTAINER.comparable is not None
+    seen, wanted = map(CONTAINER.comparable, (CONTAINER.normalize(thing.fields), fields))
+    return seen == wanted
+
+
+# --- what is compared
+
+
+async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> None:
+    network = f"{case.prefix}-net"
+    pool = {"Config": [{"Subnet": "10.199.77.0/24"}]}
+    case.hands.post("/networks/create", {"Name": network, "IPAM": pool})
+    case.hands.post("/volumes/create", {"Name": f"{case.prefix}-v"})
+    spec: Fields = {
+        "command": ["sleep", "5000"],
+        "entrypoint": ["/bin/busybox"],
+        "env": {"N": 5, "B": True, "EMPTY": "", "EQ": "a=b"},
+        "user": "1000:1000",
+        "workingDir": "/tmp",
+        "mounts": [
+            {"target": "/scratch", "type": "tmpfs", "sizeBytes": 1 * MIB},
+            {"target": "/data", "source": f"{case.prefix}-v", "readOnly": True},
+            {"target": "/host", "type": "bind", "source": "/usr"},
+        ],
+        "ports": [{"container": 90}, {"container": 80, "address": "127.0.0.1"}],
+        "networks": [{"name": network, "aliases": ["b", "a"], "address": "10.199.77.9"}],
+        "memoryBytes": 32 * MIB,
+        "cpus": 0.25,
+        "healthCheck": {"command": ["/bin/true"], "intervalSeconds": 0.5, "retries": 2},
+        "restart": "on-failure",
+        "maxRestarts": 3,
+    }
+    made = await case.made(**spec)
+
+    assert as_declared(made, case.fields(**spec))
+    assert made == await case.containers.read(case.prefix)
+    assert [made] == await listing(case.containers, Scope(prefix=case.prefix))
+    assert made.outputs["addresses"] == {network: "10.199.77.9"}
+    assert made.outputs["address"] == "10.199.77.9"
+    assert set(made.outputs["ports"]) == {"80/tcp", "90/tcp"}
+    assert not OWN_LABELS & made.labels.keys()
+    once = case.fields(**spec)
+    assert CONTAINER.checked_fields(once) == once
+
+
+async def test_what_the_image_and_the_engine_fill_in_is_no_difference(case: Case) -> None:
+    made = await case.made(memoryBytes=32 * MIB)
+
+    assert made.fields == case.fields(memoryBytes=32 * MIB)
+    found = case.hands.inspect(case.prefix)
+    assert found is not None
+    assert "OF_THE_IMAGE=1" in found["Config"]["Env"]
+    assert found["HostConfig"]["MemorySwap"] == 64 * MIB
+
+
+async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: Case) -> None:
+    await case.stores.by_name["files"].write("db", PLANTED)
+    secret = {"$secret": "db"}
+    made = await case.made(env={"PLAIN": "1", "PASSWORD": secret})
+    digest = Secrets(key=case.stores.key).digest(PLANTED)
+
+    assert made.fields["env"] == {"PLAIN": "1", "PASSWORD": {"secret": digest}}
+    assert PLANTED not in repr(made)
+    found = case.hands.inspect(case.prefix)
+    assert found is not None
+    assert f"PASSWORD={PLANTED}" in found["Config"]["Env"]
+    assert PLANTED not in repr(found["Config"]["Labels"])
+    with pytest.raises(ConfigurationError, match="is not in store"):
+        await case.made("-other", env={"PASSWORD": {"$secret": "none"}})
+
+
+async def test_a_strangers_environment_is_shown_as_digests(case: Case) -> None:
+    body = {"Image": case.image, "Env": [f"TOKEN={PLANTED}"]}
+    case.hands.post("/containers/create", body, name=case.prefix)
+    found = await case.containers.read(case.prefix)
+
+    assert found is not None
+    assert PLANTED not in repr(found)
+    assert set(found.fields["env"]) == {"TOKEN", "PATH", "OF_THE_IMAGE"}
+    assert found.written_by is None
+
+
+# --- identity
+
+
+async def test_the_beginning_of_an_id_is_no_name(case: Case) -> None:
+    made = await case.made()
+    assert made.uid is not None
+
+    assert await case.containers.read(made.uid[:12]) is None
+    assert (await case.containers.delete(action("Delete", made.uid[:12], {}))).absent
+    with pytest.raises(NotFoundError):
+        await case.containers.update(action("Update", made.uid[:12], case.fields()))
+    assert await case.containers.read(case.prefix) == made
+
+
+async def test_a_container_that_was_renamed_is_deleted_by_its_id(case: Case) -> None:
+    made = await case.made()
+    case.hands.post(f"/containers/{case.prefix}/rename", name=f"{case.prefix}-away")
+    assert await case.containers.read(case.prefix) is None
+    await case.containers.delete(upon(action("Delete", made.name, {}), made))
+    assert case.hands.containers(case.prefix) == []
+
+
+@pytest.mark.parametrize("label", sorted(OWN_LABELS))
+async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None:
+    create = action("Create", case.prefix, case.fields())
+    create.labels[label] = "x"
+    try:
+        with pytest.raises(PermanentError, match="the reconciler's own"):
+            await case.containers.create(create)
+    finally:
+        del create.labels[label]
+
+
+# --- several calls
+
+
+class CutAt:
+    """A permit that ends the caller at one of its requests."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, request: int, error: BaseException) -> None:
+        self.left, self.error = request, error
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+
+async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case) -> None:
+    case.hands.post("/networks/create", {"Name": f"{case.prefix}-a"})
+    case.hands.post("/networks/create", {"Name": f"{case.prefix}-b"})
+    networks = [{"name": f"{case.prefix}-{each}"} for each in "ab"]
+    fields, requests = case.fields(networks=networks), 0
+    seen: list[tuple[str, bool]] = []
+    while True:
+        requests += 1
+        name = f"{case.prefix}-{requests}"
+        create = action("Create", name, fields)
+        error = asyncio.CancelledError() if requests % 2 else NotCalledError("cut")
+        permit = CutAt(requests, error)
+        token = CALL_PERMIT.set(permit)
+        said: BaseException | None = None
+        try:
+            await case.containers.create(create)
+        except (ProviderError, asyncio.CancelledError) as raised:
+            said = raised
+        finally:
+            CALL_PERMIT.reset(token)
+        if said is None:
+            break
+        half = case.hands.inspect(name)
+        is_made = half is not None
+        assert not is_made or not isinstance(said, TransientError), "that means: nothing was done"
+        if is_made:
+            found = await case.containers.read(name)
+            assert found is not None
+            assert found.written_by == create.idempotency_key
+            assert found.labels == create.labels
+            seen.append((found.outputs["state"], as_declared(found, fields)))
+        whole = (await case.containers.create(create)).object
+        assert as_declared(whole, fields)
+        assert whole == (await case.containers.create(create)).object
+        assert half is None or (whole is not None and whole.uid == half["Id"])
+    assert seen[0] == ("created", False)
+    assert requests > 6
+
+
+async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
+    cases: list[tuple[Fields, str]] = [
+        ({"image": "nowhere/none:1"}, "image 'nowhere/none:1' is not on this Engine"),
+        ({"mounts": [{"target": "/d", "source": f"{case.prefix}-typo"}]}, "there is no volume"),
+        ({"networks": [{"name": f"{case.prefix}-typo"}]}, "network .*-typo not found"),
+    ]
+    for spec, words in cases:
+        with pytest.raises(TransientError, match=words) as caught:
+            await case.made(**spec)
+        assert caught.value.status == 404, "no sign of an Engine that fails"
+    assert case.hands.containers(case.prefix) == []
+    assert case.hands.volume(f"{case.prefix}-typo") is None
+
+
+async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case: Case) -> None:
+    first = await case.made("-first", ports=[{"container": 80}])
+    port = first.outputs["ports"]["80/tcp"]
+    create = action(
+        "Create", f"{case.prefix}-second", case.fields(ports=[{"container": 80, "host": port}])
+    )
+    with pytest.raises(UnknownResultError, match=r"already allocated|already in use") as caught:
+        await case.containers.create(create)
+    assert caught.value.status == 409, "no sign of an Engine that fails"
+    half = await case.containers.read(create.external_name)
+    assert half is not None
+    assert half.written_by == create.idempotency_key
+    with pytest.raises(TransientError, match=r"already allocated|already in use"):
+        await case.containers.update(upon(action("Update", half.name, create.fields), half))
+    await case.containers.delete(upon(action("Delete", first.name, {}), first))
+    done = await case.containers.create(create)
+    assert done.replayed
+    assert as_declared(done.object, create.fields)
+
+
+async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
+    create = action("Create", case.prefix, case.fields(command=["/nope"]))
+    with pytest.raises(PermanentError, match="/nope") as caught:
+        await case.containers.create(create)
+    half = await case.containers.read(case.prefix)
+    assert half is not None
+    assert caught.value.obstacle == half, "what is there is said, so that it is ours"
+    with pytest.raises(PermanentError, match="/nope"):
+        await case.containers.update(upon(action("Update", half.name, create.fields), half))
+    small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})
+    with pytest.raises(PermanentError, match=r"Minimum memory|minimum"):
+        await case.containers.create(small)
+
+
+# --- in place
+
+
+async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
+    network = f"{case.prefix}-net"
+    case.hands.post("/networks/create", {"Name": network})
+    made = await case.made(memoryBytes=32 * MIB, cpus=0.5)
+    changes: list[Fields] = [
+        {"memoryBytes": 96 * MIB, "cpus": 1.5, "restart": "on-failure", "maxRestarts": 2},
+        {"memoryBytes": 16 * MIB},
+        {"memoryBytes": 16 * MIB, "networks": [{"name": network, "aliases": ["x"]}]},
+        {"memoryBytes": 16 * MIB, "networks": [{"name": network}, {"name": "bridge"}]},
+        {"memoryBytes": 16 * MIB, "running": False},
+        {"memoryBytes": 16 * MIB},
+    ]
+    for spec in changes:
+        now = await case.updated(made, **spec)
+        assert as_declared(now, case.fields(**spec)), spec
+        assert now.uid == made.uid
+        assert now == await case.containers.read(case.prefix)
+
+    unlimited = await case.updated(made)
+    assert unlimited.fields["memoryBytes"] > 512 * MIB, "all that the host has"
+    with pytest.raises(PermanentError, match="command of a container"):
+        await case.updated(made, command=["/bin/true"])
+
+
+@pytest.mark.parametrize("harm", ["kill", "stop", "pause"])
+async def test_one_that_runs_no_more_is_not_as_declared_and_started_again(
+    case: Case, harm: str
+) -> None:
+    made = await case.made()
+    case.hands.post(f"/containers/{case.prefix}/{harm}", **({"t": "0"} if harm == "stop" else {}))
+    found = await case.containers.read(case.prefix)
+    assert found is not None
+    assert found.fields["running"] is False
+    again = await case.updated(found)
+    assert as_declared(again, case.fields())
+    assert again.uid == made.uid
+
+
+async def test_it_is_ready_when_its_health_check_agrees(case: Case) -> None:
+    check = {"command": ["/bin/test", "-e", "/tmp/ok"], "intervalSeconds": 0.1, "retries": 1}
+    spec: Fields = {
+        "healthCheck": check,
+        "command": ["sh", "-c", "sleep 0.5; touch /tmp/ok; sleep 9999"],
+    }
+    made = await case.made(**spec)
+    reasons = [ready(case.fields(**spec), made).reason]
+    deadline = time.monotonic() + 20
+    while reasons[-1] != "Ready":
+        assert time.monotonic() < deadline, reasons
+        await asyncio.sleep(0.05)
+        found = await case.containers.read(case.prefix)
+        assert found is not None
+        reasons.append(ready(case.fields(**spec), found).reason)
+    assert reasons[0] in ("Starting", "Unhealthy")
+
+
+# --- volumes
+
+
+async def test_a_volume_that_is_there_is_a_conflict_though_the_engine_says_created(
+    case: Case,
+) -> None:
+    case.hands.post("/volumes/create", {"Name": case.prefix, "Labels": {"whose": "theirs"}})
+    create = action("Create", case.prefix, VOLUME.checked_fields({}))
+    with pytest.raises(ConflictError) as caught:
+        await case.volumes.create(create)
+    assert caught.value.obstacle == await case.volumes.read(case.prefix)
+    assert caught.value.obstacle is not None
+    assert caught.value.obstacle.labels == {"whose": "theirs"}
+
+
+async def test_a_volumes_uid_stays_when_something_is_written_to_it(case: Case) -> None:
+    created = await case.volumes.create(action("Create", case.prefix, VOLUME.checked_fields({})))
+    command = ["sh", "-c", "touch /d/x; sleep 9999"]
+    await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}], command=command)
+    await asyncio.sleep(0.2)
+    assert await case.volumes.read(case.prefix) == created.object
+
+
+async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(case: Case) -> None:
+    made = (
+        await case.volumes.create(action("Create", case.prefix, VOLUME.checked_fields({})))
+    ).object
+    assert made is not None
+    user = await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}])
+    delete = upon(action("Delete", case.prefix, {}), made)
+    with pytest.raises(TransientError, match=f"is in use by {user.name}: ") as caught:
+        await case.volumes.delete(delete)
+    assert caught.value.status == 409
+    await case.containers.delete(upon(action("Delete", user.name, {}), user))
+    assert not (await case.volumes.delete(delete)).absent
+
+
+async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
+    options = {"type": "tmpfs", "device": "tmpfs", "o": "size=1m"}
+    create = action("Create", case.prefix, VOLUME.checked_fields({"options": options}))
+    made = (await case.volumes.create(create)).object
+    assert made is not None
+    assert VOLUME.loses(None, made) == ""
+    command = ["sh", "-c", "dd if=/dev/zero of=/d/x bs=65536 count=64; sleep 9999"]
+    await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}], command=command)
+    log = b""
+    for _ in range(100):
+        query = {"stdout": "1", "stderr": "1"}
+        log = case.hands.http.get(f"/containers/{case.prefix}-user/logs", params=query).content
+        if b"No space left" in log:
+            break
+        await asyncio.sleep(0.05)
+    assert b"No space left" in log
+
+
+# --- the feed
+
+
+@pytest.mark.parametrize("kind", ["containers", "volumes"])
+async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_told(
+    case: Case, kind: str
+) -> None:
+    provider = case.containers if kind == "containers" else case.volumes
+
+    def happens(suffix: str) -> None:
+        if kind == "containers":
+            name = f"{case.prefix}{suffix}"
+            case.hands.post("/containers/create", {"Image": case.image}, name=name)
+        else:
+            case.hands.post("/volumes/create", {"Name": f"{case.prefix}{suffix}"})
+
+    async def newest(mark: str | None) -> str:
+        """Follow until nothing is new: other tests use the Engine, too."""
+        while True:
+            try:
+                async with asyncio.timeout(1):
+                    mark = await provider.changes(mark)
+            except TimeoutError:
+                assert mark is not None
+                return mark
+
+    mark = await newest(None)
+    waiting = asyncio.create_task(provider.changes(mark))
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    await asyncio.to_thread(happens, "-one")
+    after = await asyncio.wait_for(waiting, 3)
+    assert after != mark
+    assert time.monotonic() - began < 1.5
+    mark = await newest(after)
+    await asyncio.to_thread(happens, "-two")
+    assert await asyncio.wait_for(provider.changes(mark), 3) != mark
+
+
+# --- logs
+
+
+async def read_all(pieces: AsyncGenerator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def test_what_a_container_writes_is_read_and_followed(case: Case) -> None:
+    assert isinstance(case.containers, LoggingProvider)
+    assert not isinstance(case.volumes, LoggingProvider)
+    script = "echo one; echo two >&2; while ! test -e /tmp/on; do sleep 0.02; done; echo three"
+    made = await case.made(command=["sh", "-c", script], restart="no")
+    assert made.uid is not None
+    told = b""
+    while told.count(b"\n") < 2:
+        told = await read_all(case.containers.logs(made.uid))
+    assert sorted(told.split()) == [b"one", b"two"]
+    assert (await read_all(case.containers.logs(made.uid, tail=1))).count(b"\n") == 1
+
+    seen: list[bytes] = []
+    async with contextlib.aclosing(case.containers.logs(made.uid, follow=True)) as pieces:
+        async for piece in pieces:
+            seen.append(piece)
+            if b"".join(seen).count(b"\n") == 2:
+                touch = {"Cmd": ["/bin/touch", "/tmp/on"]}
+                started = case.hands.post(f"/containers/{case.prefix}/exec", touch)
+                await asyncio.to_thread(
+                    case.hands.post, f"/exec/{started['Id']}/start", {"Detach": True}
+                )
+    assert b"".join(seen).endswith(b"three\n"), "it ends with the container"
+    with pytest.raises(NotFoundError):
+        await read_all(case.containers.logs("0" * 64))
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
+    sent = b"".join(
+        bytes([1, 0, 0, 0]) + len(part).to_bytes(4) + part for part in (b"one\n", b"", b"three\n")
+    )
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(sent), size):
+            yield sent[start : start + size]
+
+    assert await read_all(without_headers(pieces())) == b"one\nthree\n"
+
+
+# --- what is no Engine, or another one
+
+
+class _Answers:
+    """A server on a local socket that says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, tuple[int, str]] = {}
+        self.paths: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.paths.append(request.path)
+        status, body = self.said.get(request.path, (404, "404 page not found"))
+        return web.Response(status=status, text=body, content_type="application/json")
+
+
+@pytest.fixture
+async def answers(tmp_path: Path) -> AsyncIterator[tuple[_Answers, str]]:
+    said, app = _Answers(), web.Application()
+    app.router.add_route("*", "/{any:.*}", said.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    path = tmp_path / "s"
+    await web.UnixSite(runner, str(path)).start()
+    yield said, f"unix://{path}"
+    await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def provider_at(endpoint: str, kind: Kind = CONTAINER) -> AsyncGenerator[Any]:
+    assert kind.connect is not None
+    provider = kind.connect(ProviderConfigSpec("docker", endpoint), Secrets())
+    yield provider
+    await provider.close()
+
+
+@pytest.mark.parametrize(
+    ("versions", "spoken"),
+    [
+        ('{"ApiVersion":"1.41","MinAPIVersion":"1.12"}', "1.41"),
+        ('{"ApiVersion":"1.52","MinAPIVersion":"1.44"}', "1.44"),
+        ('{"ApiVersion":"1.40","MinAPIVersion":"1.12"}', None),
+    ],
+)
+async def test_a_version_is_spoken_that_both_know(
+    answers: tuple[_Answers, str], versions: str, spoken: str | None
+) -> None:
+    server, endpoint = answers
+    server.said["/version"] = (200, versions)
+    server.said[f"/v{spoken}/containers/json"] = (200, "[]")
+    async with provider_at(endpoint) as provider:
+        if spoken is None:
+            with pytest.raises(TransientError, match=r"20.10 or newer"):
+                await listing(provider, Scope())
+        else:
+            assert await listing(provider, Scope()) == []
+
+
+async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, str]) -> None:
+    server, endpoint = answers
+    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
+    for kind in (CONTAINER, VOLUME):
+        async with provider_at(endpoint, kind) as provider:
+            with pytest.raises(TransientError, match=r"check spec.endpoint"):
+                await provider.read("any")
+
+
+async def test_a_listing_without_one_driver_is_none(answers: tuple[_Answers, str]) -> None:
+    server, endpoint = answers
+    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.said["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
+    async with provider_at(endpoint, VOLUME) as provider:
+        with pytest.raises(TransientError, match="plugin x is away"):
+            await listing(provider, Scope())
+
+
+async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
+    async with provider_at(f"unix://{tmp_path / 'none'}") as provider:
+        calls: list[Callable[[], Any]] = [
+            lambda: provider.read("any"),
+            lambda: provider.changes(None),
+            lambda: provider.create(
+                action("Create", "any", CONTAINER.checked_fields({"image": "x"}))
+            ),
+        ]
+        for call in calls:
+            with pytest.raises(TransientError, match="not sent"):
+                await call()
+
+
+@pytest.mark.parametrize("endpoint", ["unix://var/run/docker.sock", "docker.sock", "tcp://h:1"])
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec.endpoint"):
+        ContainersProvider(ProviderConfigSpec("docker", endpoint), Secrets())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "image"),
+        ({"image": "x", "memory": 1}, "unknown field"),
+        ({"image": "x", "maxRestarts": 3}, "on-failure"),
+        ({"image": "x", "mounts": [{"target": "/a"}]}, "have a source"),
+        ({"image": "x", "mounts": [{"target": "/a", "type": "tmpfs", "source": "b"}]}, "source"),
+        ({"image": "x", "mounts": [{"target": "/a", "type": "bind", "source": "b"}]}, "folder"),
+        ({"image": "x", "networks": [{"name": "host"}, {"name": "b1"}]}, "alone"),
+        ({"image": "x", "env": {"A=B": "1"}}, "spec"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused(fields: Fields, words: str) -> None:
+    with pytest.raises(InvalidManifestError, match=words):
+        CONTAINER.checked_fields(fields)

@@ -1,0 +1,152 @@
+"""A creation of several calls of which a later one is refused for good: what it made is ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from events.external import ExternalObject
+from events.log import ActionFailed, ActionSucceeded
+from events.manifest import Fields
+from reconciler.provider.kind import Kind
+from reconciler.resource.owner_label import OWNER_LABEL
+from tests.explanations import explained
+from tests.resource.building import BLOCK, UNLABELLED, Story, every, only, thing
+from tests.resource.test_replacement import BESIDE, check_rows, decided, made
+
+RED: Fields = {"type": "Square", "color": "Red"}
+HALF: Fields = {"type": "Square"}
+
+
+def half_of(story: Story) -> ExternalObject:
+    """What the first call has made."""
+    action = story.action
+    shown = msgspec.structs.replace(story.written(action), fields=HALF)
+    return msgspec.structs.replace(shown, written_by=action.idempotency_key)
+
+
+def refused(kind: Kind = BLOCK) -> Story:
+    story = Story(kind=kind)
+    story.declare(RED)
+    story.fail("Permanent", shown=half_of(story), message="Red is not painted here")
+    return story
+
+
+@pytest.mark.parametrize("kind", [BLOCK, UNLABELLED])
+def test_what_was_made_is_owned_and_the_refusal_is_told(kind: Kind):
+    story = refused(kind)
+    assert story.state.owned is not None
+    assert story.state.owned.uid == story.seen.uid
+    assert (story.outcome, story.reason) == ("Failed", "Permanent")
+    assert story.state.outcome is not None
+    assert story.state.outcome.message == "Red is not painted here"
+    assert story.idle
+    assert decided(story) == [("Create", "Converge")], "and not called again"
+    check_rows(story)
+
+
+def test_the_log_explains_the_effect():
+    story = refused()
+    done = only(ActionSucceeded, [event.data for event in story.log])
+    assert done.refused is not None
+    assert explained(story.log) == {done.action_id}
+
+
+def test_what_was_made_goes_when_it_is_withdrawn():
+    story = refused()
+    uid = story.seen.uid
+    story.withdraw()
+    assert (story.action.operation, story.action.uid) == ("Delete", uid)
+    story.succeed()
+    assert story.outcome == "Deleted"
+    check_rows(story)
+
+
+def test_what_was_made_goes_though_it_was_withdrawn_before_the_refusal():
+    story = Story()
+    story.declare(RED)
+    story.withdraw()
+    half = half_of(story)
+    story.fail("Permanent", shown=half)
+    assert (story.action.operation, story.action.uid) == ("Delete", half.uid)
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+
+def test_a_look_at_it_is_no_drift_and_calls_nothing():
+    story = refused()
+    assert story.see(story.seen) == []
+    story.see(msgspec.structs.replace(story.seen, outputs={"port": 1}))
+    assert not any(type(each.data).__name__ == "DriftDetected" for each in story.log)
+    assert story.idle
+    assert story.outcome == "Failed"
+
+
+def test_a_new_generation_goes_on_from_it():
+    story = refused()
+    story.declare({"type": "Square", "color": "Blue"})
+    assert story.action.operation == "Update"
+    story.succeed()
+    assert (story.outcome, story.seen.fields["color"]) == ("Converged", "Blue")
+
+
+def test_a_refusal_before_anything_was_made_is_one_as_ever():
+    story = Story()
+    story.declare(RED)
+    only(ActionFailed, story.fail("Permanent"))
+    assert story.state.owned is None
+    assert story.outcome == "Failed"
+
+
+@pytest.mark.parametrize("labels", [{}, {OWNER_LABEL: "another"}])
+def test_what_carries_neither_the_key_nor_our_label_is_not_ours(labels: dict[str, str]):
+    story = Story()
+    story.declare(RED)
+    story.fail("Permanent", shown=thing(HALF, labels=labels))
+    assert story.state.owned is None
+    story.withdraw()
+    assert story.idle
+
+
+def test_a_half_made_replacement_stands_beside_and_both_go():
+    story = made(replace(BESIDE, name="Block"))
+    old = story.seen
+    story.declare({"type": "Circle", "color": "Red"})
+    half = msgspec.structs.replace(half_of(story), fields={"type": "Circle"})
+    story.fail("Permanent", shown=half)
+    check_rows(story)
+    assert story.outcome == "Failed"
+    assert story.state.retiring is not None
+    assert story.state.retiring.uid == old.uid, "what was there stays until the new one is whole"
+    story.withdraw()
+    gone = [story.action.uid]
+    story.succeed()
+    gone.append(story.action.uid)
+    story.succeed()
+    assert sorted(map(str, gone)) == sorted(map(str, [old.uid, half.uid]))
+    assert story.outcome == "Deleted"
+    assert len(every(ActionSucceeded, [event.data for event in story.log])) == 4
+
+
+def test_what_a_look_finds_half_made_is_completed():
+    """The answer to the second call never came, three times: a look finds what the first made."""
+    story = Story()
+    story.declare(RED)
+    half = half_of(story)
+    for _ in range(3):
+        story.fail("Unknown")
+        story.wake(3600)
+    story.look(half)
+    assert (story.action.operation, story.action.uid) == ("Update", half.uid)
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_what_stands_half_made_in_the_way_of_its_own_creation_is_completed():
+    story = Story()
+    story.declare(RED)
+    half = half_of(story)
+    story.fail("Conflict", shown=half)
+    assert (story.action.operation, story.action.uid) == ("Update", half.uid)
