@@ -16,6 +16,8 @@ from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
+ALWAYS_THERE = "plpgsql"
+"""The extension that every database has; it is not compared."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
@@ -56,7 +58,11 @@ def normalize(fields: Fields) -> Fields:
         "allowConnections": True,
         **given,
         # By name, so that a comparison leaves alone what others have installed.
-        "extensions": dict.fromkeys(sorted(cast("list[str]", extensions)), True),
+        "extensions": {
+            name: True
+            for name in sorted(set(cast("list[str]", extensions)))
+            if name != ALWAYS_THERE
+        },
     }
     if "encoding" in given:
         name = str(given["encoding"]).upper()

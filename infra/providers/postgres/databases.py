@@ -20,7 +20,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
-from infra.providers.postgres.database import normalize
+from infra.providers.postgres.database import ALWAYS_THERE, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, state_of
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import (
@@ -44,7 +44,6 @@ LEFTOVER_SECONDS: Final = 3_600
 """An unfinished database that is older is listed, so that somebody sees it."""
 
 _SHOWN_SESSIONS: Final = 5
-_ALWAYS_THERE: Final = "plpgsql"
 
 _SELECT = sql.SQL(
     """
@@ -128,8 +127,12 @@ class DatabasesProvider:
         if half is None or half.mark is None:
             await self._server.run(_comment_statement(unfinished, with_mark(None, mark)))
         if mark.extensions:
-            async with self._server.transaction(unfinished) as session:
-                await session.run(*_extension_statements(mark.extensions, []))
+            try:
+                async with self._server.transaction(unfinished) as session:
+                    await session.run(*_extension_statements(mark.extensions, []))
+            except PermanentError as error:  # what there is without them is the action's work
+                half_done = await self._finished(action, unfinished, mark)
+                raise PermanentError(error.message, obstacle=half_done) from None
         return Effect(await self._finished(action, unfinished, mark))
 
     async def update(self, action: Action) -> Effect:
@@ -249,7 +252,7 @@ class DatabasesProvider:
             return declared
         query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
         async with self._server.session(row.name) as session:
-            return names(await session.run(query.format(_ALWAYS_THERE)), "extname")
+            return names(await session.run(query.format(ALWAYS_THERE)), "extname")
 
     # --- writing
 

@@ -50,7 +50,8 @@ _SELECT = sql.SQL(
     FROM {source} a
         LEFT JOIN pg_shdescription c ON c.objoid = a.oid AND c.classoid = 'pg_authid'::regclass
         CROSS JOIN LATERAL (
-            SELECT array_agg(DISTINCT p.rolname::text ORDER BY p.rolname::text) AS of
+            SELECT coalesce(array_agg(DISTINCT p.rolname::text ORDER BY p.rolname::text), '{{}}')
+                AS of
             FROM pg_auth_members g JOIN pg_roles p ON p.oid = g.roleid WHERE g.member = a.oid
         ) m
     WHERE {condition}
@@ -89,7 +90,7 @@ class _Row(msgspec.Struct, frozen=True):
     connection_limit: int
     valid_until: str | None
     verifier: str | None
-    member_of: list[str] | None
+    member_of: list[str]
     comment: str | None
     is_login: bool
 
@@ -262,7 +263,7 @@ class DatabaseRolesProvider:
             "bypassRowSecurity": row.bypass_row_security,
             "connectionLimit": row.connection_limit,
             "validUntil": row.valid_until,
-            "memberOf": row.member_of or [],
+            "memberOf": row.member_of,
         }
         outputs: Fields = {"name": row.name}
         if mark is not None and mark.password is not None:
