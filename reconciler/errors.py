@@ -85,7 +85,10 @@ class ConflictError(ProviderError):
 
 
 class NotFoundError(ProviderError):
-    """The object is not there (404); nothing was done."""
+    """The object is not there (404); nothing was done.
+
+    Of a creation: what the first of its calls made is gone before the next.
+    """
 
     error_class: ErrorClass = "NotFound"
 

@@ -33,8 +33,14 @@ def _may_be_done(event: ResourceEvent) -> str | None:
             return name
         case ActionFailed(action_id=name) if event.redelivered or _is_unknown(event):
             return name
+        case ActionFailed(action_id=name, operation="Create") if _is_gone(event):
+            return name  # the first of its calls made it, and the next one met nothing
         case _:
             return None
+
+
+def _is_gone(event: ActionFailed) -> bool:
+    return event.error.error_class == "NotFound"
 
 
 def _is_unknown(event: ActionFailed) -> bool:

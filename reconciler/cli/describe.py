@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
+from nats.aio.client import Client
 from rich.text import Text
 
 from events.external import ExternalObject
@@ -24,11 +25,13 @@ from events.log import (
     ResourceEvent,
     SpecDeclared,
 )
+from events.manifest import Fields
 from events.names import ResourceKey
 from projections.ownership import OwnershipRow
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
+from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
 from reconciler.cli.log_replay import current_models
@@ -38,6 +41,7 @@ from reconciler.cli.output import as_yaml, print_structured
 from reconciler.cli.search import find_resource, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.ports import StoredEvent
+from reconciler.provider import MeasuredProvider
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
 from reconciler.sdk.history import History
@@ -67,6 +71,7 @@ class Description(msgspec.Struct, rename="camel"):
     action: Action | None
     events: list[Line]
     settled_generation: int = 0
+    readings: Fields | None = None
 
 
 def describe(
@@ -76,6 +81,7 @@ def describe(
     *,
     namespace: Namespace = None,
     events: int = 10,
+    live: bool = False,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
@@ -88,6 +94,7 @@ def describe(
 
         reconciler describe Shape/foo
         reconciler describe payments/Shape/foo --events 50
+        reconciler describe Stream/orders --live
         reconciler describe Shape foo -o json
 
     Parameters
@@ -98,11 +105,13 @@ def describe(
         The name, after a kind.
     events
         How many of the newest events to show.
+    live
+        Ask the API from here, too, for what is never recorded: counters, ages, backlogs.
     output
         For people, or for programs.
     """
     text = resource if name is None else f"{resource}/{name}"
-    description = run_async(_describe(connection, meant(text, namespace), events))
+    description = run_async(_describe(connection, meant(text, namespace), events, live=live))
     if output == "table":
         _print(description)
     else:
@@ -110,12 +119,29 @@ def describe(
     return Exit.OK
 
 
-async def _describe(connection: Connection, resource: Meant, events: int) -> Description:
+async def _describe(
+    connection: Connection, resource: Meant, events: int, *, live: bool
+) -> Description:
     async with bus(connection) as nc:
         key = await find_resource(nc, resource)
         past = await History(nc).get(key)
         damage = past.damage or (await current_models(nc)).damage.get(str(key))
-    return description_of(key, past.events, events, damage)
+        description = description_of(key, past.events, events, damage)
+        if live:
+            description.readings = await _readings(nc, key)
+    return description
+
+
+async def _readings(nc: Client, key: ResourceKey) -> Fields:
+    from reconciler.cli.live_object import live_object  # noqa: PLC0415 - for who asks for it only
+
+    async with live_object(nc, key) as found:
+        if not isinstance(found.provider, MeasuredProvider):
+            raise CommandError(f"{key} has no readings: the API of kind {key.kind} shows none")
+        readings = await found.provider.readings(found.name)
+    if readings is None:
+        raise CommandError(f"{key}: its object {found.name!r} is not there")
+    return readings
 
 
 def description_of(
@@ -220,6 +246,8 @@ def _print(description: Description) -> None:
         _block("Ownership", msgspec.to_builtins(description.ownership))
     if description.observed is not None:
         _block("Object, as last known", msgspec.to_builtins(description.observed))
+    if description.readings is not None:
+        _block("Readings, as of now", description.readings)
     if description.action is not None:
         _block("Action in flight", msgspec.to_builtins(description.action))
     if description.events:

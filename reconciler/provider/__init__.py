@@ -15,6 +15,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
+from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.provider.secrets import Secrets
 
@@ -135,6 +136,18 @@ class LoggingProvider(Provider, Protocol):
         ``follow``: go on with what it writes from now on, until it ends. ``tail``: only so many of
         the lines that are there. Raises ``NotFoundError`` if there is no such object.
         """
+        ...
+
+
+@runtime_checkable
+class MeasuredProvider(Provider, Protocol):
+    """A provider that can say what changes by itself all the time: counters, ages, backlogs.
+
+    Such readings are no outputs: they are never recorded, and shown only to who asks.
+    """
+
+    async def readings(self, external_name: str) -> Fields | None:
+        """Read them for one object; None if there is none."""
         ...
 
 

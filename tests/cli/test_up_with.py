@@ -59,6 +59,9 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         following.send_signal(signal.SIGINT)
         assert following.communicate(timeout=STOP_SECONDS)[1] == ""
         assert following.returncode == 0
+        read = cli.ok("describe", "Container/talker", "--live", "-o", "json").json["readings"]
+        assert (read["restarts"], read["lastExitCode"]) == (0, 0)
+        assert read["startedAt"].startswith("20")
         refused = cli.run("logs", "Volume/data")
         assert (refused.status, refused.err) == (
             1,

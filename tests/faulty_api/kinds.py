@@ -110,9 +110,12 @@ class WhiteProvider(OptionProvider):
         try:
             painted = await self.update(paint)
         except PermanentError as error:  # it is there all the same
-            raise PermanentError(
-                error.message, status=error.status, obstacle=made.object
-            ) from error
+            half = made.object
+            raise PermanentError(error.message, status=error.status, obstacle=half) from error
+        except ConflictError as error:
+            if error.obstacle is not None and error.obstacle.uid == made.object.uid:
+                raise
+            raise NotFoundError(f"what was made is gone: {error.message}") from error
         return replace(painted, replayed=made.replayed and painted.replayed)
 
 

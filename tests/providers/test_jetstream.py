@@ -20,12 +20,14 @@ from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.errors import PermanentError
-from reconciler.provider import Provider, WatchingProvider
+from reconciler.provider import MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.contract import Connect, ProviderContract
 
 
 class OnJetStream(ProviderContract):
     """On the session's server; the cases of a feed of changes, too."""
+
+    fresh: ClassVar[Fields] = {"messages": 0, "bytes": 0, "consumers": 0}
 
     @pytest.fixture
     def endpoint(self, nats_server: EmbeddedServer) -> str:
@@ -91,6 +93,18 @@ class OnJetStream(ProviderContract):
             assert await feed.changes(mark) == mark
         assert asyncio.get_running_loop().time() - began > 0.5
 
+    async def test_what_changes_all_the_time_is_read_and_no_part_of_the_object(
+        self, provider: Provider, name: str
+    ) -> None:
+        assert isinstance(provider, MeasuredProvider)
+        assert await provider.readings(name) is None
+        made = await self.made(provider, name)
+
+        readings = await provider.readings(name)
+        assert readings is not None
+        assert readings.items() >= self.fresh.items()
+        assert not readings.keys() & made.outputs.keys()
+
     async def test_what_is_as_it_was_declared_is_ready(self, provider: Provider, name: str) -> None:
         made = await self.made(provider, name)
 
@@ -152,6 +166,7 @@ class TestBucket(OnJetStream):
 
 class TestConsumer(OnJetStream):
     kind = CONSUMER
+    fresh: ClassVar[Fields] = {"pending": 0, "delivered": 0, "waitingForAck": 0, "redelivered": 0}
     fields: ClassVar[Fields] = {"filterSubjects": ["a.b", "a.c"], "backoffSeconds": [1, 2.5]}
     fields["maxDeliver"] = 5
     other_fields: ClassVar[Fields] = {

@@ -11,10 +11,20 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
+from tests.simulation.clock import date_of
 from tests.simulation.plan import ApiTraits
 
 REFUSED_COLOR = "Invisible"
 """The API never accepts an object of this colour."""
+
+
+UNPAINTED = "White"
+"""What the first of two calls makes."""
+
+
+def second_key(action: Action) -> str:
+    """Give the key of the second of two calls."""
+    return f"{action.idempotency_key}/2"
 
 
 class RefusalError(Exception):
@@ -53,11 +63,19 @@ class Api:
         self._kept_refusals: dict[str, RefusalError] = {}
         self.tried: set[str] = set()
         self._serial = 0
+        self._written_at: dict[str, float] = {}
+        self.lifetime_seconds = traits.lifetime_seconds
         self.away_until = 0.0
         self.calls = 0
         self.before_call: Callable[[Action], None] = lambda action: None
         self.before_effect: Callable[[Action, ExternalObject | None], None] = _nothing
+        self.before_paint: Callable[[Action], None] = lambda action: None
         self.after_create: Callable[[str], None] = lambda uid: None
+
+    @property
+    def now(self) -> float:
+        """The loop's time."""
+        return self._time()
 
     @property
     def is_away(self) -> bool:
@@ -82,14 +100,36 @@ class Api:
                 self._kept_refusals[action.idempotency_key] = refusal
             raise
         after = self._after(action, found)
+        if self.traits.two_calls and action.operation == "Create" and after is not None:
+            after = replace(after, fields={**after.fields, "color": UNPAINTED})
         if found is not None or after is not None:
             self.before_effect(action, found)
             self._change(action.external_name, after, action.idempotency_key)
         if found is None and after is not None:
             assert after.uid is not None
             self.after_create(after.uid)
-        self.kept[action.idempotency_key] = Kept(after)
-        return Kept(after), False
+        self.kept[action.idempotency_key] = Kept(self.shown(after))
+        return self.kept[action.idempotency_key], False
+
+    def paint(self, action: Action, made: ExternalObject) -> tuple[Kept, bool]:
+        """Make the second call of a creation, on what the first has left. Raises as ``write``."""
+        self.calls += 1
+        self.before_call(action)
+        key = second_key(action)
+        if self.traits.idempotency_keys and key in self.kept:
+            return self.kept[key], True
+        found = self.objects.get(action.external_name)
+        if found is None:
+            raise RefusalError(404, "it is not there")
+        if found.uid != made.uid or found.version != made.version:
+            raise RefusalError(412, "it is another object, or has changed")
+        if action.fields.get("color") == REFUSED_COLOR:
+            raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
+        after = self._after(action, found)
+        self.before_paint(action)
+        self._change(action.external_name, after, key)
+        self.kept[key] = Kept(self.shown(after))
+        return self.kept[key], False
 
     def _check(
         self,
@@ -98,7 +138,12 @@ class Api:
         found: ExternalObject | None,
         version: str | None,
     ) -> None:
-        if operation != "Delete" and action.fields.get("color") == REFUSED_COLOR:
+        is_first_call = self.traits.two_calls and operation == "Create"
+        if (
+            operation != "Delete"
+            and not is_first_call
+            and action.fields.get("color") == REFUSED_COLOR
+        ):
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
         if operation == "Create" and found is not None and self.traits.names:
             raise RefusalError(409, "the name is taken")
@@ -116,8 +161,20 @@ class Api:
             return None
         labels = dict(action.labels) if self.traits.labels else {}
         uid = self._next("u") if found is None else found.uid
+        assert uid is not None
+        self._written_at[uid] = self._time()
+        outputs: Fields = {}
+        if self.traits.lifetime_seconds:
+            outputs["expires"] = date_of(self._time() + self.lifetime_seconds).isoformat()
+        written_by = action.idempotency_key if self.traits.two_calls else None
         return ExternalObject(
-            action.external_name, dict(action.fields), uid, self._next("v"), labels
+            action.external_name,
+            dict(action.fields),
+            uid,
+            self._next("v"),
+            labels,
+            written_by,
+            outputs,
         )
 
     # --- humans
@@ -158,13 +215,22 @@ class Api:
 
     def read(self, name: str) -> ExternalObject | None:
         """Give an object as it is now."""
-        return self.objects.get(name)
+        return self.shown(self.objects.get(name))
+
+    def is_starting(self, uid: str | None) -> bool:
+        """Tell whether an object cannot be used yet."""
+        written_at = self._written_at.get(uid or "", float("-inf"))
+        return self._time() < written_at + self.traits.starting_seconds
+
+    def shown(self, found: ExternalObject | None) -> ExternalObject | None:
+        """Give an object as the API shows it."""
+        if found is None or not self.is_starting(found.uid):
+            return found
+        return replace(found, outputs={**found.outputs, "starting": True})
 
     def listed(self, lag_seconds: float) -> dict[str, ExternalObject]:
         """Give all objects as they were a moment ago."""
-        if not lag_seconds:
-            return dict(self.objects)
-        seen = dict(self.objects)
+        seen = {name: self.shown(each) or each for name, each in self.objects.items()}
         for change in reversed(self.changes):
             if change.at <= self._time() - lag_seconds:
                 break

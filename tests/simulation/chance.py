@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from random import Random
 from typing import Any
 
 from msgspec.structs import replace
@@ -116,7 +117,7 @@ def plan_of(seed: int) -> p.Plan:
     trouble = choose((0.0, 0.5, 1.0, 1.0, 2.0))
     for _ in range(round(trouble * dice.random.randint(3, 16))):
         steps.append(_of_fate(dice, dice.moment(), [each.name for each in processes]))
-    traits = _traits(dice)
+    traits = _of_real_apis(seed, _traits(dice))
     if not traits.idempotency_keys:
         steps += _of_lost_marks(dice, steps)
     steps += of_holders(dice.random, dice.moment, shapes, exclusive=traits.exclusive)
@@ -134,7 +135,7 @@ def plan_of(seed: int) -> p.Plan:
         shapes[0],
         is_damaged=any(isinstance(step, p.DamageLog) for step in steps),
     )
-    steps = possible(traits, steps) + full
+    steps = possible(traits, steps) + full + _of_lost_timers(seed, traits, dice.duration)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)
 
@@ -171,6 +172,29 @@ def _traits(dice: _Dice) -> p.ApiTraits:
         keeps_refusals=keys and dice.one(0.5),
         replaces=dice.random.choice(("", "", "in place", "beside")) if names else "",
     )
+
+
+def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
+    """Add what real APIs do besides; drawn apart, so that all else of a plan stays as it was."""
+    random = Random(f"plan/{seed}/real")
+    lifetime, starting = random.choice((0, 0, 4, 7)), random.choice((0, 0, 0, 1.5, 3))
+    can_be_marked = traits.idempotency_keys or traits.names
+    return replace(
+        traits,
+        lifetime_seconds=float(lifetime),
+        starting_seconds=float(starting),
+        listing=random.random() < 0.85 or traits.exclusive,
+        two_calls=random.random() < 0.25 and can_be_marked,
+    )
+
+
+def _of_lost_timers(seed: int, traits: p.ApiTraits, duration: float) -> list[p.Step]:
+    """Where objects end, the timers that are due next may be lost."""
+    random = Random(f"plan/{seed}/timers")
+    if not traits.lifetime_seconds or random.random() < 0.5:
+        return []
+    moments = sorted(round(random.uniform(2.0, duration), 3) for _ in range(3))
+    return [p.TimersFail(at=at, how="lost", count=3) for at in moments]
 
 
 def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:

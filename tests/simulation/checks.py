@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from events.envelope import decode_intake
 from events.external import ExternalObject
@@ -31,9 +34,10 @@ from reconciler.resource.evolve import evolve
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
-from tests.simulation.api import Api
+from tests.simulation.api import Api, second_key
 from tests.simulation.bus.intake import IntakeStream
 from tests.simulation.bus.log import LOG_ID, LogStream
+from tests.simulation.clock import date_of
 from tests.simulation.holds import HoldChecks
 from tests.simulation.provider import Lies
 
@@ -83,6 +87,7 @@ class Checks:
         log.after_store.append(self._appended)
         api.before_call = self._called
         api.before_effect = self._effect
+        api.before_paint = self._painted
         api.after_create = self._created
 
     def fail(self, what: str) -> None:
@@ -94,13 +99,8 @@ class Checks:
 
     def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
         """Take a turn as the decider does, and remember it."""
-        context = Context(
-            context.key,
-            context.now,
-            context.jitter,
-            context.log_id,
-            context.kind,
-            dict(context.configs),
+        context = replace(
+            context, configs=dict(context.configs), providers=dict(context.providers or {}) or None
         )
         turn = decide(state, commands, context)
         recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))
@@ -146,6 +146,7 @@ class Checks:
                 if action.action_id != event.id:
                     self.fail(f"{event.id}: the action is called {action.action_id}")
                 self._actions[action.action_id] = action
+                self._in_time(event, state, action)
             case ActionRetried(action) | LookupDecided(action):
                 if self._actions.get(action.action_id) != action:
                     self.fail(f"{event.id}: a retry changed the parameters of {action.action_id}")
@@ -165,6 +166,18 @@ class Checks:
                 self._declared(key, state, event, event.data.generation)
             case _:
                 pass
+
+    def _in_time(self, event: LogEvent, state: ResourceState, action: Action) -> None:
+        """Nothing is renewed before its end, nothing replaced goes before the new one is ready."""
+        seen, now = state.observed.object, self._api.now
+        if action.purpose == "Renew":
+            assert seen is not None
+            if datetime.fromisoformat(seen.outputs["expires"]) > date_of(now):
+                self.fail(f"{event.id}: renewed {seen.outputs['expires']} before its end")
+        uid = None if state.owned is None else state.owned.uid
+        is_replaced = action.purpose == "Retire" and state.desired.is_declared
+        if is_replaced and self._api.is_starting(uid):
+            self.fail(f"{event.id}: what was replaced goes before {uid} is ready")
 
     def _declared(
         self, key: ResourceKey, state: ResourceState, event: LogEvent, generation: int
@@ -269,6 +282,16 @@ class Checks:
                 self.fail(f"{event.id}: {name} was held for gone, but it was there all the time")
 
     # --- the API
+
+    def _painted(self, action: Action) -> None:
+        """The second call of a creation has one effect, of the action that has made the first."""
+        key = second_key(action)
+        if self._api.traits.idempotency_keys and key in self._effects_of:
+            self.fail(f"{action.action_id}: a second effect with its second key")
+        if action.idempotency_key not in self._effects_of:
+            self.fail(f"{action.action_id}: its second call came before its first")
+        self._effects_of.add(key)
+        self.action_of[key] = action.action_id
 
     def _created(self, uid: str) -> None:
         self.made.add(uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from events.envelope import InvalidMessageError, decode_intake, decode_log
 from events.external import ExternalObject
@@ -13,6 +14,7 @@ from events.log import (
     ActionDecided,
     ActionFailed,
     ActionSucceeded,
+    Condition,
     SpecDeclared,
     SpecWithdrawn,
 )
@@ -222,9 +224,8 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
     if is_kept(world, key):
         return None
     if not state.desired.is_declared or state.desired.spec is None:
-        if found is None or not ours or told == "Disputed" or _is_given_up(world, found):
-            return None
-        return "it is withdrawn, but ours is there"
+        is_left = ours and told != "Disputed" and not _was_given_up(world, found)
+        return "it is withdrawn, but ours is there" if is_left else None
     policy = state.desired.spec.policy
     if policy.paused or policy.mode == "ObserveOnly":
         return None
@@ -241,7 +242,20 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
         return "it is declared, and not converged"
     if found is None or not ours:
         return "it is said to have converged, and is not there"
+    end_of_it = found.outputs.get("expires")
+    if (
+        policy.mode == "Present"
+        and end_of_it
+        and seconds_of(datetime.fromisoformat(end_of_it)) < world.loop.time()
+    ):
+        return f"it was at its end at {end_of_it}, and not renewed"
+    if any(each.type == "Ready" and each.status != "True" for each in _conditions(state)):
+        return "it is ready, and said not to be"
     return _content_problem(world, key, state, found)
+
+
+def _conditions(state: ResourceState) -> tuple[Condition, ...]:
+    return () if state.outcome is None else state.outcome.conditions
 
 
 def _conflict_problem(
@@ -325,6 +339,10 @@ def _leaks(world: World) -> Iterator[str]:
             continue  # something holds its removal, and it is looked at no more
         if uid not in there and not _is_paused(state) and not is_doubted:
             yield f"{key}: the log owns {uid}, which is not there"
+
+
+def _was_given_up(world: World, found: ExternalObject | None) -> bool:
+    return found is not None and _is_given_up(world, found)
 
 
 def _is_given_up(world: World, found: ExternalObject) -> bool:

@@ -70,6 +70,7 @@ from tests.simulation.bus.intake import SimulatedIntakeWriter
 from tests.simulation.bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
+from tests.simulation.mutations_of_real_apis import MUTATIONS_OF_REAL_APIS
 from tests.simulation.mutations_of_replacing import MUTATIONS_OF_REPLACING
 
 # --- writing
@@ -582,4 +583,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("what is withdrawn is forgotten", _withdrawn_objects_are_forgotten),
     *MUTATIONS_OF_HOLDS,
     *MUTATIONS_OF_REPLACING,
+    *MUTATIONS_OF_REAL_APIS,
 )

@@ -342,7 +342,10 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     is unique; without, every creation makes another object. ``loss_guard``: how many missing
     objects are doubted, 0 for never. ``keeps_refusals``: the first answer to a key is kept, a
     refusal too, and nothing in it says so. ``replaces``: a size cannot be changed; another object
-    takes the place of the old one, or stands beside it for a while.
+    takes the place of the old one, or stands beside it for a while. ``lifetime_seconds``: an object
+    ends so long after it was written, 0 for never. ``starting_seconds``: so long after a write it
+    cannot be used, and shows that. ``listing``: whether there is one; else objects are read one by
+    one. ``two_calls``: an object is made White by one call, and painted by a second.
     """
 
     idempotency_keys: bool = True
@@ -355,6 +358,10 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     exclusive: bool = False
     ownership: Literal["Log", "Label"] = "Log"
     replaces: Literal["", "in place", "beside"] = ""
+    lifetime_seconds: float = 0.0
+    starting_seconds: float = 0.0
+    listing: bool = True
+    two_calls: bool = False
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +15,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
+from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
@@ -23,7 +26,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect, Provider
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
 from tests.simulation.api import Api, RefusalError
 from tests.simulation.loop import current_process
@@ -53,7 +56,41 @@ class SimulatedProvider:
         self._random = random.Random(f"{seed}/provider/{current_process().name}").random
 
     async def create(self, action: Action) -> Effect:
-        return await self._write(action)
+        if not self._api.traits.two_calls:
+            return await self._write(action)
+        made = await self._begun(action)
+        half = made.object
+        if half is None:
+            raise NotFoundError("it is gone again", status=404)
+        return await self._painted(action, half)
+
+    async def _begun(self, action: Action) -> Effect:
+        """Make the first of two calls, or find what it has made."""
+        try:
+            return await self._write(action)
+        except ConflictError as conflict:
+            found = conflict.obstacle
+            if found is None or found.written_by != action.idempotency_key:
+                raise
+            return Effect(found, replayed=True)
+
+    async def _painted(self, action: Action, half: ExternalObject) -> Effect:
+        """Make the second; what is painted already is not painted again."""
+        if half.fields == action.fields:
+            return Effect(half, replayed=True)
+        await may_call()
+        try:
+            kept, _ = await self._call(
+                "write", lambda: self._api.paint(action, half), UnknownResultError
+            )
+        except PermanentError as error:
+            raise PermanentError(error.message, status=error.status, obstacle=half) from error
+        except ConflictError as conflict:
+            found = await self.read(action.external_name)
+            if found is None or found.uid != half.uid:
+                raise NotFoundError("what was made is gone again", status=404) from conflict
+            raise ConflictError(conflict.message, status=412, obstacle=found) from conflict
+        return Effect(kept.object, replayed=False)
 
     async def update(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
@@ -232,7 +269,7 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
         assert config.provider == "simulated"
         return SimulatedProvider(api, network, lies, seed)
 
-    return Kind(
+    kind = Kind(
         name="Shape",
         api_version="sim/v1",
         provider="simulated",
@@ -240,9 +277,11 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
         capabilities=_capabilities(api.traits),
         connect=connect,
         normalize=_normalized,
+        ready=_ready,
         immutable=frozenset({"size"} if api.traits.replaces else ()),
         has_second_name=api.traits.replaces == "beside",
     )
+    return dataclasses.replace(kind, due=_due) if api.traits.lifetime_seconds else kind
 
 
 def _capabilities(traits: ApiTraits) -> Capabilities:
@@ -251,7 +290,17 @@ def _capabilities(traits: ApiTraits) -> Capabilities:
         deterministic_names=traits.names,
         labels=traits.labels,
         conditional_writes=traits.conditional_writes,
+        listing=traits.listing,
     )
+
+
+def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
+    return Readiness(False, "Starting") if shown.outputs.get("starting") else READY
+
+
+def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+    expires = shown.outputs.get("expires")  # what a human has made never ends
+    return None if expires is None else datetime.fromisoformat(expires)
 
 
 def _normalized(fields: Fields) -> Fields:

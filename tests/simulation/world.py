@@ -36,6 +36,10 @@ _OF_THE_BUS = frozenset({"dead letters are held back"})
 _OF_DAMAGE = _OF_THE_BUS | {"history cannot be folded", "the log is damaged"}
 
 
+_FOR_EVER_SECONDS = 1_000_000.0
+"""What is written when the faults have stopped does not end again: else nothing came to rest."""
+
+
 class World:
     """Everything that a plan happens to."""
 
@@ -118,6 +122,7 @@ class World:
         self.decisions.heal()
         self.lies.heal()
         self.api.away_until = 0.0
+        self.api.lifetime_seconds = _FOR_EVER_SECONDS
         again = p.Configure(at=0.0, resync_seconds=2.5)  # after what is on its way to the bus
         self.network.outside(2.0, lambda: self.publisher.configure(again))
         for actor in self.actors.values():

@@ -199,6 +199,11 @@ class ContainersProvider:
             async for piece in pieces if found.config.tty else without_headers(pieces):
                 yield piece
 
+    async def readings(self, external_name: str) -> Fields | None:
+        """Return when it started, how it ended before, and how often the Engine restarted it."""
+        found = await self._inspected(external_name)
+        return None if found is None else found.readings
+
     async def close(self) -> None:
         """Close connections."""
         await self._api.close()
@@ -233,7 +238,7 @@ class ContainersProvider:
             await self._api.ask(f"/networks/{network}", _anything_decoder)
 
     async def _finished(self, found: Inspection, action: Action) -> ExternalObject:
-        """Bring a container that is made to what is declared; it is there whatever comes of that."""
+        """Bring a made container to what is declared; it is there whatever comes of that."""
         try:
             with begun("it is made, and not as declared yet"):
                 return await self._completed(found, action.fields)

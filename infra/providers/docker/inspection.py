@@ -48,6 +48,7 @@ class State(_Inspected, frozen=True):
     paused: bool = False
     restarting: bool = False
     exit_code: int = 0
+    started_at: str = ""
     health: Health | None = None
 
     @property
@@ -139,6 +140,7 @@ class Inspection(_Inspected, frozen=True):
     name: str
     image: str = ""
     state: State = State()
+    restart_count: int = 0
     config: _Config = _Config()
     host_config: _HostConfig = _HostConfig()
     mounts: list[_MountPoint] | None = None
@@ -148,6 +150,15 @@ class Inspection(_Inspected, frozen=True):
     def external_name(self) -> str:
         """The name, without the slash that the Engine puts before it."""
         return self.name.removeprefix("/")
+
+    @property
+    def readings(self) -> Fields:
+        """What changes while nobody changes anything."""
+        return {
+            "startedAt": self.state.started_at,
+            "restarts": self.restart_count,
+            "lastExitCode": self.state.exit_code,
+        }
 
     @property
     def labels(self) -> Mapping[str, str]:

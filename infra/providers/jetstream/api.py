@@ -70,9 +70,13 @@ _UNAVAILABLE: Final = 503
 
 
 class StreamCounts(msgspec.Struct, frozen=True):
-    """How far a stream has come."""
+    """How far a stream has come, and what it holds."""
 
+    messages: int = 0
+    bytes: int = 0
+    first_seq: int = 0
     last_seq: int = 0
+    consumer_count: int = 0
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -101,6 +105,18 @@ class StreamInfo(msgspec.Struct, frozen=True):
             return f"stream {self.name} is the reconciler's own"
         why = reserved_of_stream(self.name, self.config.get("subjects") or ())
         return f"stream {self.name}: {why}" if why else ""
+
+    @property
+    def readings(self) -> Fields:
+        """What changes with each message."""
+        state = self.state
+        return {
+            "messages": state.messages,
+            "bytes": state.bytes,
+            "firstSequence": state.first_seq,
+            "lastSequence": state.last_seq,
+            "consumers": state.consumer_count,
+        }
 
     @property
     def outputs(self) -> Fields:

@@ -125,12 +125,24 @@ class _Consumer(msgspec.Struct, frozen=True):
     stream_name: str
     delivered: _Delivered = _Delivered()
     num_pending: int = 0
+    num_ack_pending: int = 0
+    num_redelivered: int = 0
     cluster: Cluster | None = None
 
     @property
     def is_durable(self) -> bool:
         """Whether it is meant to stay; others are a part of a client's connection."""
         return bool(self.config.get("durable_name"))
+
+    @property
+    def readings(self) -> Fields:
+        """What changes with each message."""
+        return {
+            "pending": self.num_pending,
+            "delivered": self.delivered.consumer_seq,
+            "waitingForAck": self.num_ack_pending,
+            "redelivered": self.num_redelivered,
+        }
 
     def as_object(self) -> ExternalObject:
         # Nearly stable: from the first message that is there for it, it has a position.
@@ -263,6 +275,11 @@ class ConsumersProvider:
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a consumer of a stream that is listed here."""
         return await self._advisories.changes(after)
+
+    async def readings(self, external_name: str) -> Fields | None:
+        """Count what waits for it."""
+        found = await self._found(_place(external_name))
+        return None if found is None else found.readings
 
     async def close(self) -> None:
         """Close the connection."""

@@ -160,6 +160,11 @@ class StreamsProvider:
         """Wait for the server's next advisory about a stream that is listed here."""
         return await self._advisories.changes(after)
 
+    async def readings(self, external_name: str) -> Fields | None:
+        """Count what it holds."""
+        found = await self._api.stream(self._stream_of(external_name))
+        return None if found is None else found.readings
+
     async def close(self) -> None:
         """Close the connection."""
         self._advisories.close()

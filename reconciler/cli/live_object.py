@@ -1,0 +1,70 @@
+"""The external object of a resource, asked of its API from here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from nats.aio.client import Client
+
+from events.names import ResourceKey
+from infra.secrets import open_stores
+from projections.ownership import OwnershipRow
+from reconciler.cli.errors import CommandError
+from reconciler.cli.log_replay import log_of
+from reconciler.cli.search import models_of
+from reconciler.errors import ConfigurationError
+from reconciler.provider import Provider
+from reconciler.provider.kind import installed_kinds
+from reconciler.provider.secrets import Secrets
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.definitions import Definitions
+from reconciler.roles.providers import resolve_secret
+from reconciler.roles.secret_guard import without_secret
+from reconciler.sdk.history import History
+from reconciler.wiring import secrets_folder
+
+
+class LiveObject(NamedTuple):
+    """An object that a resource has, and a client of its API."""
+
+    provider: Provider
+    name: str
+    uid: str
+
+
+@asynccontextmanager
+async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject]:
+    """Open a client with the credentials that the ProviderConfig names, as found from here.
+
+    Raises ``CommandError``: the resource has no object; ``ConfigurationError``: no client can be
+    built; no error repeats a secret.
+    """
+    log, kinds, configurations = await log_of(nc), installed_kinds(), Configurations()
+    await Definitions(kinds).load(log)
+    await configurations.load(log)
+    known = kinds.find(key.kind)
+    if known is None or known.connect is None:
+        raise CommandError(f"{key}: kind {key.kind} has no external API here")
+    owned = await _owned(nc, key)
+    config = configurations.by_name.get(owned.provider_config)
+    if config is None:
+        raise ConfigurationError(f"ProviderConfig {owned.provider_config!r} is not declared")
+    stores = open_stores(secrets_folder())
+    credential = resolve_secret(config.credentials_ref)
+    secrets = Secrets(credential, stores.by_name, key=stores.key)
+    with without_secret(secrets.secrecy):
+        provider = known.connect(config, secrets)
+        try:
+            yield LiveObject(provider, owned.external_name, owned.uid or "")
+        finally:
+            await provider.close()
+
+
+async def _owned(nc: Client, key: ResourceKey) -> OwnershipRow:
+    past = await History(nc).get(key)
+    row = models_of(past.events).ownership.get(str(key))
+    if row is None or not row.owned or row.uid is None:
+        raise CommandError(f"{key} has no external object yet")
+    return row

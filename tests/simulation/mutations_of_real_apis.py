@@ -1,0 +1,133 @@
+"""Defects in what real APIs ask for besides (ADR 0025 to 0032), each of which has to be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from projections.status import StatusRow
+from reconciler.provider.kind import READY, Readiness
+from reconciler.resource import due, next_step, result
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Context, Settled, Step
+from reconciler.roles.object_reads import ObjectReads
+from reconciler.roles.sweeper import Sweeper
+from tests.simulation.mutation import Mutation, Patch
+
+# --- time
+
+
+def _nothing_is_ever_due(patch: Patch) -> None:
+    def never(
+        _seen: ExternalObject,
+        _state: ResourceState,
+        _context: Context,
+        _config: ProviderConfigSpec,
+        otherwise: Settled,
+    ) -> Step:
+        return otherwise
+
+    patch.setattr(next_step, "when_due", never)
+
+
+def _due_by_the_deciders_own_clock(patch: Patch) -> None:
+    really = due.when_due
+
+    def when_due(
+        seen: ExternalObject,
+        state: ResourceState,
+        context: Context,
+        config: ProviderConfigSpec,
+        otherwise: Settled,
+    ) -> Step:
+        return really(seen, state, replace(context, bus_time=None), config, otherwise)
+
+    patch.setattr(next_step, "when_due", when_due)
+
+
+def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
+    really: Any = vars(Sweeper)["_to_wake"]
+
+    def to_wake(self: Any, rows: Iterable[StatusRow], overdue: Any) -> Any:
+        bare = [row for row in rows if row.due_at is None]
+        return really(self, bare, overdue)
+
+    patch.setattr(Sweeper, "_to_wake", to_wake)
+
+
+# --- readiness
+
+
+def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+    return READY
+
+
+def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
+    really: Any = vars(next_step)["_as_declared"]
+
+    def as_declared(
+        seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
+    ) -> Step:
+        assert context.kind is not None
+        always = dataclasses.replace(context.kind, ready=_always_ready)
+        if state.retiring is not None:
+            context = replace(context, kind=always)
+        return really(seen, state, context, config)
+
+    patch.setattr(next_step, "_as_declared", as_declared)
+
+
+def _readiness_is_told_once(patch: Patch) -> None:
+    really: Any = vars(next_step)["_as_declared"]
+
+    def as_declared(
+        seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
+    ) -> Step:
+        step = really(seen, state, context, config)
+        last = state.outcome
+        if isinstance(step, Settled) and last is not None and last.outcome == "Converged":
+            told = next(each for each in last.conditions if each.type == "Ready")
+            return replace(step, ready=Readiness(told.status == "True", told.reason, told.message))
+        return step
+
+    patch.setattr(next_step, "_as_declared", as_declared)
+
+
+# --- an API without a listing
+
+
+def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
+    async def read(
+        self: ObjectReads, _rows: Iterable[StatusRow], _config: ProviderConfigSpec
+    ) -> int:
+        return 0
+
+    patch.setattr(ObjectReads, "read", read)
+
+
+# --- effects of several calls
+
+
+def _what_was_made_before_a_refusal_is_nobodys(patch: Patch) -> None:
+    def never(_found: ExternalObject | None, _action: Action, _context: Context) -> bool:
+        return False
+
+    patch.setattr(result, "_is_its_beginning", never)
+
+
+MUTATIONS_OF_REAL_APIS = (
+    Mutation("nothing is ever due", _nothing_is_ever_due),
+    Mutation("due by the decider's own clock", _due_by_the_deciders_own_clock),
+    Mutation("due by a timer alone", _what_is_due_is_woken_by_its_timer_alone),
+    Mutation("replaced before the new is ready", _what_was_replaced_does_not_wait_for_the_new_one),
+    Mutation("readiness is told once", _readiness_is_told_once),
+    Mutation("what cannot be listed is not read", _what_cannot_be_listed_is_not_read),
+    Mutation("a refused beginning is nobody's", _what_was_made_before_a_refusal_is_nobodys),
+)
