@@ -26,13 +26,13 @@ class Hands:
         self._server = server
         self._connection: Connection | None = None
 
-    async def run(self, statement: sql.Composable) -> list[tuple[Any, ...]]:
+    async def run(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
             self._connection = await hands(self._server)
         cursor = await self._connection.execute(statement)
         return await cursor.fetchall() if cursor.description else []
 
-    async def value(self, query: sql.Composable) -> Any:
+    async def value(self, query: sql.SQL | sql.Composed) -> Any:
         rows = await self.run(query)
         return rows[0][0] if rows else None
 

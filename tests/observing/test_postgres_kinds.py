@@ -17,6 +17,8 @@ from events.log import ActionDecided
 from events.manifest import Manifest
 from events.provider_config import ProviderConfigSpec
 from infra.backup.backup import save_log
+from infra.backup.file import Backup
+from infra.backup.inspection import content_of
 from infra.bus.streams import find_log
 from infra.components.postgres import Postgres
 from infra.providers.postgres.database import DATABASE
@@ -261,14 +263,19 @@ async def test_a_rotation_loses_no_query_and_no_password_is_told(
     assert generated is not None
     told = repr([await world.history(each.key) for each in example.declared])
     rows = repr(await world.rows()).encode()
-    backup = tmp_path / "backup"
+    path = tmp_path / "backup"
     identity = await find_log(world.nc)
-    await save_log(world.nc, backup, identity, lambda _done: None)
+    await save_log(world.nc, path, identity, lambda _done: None)
+    backup = Backup(path)
+    saved = [
+        each for part in (backup.declarations(), backup.events()) for many in part for each in many
+    ]
+    assert saved
     places = {
         "history": told.encode(),
         "rows": rows,
         "the server's log": server.log.read_bytes(),
-        "backup": backup.read_bytes(),
+        "backup": b"".join(content_of(each) for each in saved),
     }
     for secret in (PLANTED, NEW, generated):
         for place, content in places.items():

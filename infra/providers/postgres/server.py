@@ -40,9 +40,9 @@ _LOCK: Final = 0x7265636F
 catalogue would fail."""
 
 _ENDPOINT = re.compile(
-    r"postgresql://(?:(?P<user>[^@:/]+)@)?"
-    r"(?P<host>\[[0-9a-fA-F:.]+\]|[^@:/\[\]]+)(?::(?P<port>[0-9]{1,5}))?"
-    r"(?:/(?P<database>[^/]*))?"
+    r"postgresql://(?:(?P<user>[^@:/?#]+)@)?"
+    r"(?P<host>\[[0-9a-fA-F:.]+\]|[^@:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/(?P<database>[^/?#]*))?"
 )
 
 _S = TypeVar("_S", bound=msgspec.Struct)
