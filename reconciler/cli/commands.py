@@ -20,6 +20,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("approve", USE, "Decide about resources that are held."),
     ("finalizer", USE, "Hold a resource until a service has finished with it."),
     ("release", USE, "Take off by force what keeps withdrawn resources."),
+    ("explain", USE, "Show what can be declared of a kind."),
     ("watch", USE, "Show outcomes and drift as they come."),
     ("history", LOOK, "Tell what happened to one resource, and why."),
     ("logs", LOOK, "Show what an external object has written."),

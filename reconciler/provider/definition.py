@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -60,13 +60,21 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, over: Kind) ->
 
 def _schema(name: str, spec: KindDefinitionSpec) -> type[msgspec.Struct]:
     fields = [
-        (each, _TYPES[field.type])
-        if field.default is None
-        else (each, _TYPES[field.type], field.default)
+        (each, _type(each, field), *(() if field.default is None else (field.default,)))
         for each, field in spec.fields.items()
     ]
     required_first = sorted(fields, key=len)
     return msgspec.defstruct(name, required_first, frozen=True, forbid_unknown_fields=True)
+
+
+def _type(name: str, field: DefinedField) -> Any:
+    """Return a field's type, with words for people about what becomes of it."""
+    allowed = ", ".join(map(str, field.values))
+    words = [f"Becomes {field.to}." if field.to not in (None, name) else ""]
+    words += [f"One of {allowed}." if allowed else ""]
+    words += [f"Normalized: {', '.join(field.normalize)}." if field.normalize else ""]
+    about = " ".join(each for each in words if each)
+    return Annotated[_TYPES[field.type], msgspec.Meta(description=about)]
 
 
 def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:

@@ -140,7 +140,8 @@ async def observations(
                 is_there = listing.place_of(row) == place
                 if not is_there or not row.observed_digest or row.action_id:
                     continue
-                if began.labels or row.listing_disproved:
+                # Under a second name it would not be known again, if the listing was wrong.
+                if began.labels or row.listing_disproved or row.declared_name:
                     doubtful.append(row)
                 else:
                     taken = _taken_by(row, mine)
