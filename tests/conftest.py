@@ -10,10 +10,18 @@ import pytest
 import structlog
 from nats.aio.client import Client
 
+from infra.components import postgres
+from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from tests.docker.engine import engine_problem
-from tests.engines import TestEngine, an_engine, dockerd_problem, own_dockerd_problem
+from tests.engines import (
+    TestEngine,
+    an_engine,
+    dockerd_problem,
+    own_dockerd_problem,
+    short_folder,
+)
 from tests.needs import faketime_problem, skip_unless_in_ci
 
 _NEEDED = {
@@ -21,6 +29,7 @@ _NEEDED = {
     "dockerd": dockerd_problem,
     "own_dockerd": own_dockerd_problem,
     "faketime": faketime_problem,
+    "postgres": postgres.problem,
 }
 
 
@@ -44,6 +53,18 @@ def engine() -> Iterator[TestEngine]:
     """A Docker Engine for the session; use names of your own. Mark the test `dockerd`."""
     with an_engine() as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """A PostgreSQL server for the session; use names of your own. Mark the test `postgres`."""
+    with short_folder() as folder:
+        folder.chmod(0o755)  # as root it runs as another user
+        # Its log has all that it is sent; nobody needs its data after a crash of the machine.
+        server = Postgres("log_statement=all", "fsync=off")
+        asyncio.run(server.start(folder / "postgres"))
+        yield server
+        asyncio.run(server.stop())
 
 
 @pytest.fixture

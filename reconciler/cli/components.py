@@ -33,6 +33,10 @@ OFFERS: Final[Mapping[str, Offer]] = {
         ours=r"unix://.*/docker/docker\.sock",
         least_resync_seconds=0.5,
     ),
+    "postgres": Offer(
+        "infra.components.postgres:Postgres",
+        ours=r"postgresql://postgres@.*%2Fpostgres%2Fsocket:\d+/postgres",
+    ),
 }
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
 

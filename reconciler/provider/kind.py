@@ -187,6 +187,10 @@ class Kind:
 
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
 
+# Where a URL of this scheme has one word before the @, it is a role's name. Of HTTP and NATS that
+# may be a token, so no other scheme is let through.
+_NAMES_A_ROLE = re.compile(r"\Apostgresql://[A-Za-z_][A-Za-z0-9_.-]{0,62}@")
+
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
 
@@ -195,7 +199,8 @@ def _without_secret(fields: Fields) -> Fields:
     """Return a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
 
     What is accepted stays in the log for ever. So an endpoint has no password and no query in its
-    URL, and what should name a variable or a file looks like one: tokens have other characters.
+    URL (and no user but a role of PostgreSQL), and what should name a variable or a file looks
+    like one: tokens have other characters.
     The refusal does not repeat them.
     """
     reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
@@ -210,7 +215,7 @@ def _without_secret(fields: Fields) -> Fields:
             "spec.credentialsRef.file: the path of a file is wanted, beginning with /; never the"
             " secret itself"
         )
-    if _MAY_HOLD_A_SECRET.match(fields["endpoint"]):
+    if _MAY_HOLD_A_SECRET.match(_NAMES_A_ROLE.sub("//", fields["endpoint"], count=1)):
         raise InvalidManifestError(
             "spec.endpoint: a URL must not contain credentials or a query, since it is kept in the"
             " log: use spec.credentialsRef"

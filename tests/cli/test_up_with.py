@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -28,6 +29,14 @@ kind: Volume
 metadata: {name: data}
 spec:
   providerConfigRef: {name: docker}
+"""
+
+DATABASE = """
+apiVersion: postgres/v1
+kind: Database
+metadata: {name: orders}
+spec:
+  providerConfigRef: {name: postgres}
 """
 
 
@@ -81,6 +90,23 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
     )
 
 
+@pytest.mark.postgres
+def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli: Cli) -> None:
+    cli = short_cli
+    cli.folder.chmod(0o755)  # as root it runs as another user
+    socket = quote(str(cli.folder / "reconciler-data" / "postgres" / "socket"), safe="")
+    cli.write("database.yaml", DATABASE)
+    for _ in range(2):
+        with up(cli, "--no-api", "--with", "postgres", "--log-level", "error") as running:
+            endpoint = running.ready["components"]["postgres"]
+            assert endpoint.startswith(f"postgresql://postgres@{socket}:")
+            assert running.ready["notes"] == []
+            cli.ok("apply", "-f", "database.yaml", "--wait")
+            shown = cli.ok("describe", "Database/orders", "-o", "json").out
+            assert f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders" in shown
+            assert running.stop()[0] == 0
+
+
 @pytest.mark.own_dockerd
 def test_a_configuration_of_somebodys_own_stays(short_cli: Cli) -> None:
     cli = short_cli
@@ -103,4 +129,4 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
 def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
-    assert "--with: 'cook' cannot be started: use docker" in refused.err
+    assert "--with: 'cook' cannot be started: use docker, postgres" in refused.err

@@ -440,6 +440,15 @@ def test_a_provider_config_that_cannot_work_is_refused(wrong: dict[str, object])
         "joe:hunter2@api.example.com/v1",
         "https://api.example.com/v1?token=hunter2",
         "https://api.example.com/#hunter2",
+        "https://hunter2@api.example.com",
+        "nats://hunter2@bus:4222",
+        "postgres://hunter2@db:5432",
+        "postgresql://joe:hunter2@db/orders",
+        "postgresql://:hunter2@db/orders",
+        "postgresql://joe%3Ahunter2@db/orders",
+        "postgresql://joe@db@hunter2/orders",
+        "postgresql://joe@db/orders?password=hunter2",
+        "POSTGRESQL://hunter2@db",
     ],
 )
 def test_an_endpoint_that_may_hold_a_secret_does_not_enter_the_log(endpoint: str):
@@ -450,6 +459,19 @@ def test_an_endpoint_that_may_hold_a_secret_does_not_enter_the_log(endpoint: str
     assert story.answer.reason == "Invalid"
     assert "credentialsRef" in story.answer.message
     assert "hunter2" not in story.answer.message
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["postgresql://reconciler@db:5432/postgres", "postgresql://app-1@%2Frun%2Fpostgresql"],
+)
+def test_a_role_of_postgresql_is_no_secret(endpoint: str):
+    story = provider_config_story()
+    spec = {"provider": "tests", "endpoint": endpoint}
+    story.turn(
+        Declared(Manifest("reconciler/v1", "ProviderConfig", Metadata("default", "system"), spec))
+    )
+    assert story.answer.accepted
 
 
 @pytest.mark.parametrize(

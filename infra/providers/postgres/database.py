@@ -1,0 +1,110 @@
+"""The kind ``Database``: a database of a PostgreSQL server, its owner and its extensions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.postgres.names import MAX_NAME_BYTES, database_problem
+from infra.providers.postgres.psycopg_needed import psycopg_needed
+from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+UNLIMITED = -1
+ALWAYS_THERE = "plpgsql"
+"""The extension that every database has; it is not compared."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
+
+
+class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Database``'s spec.
+
+    Without ``owner``, ``encoding`` or ``locale`` it has what the server gives it. ``template`` is
+    what it is copied from when it is made, and is not compared. Other ``extensions`` than those
+    that were ever declared are left to whoever installed them.
+    """
+
+    owner: Name | None = None
+    encoding: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}(?!\n)$")] | None = None
+    locale: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
+    template: Name | None = None
+    extensions: Annotated[list[Name], msgspec.Meta(max_length=100)] = []
+    connection_limit: ConnectionLimit = UNLIMITED
+    allow_connections: bool = True
+
+
+class DatabaseOutputs(msgspec.Struct, frozen=True):
+    """Where a database is; the URL has no user and no password."""
+
+    host: str
+    port: int
+    name: str
+    url: str
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a database's fields their canonical form: extensions by name, encodings as shown."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    extensions: Any = given.get("extensions") or {}
+    result: Fields = {
+        "connectionLimit": UNLIMITED,
+        "allowConnections": True,
+        **given,
+        # By name, so that a comparison leaves alone what others have installed.
+        "extensions": {
+            name: True
+            for name in sorted(set(cast("list[str]", extensions)))
+            if name != ALWAYS_THERE
+        },
+    }
+    if "encoding" in given:
+        name = str(given["encoding"]).upper()
+        result["encoding"] = {"UTF-8": "UTF8", "UNICODE": "UTF8"}.get(name, name)
+    return result
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields without the template: no server knows what a database was copied from."""
+    return {name: value for name, value in fields.items() if name != "template"}
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Say which data would be lost by a write or a deletion."""
+    if fields is None:
+        return f"all data of database {thing.name}"
+    dropped = thing.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
+    if not dropped:
+        return ""
+    return f"what extensions of database {thing.name} store: {', '.join(sorted(dropped))}"
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    with psycopg_needed():
+        from infra.providers.postgres.databases import DatabasesProvider  # noqa: PLC0415
+    return DatabasesProvider(config, secrets)
+
+
+DATABASE = Kind(
+    name="Database",
+    api_version="postgres/v1",
+    provider="postgres",
+    schema=DatabaseFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=_connect,
+    normalize=normalize,
+    comparable=comparable,
+    name_problem=database_problem,
+    outputs=DatabaseOutputs,
+    immutable=frozenset({"encoding", "locale"}),
+    loses=loses,
+)
+"""The kind ``Database``."""

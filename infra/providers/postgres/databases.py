@@ -1,0 +1,470 @@
+"""The provider of ``Database``.
+
+A creation is several statements, and the first cannot be in a transaction. So a database is made
+under a name that is made of the action's key, marked, filled, and renamed in the end: what has the
+wanted name is complete (ADR 0037).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from psycopg import sql
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.conflicts import check_uid
+from infra.providers.postgres.database import ALWAYS_THERE, normalize
+from infra.providers.postgres.errors import IN_USE, NO_DATABASE, state_of
+from infra.providers.postgres.marks import Mark, mark_in, with_mark
+from infra.providers.postgres.names import (
+    PROTECTED_DATABASES,
+    UNFINISHED_PREFIX,
+    database_problem,
+    unfinished_name,
+)
+from infra.providers.postgres.server import PostgresServer, names
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+LEFTOVER_SECONDS: Final = 3_600
+"""An unfinished database that is older is listed, so that somebody sees it."""
+
+_SHOWN_SESSIONS: Final = 5
+
+_SELECT = sql.SQL(
+    """
+    SELECT d.oid::text AS uid, d.xmin::text || '.' || coalesce(c.xmin::text, '') AS version,
+        d.datname AS name, o.rolname AS owner, pg_encoding_to_char(d.encoding) AS encoding,
+        d.datcollate AS collation, d.datctype AS ctype, d.datconnlimit AS connection_limit,
+        d.datallowconn AS allow_connections, c.description AS comment,
+        has_database_privilege(d.oid, 'CONNECT') AS may_connect
+    FROM pg_database d JOIN pg_roles o ON o.oid = d.datdba
+        LEFT JOIN pg_shdescription c
+            ON c.objoid = d.oid AND c.classoid = 'pg_database'::regclass
+    WHERE {}
+    """
+)
+
+
+class DatabaseMark(Mark, frozen=True, omit_defaults=True):
+    """What a database's comment keeps. ``name`` and ``since``: of one that is not finished.
+
+    ``extensions``: those that were declared.
+    """
+
+    name: str = ""
+    since: datetime | None = None
+    extensions: tuple[str, ...] = ()
+
+
+class _Row(msgspec.Struct, frozen=True):
+    uid: str
+    version: str
+    name: str
+    owner: str
+    encoding: str
+    collation: str
+    ctype: str
+    connection_limit: int
+    allow_connections: bool
+    comment: str | None
+    may_connect: bool
+
+    @property
+    def mark(self) -> DatabaseMark | None:
+        return mark_in(self.comment, DatabaseMark)
+
+
+class DatabasesProvider:
+    """A client of a PostgreSQL server, for its databases."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._server = PostgresServer(config, secrets)
+        self._protected = PROTECTED_DATABASES | {self._server.place.database}
+
+    async def create(self, action: Action) -> Effect:
+        """Create a database, or go on where an earlier attempt of this action stopped."""
+        name, unfinished = action.external_name, unfinished_name(action.idempotency_key)
+        self._check(name)
+        rows = await self._rows(
+            sql.SQL("d.datname = {} OR starts_with(d.datname, {})").format(name, UNFINISHED_PREFIX)
+        )
+        read_at = time.monotonic()
+        found = next((row for row in rows if row.name == name), None)
+        half = next((row for row in rows if row.name == unfinished), None)
+        leftovers = [row for row in rows if row.name != unfinished and _is_leftover(row, action)]
+        if found is not None:
+            shown = await self._shown(found)
+            if shown.written_by == action.idempotency_key:
+                return Effect(shown, replayed=True)
+            await self._drop_unfinished([*leftovers, *([half] if half else [])])
+            raise _there_already(shown)
+        await self._drop_unfinished(leftovers)
+        mark = DatabaseMark(
+            action.idempotency_key,
+            action.labels,
+            name=name,
+            since=datetime.now(UTC),
+            extensions=tuple(sorted(action.fields["extensions"])),
+        )
+        if half is None:
+            await self._check_what_is_needed(action)
+            await self._server.run(_create_statement(unfinished, action.fields), read_at=read_at)
+        if half is None or half.mark is None:
+            await self._server.run(_comment_statement(unfinished, with_mark(None, mark)))
+        if mark.extensions:
+            try:
+                async with self._server.transaction(unfinished) as session:
+                    await session.run(*_extension_statements(mark.extensions, []))
+            except PermanentError as error:  # what there is without them is the action's work
+                half_done = await self._finished(action, unfinished, mark)
+                raise PermanentError(error.message, obstacle=half_done) from None
+        return Effect(await self._finished(action, unfinished, mark))
+
+    async def update(self, action: Action) -> Effect:
+        """Change a database that is still the action's, at the action's version."""
+        name = action.external_name
+        self._check(name)
+        (row,) = await self._rows(_named(name)) or (None,)
+        if row is None:
+            raise NotFoundError(f"database {name!r} is not there")
+        shown = await self._shown(row)
+        check_uid(shown, action)
+        if shown.written_by == action.idempotency_key:
+            return Effect(shown, replayed=True)
+        _check_version(shown, action)
+        # The mark is written last: what has this action's key is as this action wants it.
+        if _needs_opening(shown, action.fields):
+            row = await self._opened(row)
+        await self._change_extensions(shown, action.fields)
+        mark = DatabaseMark(
+            action.idempotency_key,
+            action.labels,
+            extensions=tuple(sorted(action.fields["extensions"])),
+        )
+        async with self._server.transaction() as session:
+            (now,) = await session.read(_Row, _select(_named(name))) or (None,)
+            if now is None or (now.uid, now.version) != (row.uid, row.version):
+                raise TransientError(f"database {name!r} was changed meanwhile")
+            await session.run(
+                *_alter_statements(name, now, action.fields),
+                _comment_statement(name, with_mark(now.comment, mark)),
+            )
+            (made,) = await session.read(_Row, _select(_named(name)))
+        return Effect(await self._shown(made))
+
+    async def delete(self, action: Action) -> Effect:
+        """Drop a database that is still the action's; never one that has sessions."""
+        name = action.external_name
+        self._check(name, deletes=True)
+        (row,) = await self._rows(_named(name)) or (None,)
+        read_at = time.monotonic()
+        if row is None:
+            return Effect(None, absent=True)
+        if action.uid not in (None, row.uid):
+            check_uid(await self._shown(row), action)
+        is_there = await self._drop(name, read_at)
+        return Effect(None, absent=not is_there)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one; raises ``PermanentError`` for one that is out of bounds."""
+        del uid  # names are unique
+        self._check(external_name, deletes=True)
+        rows = await self._rows(_named(external_name))
+        return await self._shown(rows[0]) if rows else None
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the databases of a scope in the order of their names."""
+        last = ""
+        while True:
+            condition = sql.SQL("d.datname > {} AND starts_with(d.datname, {})").format(
+                last, scope.prefix or ""
+            )
+            page = sql.SQL("{} ORDER BY d.datname LIMIT {}").format(condition, page_size)
+            rows = await self._rows(page)
+            shown = [await self._listed(row) for row in rows if self._is_listed(row)]
+            yield [each for each in shown if each and scope.has(each.name, each.labels)]
+            if len(rows) < page_size:
+                return
+            last = rows[-1].name
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    # --- reading
+
+    def _check(self, name: str, *, deletes: bool = False) -> None:
+        """Raise ``PermanentError`` for what nobody may declare; leftovers may be deleted."""
+        problem = database_problem(name)
+        if name in self._protected:
+            problem = f"database {name} is the server's own, or the one that we are connected to"
+        if problem is not None and not (deletes and name.startswith(UNFINISHED_PREFIX)):
+            raise PermanentError(f"nothing can be named {name!r}: {problem}")
+
+    def _is_listed(self, row: _Row) -> bool:
+        """Return whether a row is an object; one that is being made is none yet."""
+        if row.name in self._protected:
+            return False
+        if not row.name.startswith(UNFINISHED_PREFIX) or row.mark is None:
+            return True
+        since = row.mark.since or datetime.fromtimestamp(0, UTC)
+        return (datetime.now(UTC) - since).total_seconds() > LEFTOVER_SECONDS
+
+    async def _rows(self, condition: sql.Composable) -> list[_Row]:
+        return await self._server.read(_Row, _select(condition))
+
+    async def _shown(self, row: _Row) -> ExternalObject:
+        return _as_object(row, await self._extensions(row), self._server.place.outputs(row.name))
+
+    async def _listed(self, row: _Row) -> ExternalObject | None:
+        """Show a row of a listing; None if the database was dropped since it was listed."""
+        try:
+            return await self._shown(row)
+        except ProviderError:
+            if await self._rows(_named(row.name)):
+                raise
+            return None
+
+    async def _extensions(self, row: _Row) -> Sequence[str]:
+        """Return the extensions of a database whose extensions were ever declared.
+
+        What cannot be looked into has those that were last written.
+        """
+        declared = () if row.mark is None else row.mark.extensions
+        if not declared or not row.allow_connections or not row.may_connect:
+            return declared
+        query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
+        async with self._server.session(row.name) as session:
+            return names(await session.run(query.format(ALWAYS_THERE)), "extname")
+
+    # --- writing
+
+    async def _check_what_is_needed(self, action: Action) -> None:
+        """Raise before anything is made, if it cannot be made whole."""
+        owner, wanted = action.fields.get("owner"), sorted(action.fields["extensions"])
+        query = sql.SQL(
+            "SELECT 'role' AS what, wanted AS name FROM unnest({}::text[]) AS wanted"
+            " WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted)"
+            " UNION ALL SELECT 'extension', wanted FROM unnest({}::text[]) AS wanted"
+            " WHERE NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = wanted)"
+        ).format([] if owner is None else [owner], wanted)
+        async with self._server.session() as session:
+            missing = await session.run(query)
+        for row in missing:
+            if row["what"] == "role":
+                raise TransientError(f"role {row['name']!r} is not there, perhaps not yet")
+            # A creation is pursued to its end: one that waited for a package could not be given up.
+            raise PermanentError(_not_available(row["name"]))
+
+    async def _finished(
+        self, action: Action, unfinished: str, mark: DatabaseMark
+    ) -> ExternalObject:
+        name, target = action.external_name, sql.Identifier(unfinished)
+        done = msgspec.structs.replace(mark, name="", since=None)
+        statements = [
+            _comment_statement(unfinished, with_mark(None, done)),
+            sql.SQL("ALTER DATABASE {} RENAME TO {}").format(target, sql.Identifier(name)),
+        ]
+        if not action.fields["allowConnections"]:
+            statements.insert(
+                0, sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(target)
+            )
+        try:
+            async with self._server.transaction() as session:
+                await session.run(*statements)
+                (row,) = await session.read(_Row, _select(_named(name)))
+        except ConflictError:
+            rows = await self._rows(sql.SQL("d.datname IN ({}, {})").format(name, unfinished))
+            await self._drop_unfinished([each for each in rows if each.name == unfinished])
+            for each in rows:
+                if each.name == name:
+                    raise _there_already(await self._shown(each)) from None
+            raise TransientError(f"{name!r} was there, and is gone again") from None
+        except ProviderError as error:
+            raise await self._in_use(error, unfinished) from None
+        return await self._shown(row)
+
+    async def _opened(self, row: _Row) -> _Row:
+        """Allow connections to a database whose extensions are to be changed."""
+        allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(row.name))
+        async with self._server.transaction() as session:
+            await session.run(allow)
+            (opened,) = await session.read(_Row, _select(_named(row.name)))
+        return opened
+
+    async def _change_extensions(self, shown: ExternalObject, fields: Fields) -> None:
+        wanted, there = fields["extensions"].keys(), shown.fields["extensions"].keys()
+        added, dropped = sorted(wanted - there), sorted(there - wanted)
+        if not added and not dropped:
+            return
+        if not fields["allowConnections"] and not shown.fields["allowConnections"]:
+            raise PermanentError(
+                f"extensions of database {shown.name!r} cannot be changed while it allows no"
+                " connections: allow them first"
+            )
+        available = sql.SQL("SELECT name FROM pg_available_extensions WHERE name = ANY({})")
+        async with self._server.session() as session:
+            known = names(await session.run(available.format(added)), "name")
+        for extension in added:
+            if extension not in known:  # an update ends with the next declaration: it can wait
+                raise TransientError(_not_available(extension))
+        async with self._server.transaction(shown.name) as session:
+            await session.run(*_extension_statements(added, dropped))
+
+    async def _drop_unfinished(self, rows: Sequence[_Row]) -> None:
+        for row in rows:
+            await self._drop(row.name, None)
+
+    async def _drop(self, name: str, read_at: float | None) -> bool:
+        """Drop a database; return whether it was there."""
+        statement = sql.SQL("DROP DATABASE {}").format(sql.Identifier(name))
+        try:
+            await self._server.run(statement, read_at=read_at)
+        except ProviderError as error:
+            if state_of(error.__cause__) == NO_DATABASE:
+                return False
+            raise await self._in_use(error, name) from None
+        return True
+
+    async def _in_use(self, error: ProviderError, database: str) -> ProviderError:
+        """Name the sessions that are in the way of a statement, if it is they that are."""
+        if state_of(error.__cause__) != IN_USE:
+            return error
+        query = sql.SQL(
+            "SELECT pid, usename, application_name FROM pg_stat_activity"
+            " WHERE datname = {} ORDER BY pid LIMIT {}"
+        ).format(database, _SHOWN_SESSIONS)
+        async with self._server.session() as session:
+            rows = await session.run(query)
+        sessions = [
+            f"{row['usename']} ({row['application_name'] or 'unnamed'}, pid {row['pid']})"
+            for row in rows
+        ]
+        return TransientError(
+            f"{error.message}; in use by {', '.join(sessions) or 'nobody any more'}: no session is"
+            " ended by us"
+        )
+
+
+def _as_object(
+    row: _Row, extensions: Sequence[str], outputs: Mapping[str, object]
+) -> ExternalObject:
+    mark = row.mark
+    locale = row.collation if row.collation == row.ctype else f"{row.collation}/{row.ctype}"
+    fields = normalize(
+        {
+            "owner": row.owner,
+            "encoding": row.encoding,
+            "locale": locale,
+            "connectionLimit": row.connection_limit,
+            "allowConnections": row.allow_connections,
+            "extensions": list(extensions),
+        }
+    )
+    return ExternalObject(
+        row.name,
+        fields,
+        uid=row.uid,
+        version=row.version,
+        labels={} if mark is None else mark.labels,
+        written_by=None if mark is None else mark.key,
+        outputs=dict(outputs),
+    )
+
+
+def _is_leftover(row: _Row, action: Action) -> bool:
+    """Return whether an action for the same resource has left it, which was given up."""
+    mark = row.mark
+    return mark is not None and (mark.name, mark.labels) == (action.external_name, action.labels)
+
+
+def _select(condition: sql.Composable) -> sql.Composed:
+    return _SELECT.format(condition)
+
+
+def _named(name: str) -> sql.Composed:
+    return sql.SQL("d.datname = {}").format(name)
+
+
+def _create_statement(name: str, fields: Fields) -> sql.Composed:
+    encoding, locale = fields.get("encoding"), fields.get("locale")
+    # A template with other texts in it cannot take another encoding: template0 has none.
+    empty = "template0" if encoding or locale else "template1"
+    parts = [sql.SQL("TEMPLATE {}").format(sql.Identifier(fields.get("template") or empty))]
+    if owner := fields.get("owner"):
+        parts.append(sql.SQL("OWNER {}").format(sql.Identifier(owner)))
+    if encoding:
+        parts.append(sql.SQL("ENCODING {}").format(encoding))
+    if locale:
+        collation, _, ctype = str(locale).partition("/")
+        parts.append(sql.SQL("LC_COLLATE {} LC_CTYPE {}").format(collation, ctype or collation))
+    parts.append(sql.SQL("CONNECTION LIMIT {}").format(fields["connectionLimit"]))
+    return sql.SQL("CREATE DATABASE {} {}").format(sql.Identifier(name), sql.SQL(" ").join(parts))
+
+
+def _alter_statements(name: str, now: _Row, fields: Fields) -> list[sql.Composed]:
+    target, statements = sql.Identifier(name), list[sql.Composed]()
+    owner = fields.get("owner", now.owner)
+    if owner != now.owner:
+        statements.append(
+            sql.SQL("ALTER DATABASE {} OWNER TO {}").format(target, sql.Identifier(owner))
+        )
+    if fields["connectionLimit"] != now.connection_limit:
+        limit = sql.SQL("ALTER DATABASE {} CONNECTION LIMIT {}")
+        statements.append(limit.format(target, fields["connectionLimit"]))
+    if fields["allowConnections"] != now.allow_connections:
+        allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+        statements.append(allow.format(target, fields["allowConnections"]))
+    return statements
+
+
+def _comment_statement(name: str, comment: str) -> sql.Composed:
+    return sql.SQL("COMMENT ON DATABASE {} IS {}").format(sql.Identifier(name), comment)
+
+
+def _extension_statements(added: Sequence[str], dropped: Sequence[str]) -> list[sql.Composable]:
+    # In `public`, unless the extension says where; nothing else is called with that path.
+    create, drop = "CREATE EXTENSION IF NOT EXISTS {} CASCADE", "DROP EXTENSION IF EXISTS {}"
+    return [
+        sql.SQL("SET LOCAL search_path = public"),
+        *(sql.SQL(drop).format(sql.Identifier(name)) for name in dropped),
+        *(sql.SQL(create).format(sql.Identifier(name)) for name in added),
+    ]
+
+
+def _needs_opening(shown: ExternalObject, fields: Fields) -> bool:
+    is_closed = fields["allowConnections"] and not shown.fields["allowConnections"]
+    return is_closed and fields["extensions"] != shown.fields["extensions"]
+
+
+def _check_version(shown: ExternalObject, action: Action) -> None:
+    if action.version not in (None, shown.version):
+        raise ConflictError(f"database {shown.name!r} was changed meanwhile", obstacle=shown)
+
+
+def _there_already(shown: ExternalObject) -> ConflictError:
+    return ConflictError(f"database {shown.name!r} is there already", obstacle=shown)
+
+
+def _not_available(extension: str) -> str:
+    return (
+        f"extension {extension!r} is not available on this server: install its package there, then"
+        " declare the database again"
+    )

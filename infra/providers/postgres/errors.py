@@ -1,0 +1,76 @@
+"""What a failure of the server or of the connection means for a provider's caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import psycopg
+
+from reconciler.errors import (
+    ConflictError,
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+
+DUPLICATE: Final = frozenset({"42710", "42P04"})
+IN_USE: Final = "55006"
+NO_DATABASE: Final = "3D000"
+
+_RETRY_SECONDS: Final = 2.0
+_MESSAGE_CHARACTERS: Final = 1_000
+
+_BY_STATE: Final[Mapping[str, type[ProviderError]]] = {
+    **dict.fromkeys(DUPLICATE, ConflictError),
+    "42501": TransientError,  # insufficient privilege: who administers the server can mend it
+    "42704": TransientError,  # a role or an object that is not there, perhaps not yet
+    "3F000": TransientError,  # a schema likewise
+}
+_FOR_GOOD: Final = ("0A", "0L", "22", "42")
+"""Classes of what the server will never take: it is not supported, not valid, or circular."""
+
+_NOT_ANSWERED: Final = ("57P", "58", "XX")
+"""Classes that end a session or a disk: what was done by then is not told."""
+
+
+def state_of(error: BaseException | None) -> str:
+    """Return the SQLSTATE of an error; empty if the server sent none."""
+    return (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
+
+
+def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
+    """Return what a failed statement means.
+
+    ``may_be_done``: it was one that takes effect at once, so that a lost answer leaves it open. Of
+    a transaction that is the end only: whatever fails before is undone.
+    """
+    state, text = state_of(error), _text(error)
+    if not state or (state.startswith(_NOT_ANSWERED) and "concurrently" not in text):
+        return UnknownResultError(text) if may_be_done else TransientError(text)
+    if state == "53300":
+        return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
+    if state in _BY_STATE:
+        return _BY_STATE[state](text)
+    return PermanentError(text) if state.startswith(_FOR_GOOD) else TransientError(text)
+
+
+def not_connected(error: psycopg.Error) -> ProviderError:
+    """Return what a failed connection means: nothing was sent, and libpq has words only."""
+    text = _text(error)
+    if "too many" in text:
+        return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
+    return TransientError(text)
+
+
+def _text(error: psycopg.Error) -> str:
+    diagnostics = error.diag
+    if diagnostics.message_primary is None:
+        said = " ".join(str(error).split())
+    else:
+        parts = (diagnostics.message_primary, diagnostics.message_detail)
+        said = ": ".join("; ".join(part.splitlines()) for part in parts if part)
+        said = f"{said} (SQLSTATE {error.sqlstate})"
+    return said[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,180 @@
+"""The kind ``Grant``: what a role may do with a database, or with what is in a schema.
+
+PostgreSQL has no object for it: a grant is the set of privileges that one grantee has on one
+object, and is there while that set is not empty. So its name says both: ``GRANTEE@DATABASE``,
+``GRANTEE@DATABASE/SCHEMA`` or ``GRANTEE@DATABASE/SCHEMA/tables``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.postgres.database import Name
+from infra.providers.postgres.names import PUBLIC, name_problem, role_problem
+from infra.providers.postgres.psycopg_needed import psycopg_needed
+from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+Level = Literal["database", "schema", "tables", "sequences", "functions"]
+Privilege = Literal[
+    "CONNECT",
+    "CREATE",
+    "DELETE",
+    "EXECUTE",
+    "INSERT",
+    "MAINTAIN",
+    "REFERENCES",
+    "SELECT",
+    "TEMPORARY",
+    "TRIGGER",
+    "TRUNCATE",
+    "UPDATE",
+    "USAGE",
+]
+
+PRIVILEGES: Final[Mapping[Level, frozenset[str]]] = {
+    "database": frozenset({"CONNECT", "CREATE", "TEMPORARY"}),
+    "schema": frozenset({"CREATE", "USAGE"}),
+    "tables": frozenset(
+        {
+            "DELETE",
+            "INSERT",
+            "MAINTAIN",
+            "REFERENCES",
+            "SELECT",
+            "TRIGGER",
+            "TRUNCATE",
+            "UPDATE",
+        }
+    ),
+    "sequences": frozenset({"SELECT", "UPDATE", "USAGE"}),
+    "functions": frozenset({"EXECUTE"}),
+}
+"""What there is to grant at each level; ``tables``, ``sequences`` and ``functions`` are all that a
+schema has of them."""
+
+_IN_SCHEMA: Final[Mapping[str, Level]] = {
+    "tables": "tables",
+    "sequences": "sequences",
+    "functions": "functions",
+}
+
+
+class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``Grant``'s spec: exactly these privileges, in no order.
+
+    ``grantable``: those of them that the grantee may grant to others. ``role`` and ``database``:
+    those of the external name, said once more as references, so that the grant is made after them
+    and taken away before them.
+    """
+
+    privileges: Annotated[list[Privilege], msgspec.Meta(min_length=1, max_length=20)]
+    grantable: Annotated[list[Privilege], msgspec.Meta(max_length=20)] = []
+    role: Name | None = None
+    database: Name | None = None
+
+    def __post_init__(self) -> None:
+        if not set(self.grantable) <= set(self.privileges):
+            raise ValueError("grantable: only what is in privileges")
+
+
+class GrantOutputs(msgspec.Struct, frozen=True):
+    """Who has the privileges, and in which database."""
+
+    role: str
+    database: str
+
+
+class GrantPlace(NamedTuple):
+    """Who has privileges, and on what."""
+
+    grantee: str
+    database: str
+    schema: str = ""
+    level: Level = "database"
+
+    @property
+    def name(self) -> str:
+        """The external name."""
+        parts = [self.database, self.schema, "" if self.level == "schema" else self.level]
+        end = "/".join(parts[: {"database": 1, "schema": 2}.get(self.level, 3)])
+        return f"{self.grantee}@{end}"
+
+
+def place_of(name: str) -> GrantPlace | None:
+    """Take an external name apart; None if it is none."""
+    grantee, _, rest = name.partition("@")
+    parts = rest.split("/")
+    if not all((grantee, *parts)) or "@" in rest or "/" in grantee:
+        return None
+    match parts:
+        case [database]:
+            return GrantPlace(grantee, database)
+        case [database, schema]:
+            return GrantPlace(grantee, database, schema, "schema")
+        case [database, schema, each] if each in _IN_SCHEMA:
+            return GrantPlace(grantee, database, schema, _IN_SCHEMA[each])
+        case _:
+            return None
+
+
+def grant_problem(name: str) -> str | None:
+    """Say what is wrong with a grant's external name, or nothing."""
+    place = place_of(name)
+    if place is None:
+        return (
+            "give ROLE@DATABASE, ROLE@DATABASE/SCHEMA, or ROLE@DATABASE/SCHEMA/ and one of tables,"
+            " sequences and functions, in the annotation reconciler/external-name; public is"
+            " everybody"
+        )
+    grantee = None if place.grantee == PUBLIC else role_problem(place.grantee)
+    schema = name_problem(place.schema) if place.schema else None
+    if place.schema.startswith("pg_") or place.schema == "information_schema":
+        schema = f"schema {place.schema} is the server's own"
+    return grantee or name_problem(place.database) or schema
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a grant's fields their canonical form: sets in order, and nothing held by halves."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {
+        "uneven": [],
+        **given,
+        "privileges": sorted(set(fields.get("privileges") or [])),
+        "grantable": sorted(set(fields.get("grantable") or [])),
+    }
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields without role and database, which are the external name's and never differ."""
+    return {name: value for name, value in fields.items() if name not in ("role", "database")}
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    with psycopg_needed():
+        from infra.providers.postgres.grants import GrantsProvider  # noqa: PLC0415
+    return GrantsProvider(config, secrets)
+
+
+GRANT = Kind(
+    name="Grant",
+    api_version="postgres/v1",
+    provider="postgres",
+    schema=GrantFields,
+    # No labels: there is no place for one. Whose a grant is, only the log knows (ADR 0037).
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=False, conditional_writes=True
+    ),
+    connect=_connect,
+    normalize=normalize,
+    comparable=comparable,
+    name_problem=grant_problem,
+    outputs=GrantOutputs,
+)
+"""The kind ``Grant``."""

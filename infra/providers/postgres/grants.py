@@ -1,0 +1,423 @@
+"""The provider of ``Grant``: each write is one transaction, which ends only if it did all.
+
+What is there is read from the access lists, with the server's defaults where there is no list.
+Owners are left out: what they may do follows from their ownership.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Final, LiteralString
+
+import msgspec
+from psycopg import sql
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.conflicts import check_uid
+from infra.providers.postgres.grant import (
+    PRIVILEGES,
+    GrantPlace,
+    Level,
+    grant_problem,
+    normalize,
+    place_of,
+)
+from infra.providers.postgres.names import PROTECTED_DATABASES, PUBLIC, UNFINISHED_PREFIX
+from infra.providers.postgres.server import PostgresServer, Session
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+_DIGEST_BYTES: Final = 12
+
+_DATABASES = sql.SQL(
+    """
+    SELECT d.oid::text AS uid, d.datname AS name, d.datallowconn AS allow_connections
+    FROM pg_database d WHERE d.datname <> ALL({protected}) AND NOT starts_with(d.datname, {ours})
+        AND {condition}
+    """
+)
+
+# Of each grantee and kind of object in one schema: how many objects there are that are not the
+# grantee's own, and on how many of them it has a privilege.
+_SELECT = sql.SQL(
+    """
+    WITH objects AS ({objects}),
+    entries AS (
+        SELECT o.schema, o.level, o.place, x.grantee, x.privilege_type AS privilege,
+            count(DISTINCT o.oid) AS held,
+            count(DISTINCT o.oid) FILTER (WHERE x.is_grantable) AS grantable,
+            array_agg(DISTINCT x.grantor::text) AS grantors,
+            bool_or(x.grantor <> o.owner) AS by_others
+        FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) x
+        WHERE x.grantee <> o.owner
+        GROUP BY 1, 2, 3, 4, 5
+    )
+    SELECT e.schema, e.level, e.place::text AS place, e.grantee::text AS grantee_uid,
+        coalesce(g.rolname::text, 'public') AS grantee, e.privilege, e.held, e.grantable,
+        e.grantors, e.by_others,
+        (SELECT count(*) FROM objects o WHERE o.place = e.place AND o.level = e.level
+            AND o.owner <> e.grantee) AS objects
+    FROM entries e LEFT JOIN pg_roles g ON g.oid = e.grantee
+    WHERE (e.grantee = 0 OR g.rolname IS NOT NULL) AND {condition}
+    ORDER BY e.schema, e.level, grantee, e.privilege
+    """
+)
+_OF_DATABASE = sql.SQL(
+    """
+    SELECT '' AS schema, 'database' AS level, d.oid AS place, d.oid, d.datdba AS owner,
+        coalesce(d.datacl, acldefault('d', d.datdba)) AS acl
+    FROM pg_database d WHERE d.datname = {database}
+    """
+)
+_OF_SCHEMAS = sql.SQL(
+    """
+    SELECT n.nspname::text AS schema, 'schema' AS level, n.oid AS place, n.oid,
+        n.nspowner AS owner, coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
+    FROM pg_namespace n WHERE {schema}
+    UNION ALL
+    SELECT n.nspname, CASE c.relkind WHEN 'S' THEN 'sequences' ELSE 'tables' END, n.oid, c.oid,
+        c.relowner, coalesce(c.relacl,
+            acldefault((CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END)::"char", c.relowner))
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND {schema}
+    UNION ALL
+    SELECT n.nspname, 'functions', n.oid, p.oid, p.proowner,
+        coalesce(p.proacl, acldefault('f', p.proowner))
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {schema}
+    """
+)
+_ANY_SCHEMA = sql.SQL("NOT starts_with(n.nspname, 'pg_') AND n.nspname <> 'information_schema'")
+
+_ON: Final[Mapping[Level, LiteralString]] = {
+    "tables": "ALL TABLES IN SCHEMA",
+    "sequences": "ALL SEQUENCES IN SCHEMA",
+    "functions": "ALL ROUTINES IN SCHEMA",
+}
+
+
+class _Database(msgspec.Struct, frozen=True):
+    uid: str
+    name: str
+    allow_connections: bool
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """One privilege of one grantee on the objects of one place."""
+
+    schema: str
+    level: Level
+    place: str
+    grantee_uid: str
+    grantee: str
+    privilege: str
+    held: int
+    grantable: int
+    grantors: list[str]
+    by_others: bool
+    objects: int
+
+
+class GrantsProvider:
+    """A client of a PostgreSQL server, for what its roles may do."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._server = PostgresServer(config, secrets)
+        self._protected = sorted(PROTECTED_DATABASES | {self._server.place.database})
+
+    async def create(self, action: Action) -> Effect:
+        """Grant privileges to one who has none there."""
+        place = self._checked(action)
+        found = await self._database(place)
+        if found is None:
+            raise TransientError(f"database {place.database!r} is not there, perhaps not yet")
+        async with self._server.transaction(_connected_to(place)) as session:
+            shown = await self._find(session, place, found)
+            if shown is not None:
+                raise ConflictError(f"{place.name!r} has privileges already", obstacle=shown)
+            await _check_what_is_needed(session, place)
+            return Effect(await self._written(session, place, found, action, None))
+
+    async def update(self, action: Action) -> Effect:
+        """Grant what is missing and revoke what is too much, at the action's version."""
+        place = self._checked(action)
+        found = await self._database(place)
+        if found is None:
+            raise NotFoundError(f"database {place.database!r} is not there")
+        async with self._server.transaction(_connected_to(place)) as session:
+            shown = await self._find(session, place, found)
+            if shown is None:
+                raise NotFoundError(f"{place.name!r} has no privileges")
+            check_uid(shown, action)
+            if action.version not in (None, shown.version):
+                raise ConflictError(f"{place.name!r} was changed meanwhile", obstacle=shown)
+            return Effect(await self._written(session, place, found, action, shown))
+
+    async def delete(self, action: Action) -> Effect:
+        """Revoke all privileges of one grantee there."""
+        place = self._checked(action)
+        found = await self._database(place)
+        if found is None:
+            return Effect(None, absent=True)
+        async with self._server.transaction(_connected_to(place)) as session:
+            shown = await self._find(session, place, found)
+            if shown is None:
+                return Effect(None, absent=True)
+            check_uid(shown, action)
+            await session.run(_statement("REVOKE", ["ALL PRIVILEGES"], place))
+            left = await self._find(session, place, found)
+            if left is not None:
+                raise _granted_by_others(left)
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read what one grantee may do at one place; None if that is nothing."""
+        del uid  # names are unique
+        place = self._place(external_name)
+        found = await self._database(place)
+        if found is None:
+            return None
+        async with self._server.session(_connected_to(place)) as session:
+            return await self._find(session, place, found)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List what is granted in a scope, database by database, in the order of their names."""
+        last = ""
+        while True:
+            condition = sql.SQL("d.datname > {} AND {} ORDER BY d.datname LIMIT {}").format(
+                last, _databases_of(scope.prefix or ""), page_size
+            )
+            databases = await self._databases(condition)
+            for database in databases:
+                shown = await self._listed(database, scope.prefix or "")
+                yield [each for each in shown if scope.has(each.name, each.labels)]
+            if len(databases) < page_size:
+                return
+            last = databases[-1].name
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    # --- reading
+
+    def _place(self, name: str) -> GrantPlace:
+        problem, place = grant_problem(name), place_of(name)
+        if problem is not None or place is None:
+            raise PermanentError(f"nothing can be named {name!r}: {problem}")
+        if place.database in self._protected or place.database.startswith(UNFINISHED_PREFIX):
+            raise PermanentError(
+                f"{name!r}: database {place.database} is the server's own, or the one that we are"
+                " connected to"
+            )
+        return place
+
+    def _checked(self, action: Action) -> GrantPlace:
+        place = self._place(action.external_name)
+        for field, value in (("role", place.grantee), ("database", place.database)):
+            if action.fields.get(field, value) != value:
+                raise PermanentError(
+                    f"spec.{field} is {action.fields[field]!r}, but {action.external_name!r} is"
+                    f" about {value!r}"
+                )
+        unknown = set(action.fields.get("privileges", [])) - PRIVILEGES[place.level]
+        if unknown:
+            raise PermanentError(
+                f"spec.privileges: {', '.join(sorted(unknown))} cannot be granted on"
+                f" {place.name!r}, only {', '.join(sorted(PRIVILEGES[place.level]))}"
+            )
+        return place
+
+    async def _databases(self, condition: sql.Composable) -> list[_Database]:
+        query = _DATABASES.format(
+            protected=self._protected, ours=UNFINISHED_PREFIX, condition=condition
+        )
+        return await self._server.read(_Database, query)
+
+    async def _database(self, place: GrantPlace) -> _Database | None:
+        """Return the database of a grant; None where there is none, or nothing in it counts."""
+        rows = await self._databases(sql.SQL("d.datname = {}").format(place.database))
+        if not rows or (place.schema and not rows[0].allow_connections):
+            return None
+        return rows[0]
+
+    async def _find(
+        self, session: Session, place: GrantPlace, database: _Database
+    ) -> ExternalObject | None:
+        if place.schema:
+            objects = _OF_SCHEMAS.format(schema=sql.SQL("n.nspname = {}").format(place.schema))
+        else:
+            objects = _OF_DATABASE.format(database=place.database)
+        condition = sql.SQL("e.level = {} AND coalesce(g.rolname::text, 'public') = {}").format(
+            place.level, place.grantee
+        )
+        rows = await session.read(_Row, _SELECT.format(objects=objects, condition=condition))
+        return _as_object(database, rows) if rows else None
+
+    async def _listed(self, database: _Database, prefix: str) -> list[ExternalObject]:
+        """Return what is granted on a database and in it."""
+        condition = sql.SQL("starts_with(coalesce(g.rolname::text, 'public'), {})").format(
+            prefix.partition("@")[0]
+        )
+        on_database = _OF_DATABASE.format(database=database.name)
+        rows = await self._server.read(
+            _Row, _SELECT.format(objects=on_database, condition=condition)
+        )
+        # Nobody can use what is granted in a database that nobody can connect to.
+        if database.allow_connections:
+            within = _OF_SCHEMAS.format(schema=_ANY_SCHEMA)
+            try:
+                async with self._server.session(database.name) as session:
+                    query = _SELECT.format(objects=within, condition=condition)
+                    rows += await session.read(_Row, query)
+            except ProviderError:
+                if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
+                    raise
+                return []  # dropped since it was listed
+        grouped = groupby(rows, lambda row: (row.schema, row.level, row.grantee))
+        shown = [_as_object(database, list(each)) for _, each in grouped]
+        return [thing for thing in shown if grant_problem(thing.name) is None]
+
+    # --- writing
+
+    async def _written(
+        self,
+        session: Session,
+        place: GrantPlace,
+        database: _Database,
+        action: Action,
+        shown: ExternalObject | None,
+    ) -> ExternalObject:
+        statements = _statements(place, action.fields, None if shown is None else shown.fields)
+        if statements:
+            await session.run(*statements)
+        made = await self._find(session, place, database)
+        if made is None:
+            raise TransientError(f"there is nothing yet to grant privileges on: {place.name!r}")
+        wanted = normalize(action.fields)
+        if any(made.fields[name] != wanted[name] for name in ("privileges", "grantable", "uneven")):
+            raise _granted_by_others(made)
+        return made
+
+
+async def _check_what_is_needed(session: Session, place: GrantPlace) -> None:
+    query = sql.SQL(
+        "SELECT {grantee} = 'public' OR EXISTS (SELECT FROM pg_roles WHERE rolname = {grantee})"
+        " AS has_role, {schema} = '' OR EXISTS (SELECT FROM pg_namespace WHERE nspname = {schema})"
+        " AS has_schema"
+    ).format(grantee=place.grantee, schema=place.schema)
+    (found,) = await session.run(query)
+    if not found["has_role"]:
+        raise TransientError(f"role {place.grantee!r} is not there, perhaps not yet")
+    if not found["has_schema"]:
+        raise TransientError(
+            f"schema {place.schema!r} is not in database {place.database!r}, perhaps not yet"
+        )
+
+
+def _connected_to(place: GrantPlace) -> str | None:
+    return place.database if place.schema else None
+
+
+def _databases_of(prefix: str) -> sql.Composable:
+    """Return which databases a scope's prefix can be about."""
+    rest = prefix.partition("@")[2]
+    database, slash, _ = rest.partition("/")
+    if slash:
+        return sql.SQL("d.datname = {}").format(database)
+    return sql.SQL("starts_with(d.datname, {})").format(database)
+
+
+def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
+    first = rows[0]
+    place = GrantPlace(first.grantee, database.name, first.schema, first.level)
+    parts = [first.grantee_uid, database.uid]
+    if first.schema:
+        parts += [first.place, first.level]
+    fields = normalize(
+        {
+            "privileges": [row.privilege for row in rows if row.held == row.objects],
+            "grantable": [row.privilege for row in rows if row.grantable == row.objects],
+            "uneven": _uneven(rows),
+        }
+    )
+    return ExternalObject(
+        place.name,
+        fields,
+        uid=".".join(parts),
+        version=_digest(rows),
+        outputs={"role": first.grantee, "database": database.name},
+    )
+
+
+def _uneven(rows: Iterable[_Row]) -> list[str]:
+    """Return what is granted on some of the objects only, or may be passed on of some only."""
+    return [
+        row.privilege for row in rows if row.held < row.objects or 0 < row.grantable < row.objects
+    ]
+
+
+def _digest(rows: Sequence[_Row]) -> str:
+    content = [(row.privilege, row.held, row.grantable, row.grantors, row.objects) for row in rows]
+    encoded = msgspec.json.encode(content)
+    return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _statements(place: GrantPlace, fields: Fields, seen: Fields | None) -> list[sql.Composed]:
+    wanted, grantable = set(fields["privileges"]), set(fields["grantable"])
+    there = set[str]() if seen is None else {*seen["privileges"], *seen["uneven"]}
+    passed_on = set[str]() if seen is None else {*seen["grantable"], *seen["uneven"]}
+    whole = set[str]() if seen is None else set(seen["privileges"]) - set(seen["uneven"])
+    has_grantable = set[str]() if seen is None else set(seen["grantable"])
+    changes: list[tuple[LiteralString, set[str], LiteralString]] = [
+        ("REVOKE", there - wanted, ""),
+        ("REVOKE GRANT OPTION FOR", (passed_on & wanted) - grantable, ""),
+        ("GRANT", wanted - grantable - whole, ""),
+        ("GRANT", grantable - has_grantable, "WITH GRANT OPTION"),
+    ]
+    return [
+        _statement(verb, sorted(privileges), place, end)
+        for verb, privileges, end in changes
+        if privileges
+    ]
+
+
+def _statement(
+    verb: LiteralString, privileges: Sequence[str], place: GrantPlace, end: LiteralString = ""
+) -> sql.Composed:
+    if place.level == "database":
+        target = sql.SQL("DATABASE {}").format(sql.Identifier(place.database))
+    elif place.level == "schema":
+        target = sql.SQL("SCHEMA {}").format(sql.Identifier(place.schema))
+    else:
+        target = sql.SQL(_ON[place.level] + " {}").format(sql.Identifier(place.schema))
+    grantee = sql.SQL("PUBLIC") if place.grantee == PUBLIC else sql.Identifier(place.grantee)
+    return sql.SQL("{} {} ON {} {} {} {}").format(
+        sql.SQL(verb),
+        # Words of the language, not to be quoted: each is the schema's or the server's own.
+        sql.SQL(", ").join(sql.SQL(each) for each in privileges),  # pyright: ignore[reportArgumentType]
+        target,
+        sql.SQL("TO" if verb == "GRANT" else "FROM"),
+        grantee,
+        sql.SQL(end),
+    )
+
+
+def _granted_by_others(shown: ExternalObject) -> ProviderError:
+    return TransientError(
+        f"{shown.name!r} would not be as declared: {shown.fields}. Another role than the owner"
+        " granted it, and only that role can take it back"
+    )

@@ -1,0 +1,48 @@
+"""What an object cannot say of itself, in the last line of its comment.
+
+Labels, the key of the action that wrote it last, and what else its kind has to remember. What
+people have written into the comment stays before it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+_BEGIN: Final = "reconciler: "
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What every mark has."""
+
+    key: str
+    labels: dict[str, str] = {}
+
+
+_M = TypeVar("_M", bound=Mark)
+
+
+def mark_in(comment: str | None, wanted: type[_M]) -> _M | None:
+    """Return the mark of a comment; None if it has none, or somebody has spoilt it."""
+    line = (comment or "").rpartition("\n")[2]
+    if not line.startswith(_BEGIN):
+        return None
+    try:
+        return msgspec.json.decode(line.removeprefix(_BEGIN), type=wanted)
+    except msgspec.DecodeError:
+        return None
+
+
+def with_mark(comment: str | None, mark: Mark) -> str:
+    """Return a comment with another mark; what people have written stays."""
+    text, _, line = (comment or "").rpartition("\n")
+    if not line.startswith(_BEGIN):
+        text = comment or ""
+    return f"{text}\n{_line(mark)}" if text else _line(mark)
+
+
+def _line(mark: Mark) -> str:
+    return _BEGIN + _encoder.encode(mark).decode()

@@ -1,0 +1,49 @@
+"""Names of databases and roles: what the server takes, and what nobody may declare."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+MAX_NAME_BYTES: Final = 63
+UNFINISHED_PREFIX: Final = "reconciler_unfinished_"
+"""A database is made under such a name, and gets its own when it is complete."""
+
+PROTECTED_DATABASES: Final = frozenset({"postgres", "template0", "template1"})
+PUBLIC: Final = "public"
+"""How a ``Grant`` names everybody; no role can have that name."""
+
+_SYSTEM_PREFIX: Final = "pg_"
+_RESERVED_ROLES: Final = frozenset({PUBLIC, "none"})
+
+
+def unfinished_name(key: str) -> str:
+    """Return the name under which the action of a key makes a database."""
+    return UNFINISHED_PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with a name for any object of the server, or nothing."""
+    if not name or len(name.encode()) > MAX_NAME_BYTES:
+        return f"use 1 to {MAX_NAME_BYTES} bytes: the server cuts off what is longer"
+    if not name.isprintable() or name in {".", ".."}:
+        return "use printable characters"
+    return None
+
+
+def database_problem(name: str) -> str | None:
+    """Say what is wrong with the name of a declared database, or nothing."""
+    if name in PROTECTED_DATABASES:
+        return f"database {name} is the server's own, and out of bounds"
+    if name.startswith(UNFINISHED_PREFIX):
+        return f"names that begin with {UNFINISHED_PREFIX} are the reconciler's own"
+    return name_problem(name)
+
+
+def role_problem(name: str) -> str | None:
+    """Say what is wrong with the name of a declared role, or nothing."""
+    if name.startswith(_SYSTEM_PREFIX):
+        return f"names that begin with {_SYSTEM_PREFIX} are the server's own"
+    if name in _RESERVED_ROLES:
+        return f"{name} is a reserved word, and no role's name"
+    return name_problem(name)

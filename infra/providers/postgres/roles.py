@@ -1,0 +1,437 @@
+"""The provider of ``DatabaseRole``: each write is one transaction, with the mark in it.
+
+A password is never sent: the server gets a verifier that is made here, and what it keeps is
+compared with a verifier of today's secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets as random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple, cast
+
+import msgspec
+from psycopg import sql
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from events.secret import SecretRef
+from infra.providers.conflicts import check_uid
+from infra.providers.postgres.errors import DUPLICATE, state_of
+from infra.providers.postgres.marks import Mark, mark_in, with_mark
+from infra.providers.postgres.names import role_problem
+from infra.providers.postgres.passwords import is_password_of
+from infra.providers.postgres.role import normalize
+from infra.providers.postgres.server import PostgresServer, Session
+from reconciler.errors import ConflictError, NotFoundError, PermanentError, TransientError
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - what is shown in the place of a digest
+GENERATED_BYTES: Final = 24
+_MAX_REMEMBERED: Final = 10_000
+_BOOTSTRAP_SUPERUSER: Final = "10"
+
+_SELECT = sql.SQL(
+    """
+    SELECT a.oid::text AS uid,
+        {version} || '.' || coalesce(c.xmin::text, '') || '.' || md5(m.of::text) AS version,
+        a.rolname AS name, a.rolcanlogin AS login, a.rolsuper AS superuser,
+        a.rolcreatedb AS create_database, a.rolcreaterole AS create_role,
+        a.rolinherit AS inherit, a.rolreplication AS replication,
+        a.rolbypassrls AS bypass_row_security, a.rolconnlimit AS connection_limit,
+        CASE WHEN isfinite(a.rolvaliduntil) THEN to_char(
+            a.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') END AS valid_until,
+        {verifier} AS verifier, m.of AS member_of, c.description AS comment,
+        a.rolname = session_user AS is_login
+    FROM {source} a
+        LEFT JOIN pg_shdescription c ON c.objoid = a.oid AND c.classoid = 'pg_authid'::regclass
+        CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(DISTINCT p.rolname::text ORDER BY p.rolname::text), '{{}}')
+                AS of
+            FROM pg_auth_members g JOIN pg_roles p ON p.oid = g.roleid WHERE g.member = a.oid
+        ) m
+    WHERE {condition}
+    """
+)
+
+_OPTIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "login": ("LOGIN", "NOLOGIN"),
+    "superuser": ("SUPERUSER", "NOSUPERUSER"),
+    "createDatabase": ("CREATEDB", "NOCREATEDB"),
+    "createRole": ("CREATEROLE", "NOCREATEROLE"),
+    "inherit": ("INHERIT", "NOINHERIT"),
+    "replication": ("REPLICATION", "NOREPLICATION"),
+    "bypassRowSecurity": ("BYPASSRLS", "NOBYPASSRLS"),
+}
+
+
+class RoleMark(Mark, frozen=True, omit_defaults=True):
+    """What a role's comment keeps: which secret its password was last made of."""
+
+    password: SecretRef | None = None
+    is_generated: bool = False
+
+
+class _Row(msgspec.Struct, frozen=True):
+    uid: str
+    version: str
+    name: str
+    login: bool
+    superuser: bool
+    create_database: bool
+    create_role: bool
+    inherit: bool
+    replication: bool
+    bypass_row_security: bool
+    connection_limit: int
+    valid_until: str | None
+    verifier: str | None
+    member_of: list[str]
+    comment: str | None
+    is_login: bool
+
+    @property
+    def mark(self) -> RoleMark | None:
+        return mark_in(self.comment, RoleMark)
+
+    @property
+    def out_of_bounds(self) -> str:
+        """Why no resource can be it; superusers that were ours once are to be ours again."""
+        if self.uid == _BOOTSTRAP_SUPERUSER:
+            return f"role {self.name} is the server's first superuser"
+        if self.is_login:
+            return f"role {self.name} is the one that the reconciler logs in as"
+        if self.superuser and self.mark is None:
+            return f"role {self.name} is a superuser"
+        return ""
+
+
+class _Password(NamedTuple):
+    """A role's password as it shall be; without a verifier it stays as it is."""
+
+    reference: SecretRef | None
+    is_generated: bool = False
+    verifier: str | None = None
+    is_removed: bool = False
+
+
+class DatabaseRolesProvider:
+    """A client of a PostgreSQL server, for its roles."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._server = PostgresServer(config, secrets)
+        self._secrets = secrets
+        self._sees_verifiers: bool | None = None
+        self._known: dict[tuple[str, str], bool] = {}
+
+    async def create(self, action: Action) -> Effect:
+        """Create a role with its mark; a generated password is in its store before."""
+        name = action.external_name
+        _check_name(name)
+        try:
+            async with self._server.transaction() as session:
+                row = await self._find(session, name)
+                if row is None:
+                    await self._check_parents(session, action.fields["memberOf"])
+                    password = await self._wanted_password(session, action, None)
+                    await session.run(*_create_statements(action, password))
+                    row = await self._find(session, name)
+                    assert row is not None
+                    return Effect(await self._shown(row))
+        except ConflictError as conflict:
+            if state_of(conflict.__cause__) not in DUPLICATE:
+                raise
+            row = await self._read(name)
+            if row is None:
+                raise TransientError(f"role {name!r} was there, and is gone again") from None
+        shown = await self._shown(row)
+        if shown.written_by == action.idempotency_key:
+            return Effect(shown, replayed=True)
+        raise ConflictError(f"role {name!r} is there already", obstacle=shown)
+
+    async def update(self, action: Action) -> Effect:
+        """Change a role that is still the action's, at the action's version."""
+        name = action.external_name
+        _check_name(name)
+        async with self._server.transaction() as session:
+            row = await self._find(session, name)
+            if row is None:
+                raise NotFoundError(f"role {name!r} is not there")
+            shown = await self._shown(row)
+            check_uid(shown, action)
+            if shown.written_by == action.idempotency_key:
+                return Effect(shown, replayed=True)
+            if action.version not in (None, row.version):
+                raise ConflictError(f"role {name!r} was changed meanwhile", obstacle=shown)
+            added = set(action.fields["memberOf"]) - set(shown.fields["memberOf"])
+            await self._check_parents(session, sorted(added))
+            password = await self._wanted_password(session, action, row)
+            await session.run(*_alter_statements(action, row, shown.fields, password))
+            before = row.mark
+            row = await self._find(session, name)
+            assert row is not None
+            made = await self._shown(row)
+            await self._forget(before, password.reference)
+        return Effect(made)
+
+    async def delete(self, action: Action) -> Effect:
+        """Drop a role that is still the action's, and the secret that was generated for it.
+
+        What depends on it is named, and neither dropped nor given to somebody else.
+        """
+        name = action.external_name
+        _check_name(name)
+        async with self._server.transaction() as session:
+            row = await self._find(session, name)
+            if row is None:
+                return Effect(None, absent=True)
+            check_uid(await self._shown(row), action)
+            await session.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+            # Not after the end of the transaction: nobody would know its name any more. If that
+            # fails, the role is there without its secret, and gets another or is dropped again.
+            await self._forget(row.mark, None)
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one; raises ``PermanentError`` for one that is out of bounds."""
+        del uid  # names are unique
+        _check_name(external_name)
+        row = await self._read(external_name)
+        return None if row is None else await self._shown(row)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the roles of a scope in the order of their names."""
+        last = ""
+        while True:
+            condition = sql.SQL(
+                "a.rolname > {} AND starts_with(a.rolname, {}) AND NOT starts_with(a.rolname,"
+                " 'pg_') ORDER BY a.rolname LIMIT {}"
+            ).format(last, scope.prefix or "", page_size)
+            async with self._server.session() as session:
+                rows = await session.read(_Row, await self._select(session, condition))
+            shown = [await self._shown(row) for row in rows if not row.out_of_bounds]
+            yield [each for each in shown if scope.has(each.name, each.labels)]
+            if len(rows) < page_size:
+                return
+            last = rows[-1].name
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    # --- reading
+
+    async def _read(self, name: str) -> _Row | None:
+        async with self._server.session() as session:
+            return await self._find(session, name)
+
+    async def _find(self, session: Session, name: str) -> _Row | None:
+        condition = sql.SQL("a.rolname = {}").format(name)
+        rows = await session.read(_Row, await self._select(session, condition))
+        if rows and rows[0].out_of_bounds:
+            raise PermanentError(f"{rows[0].out_of_bounds}: no resource can be it")
+        return rows[0] if rows else None
+
+    async def _select(self, session: Session, condition: sql.Composable) -> sql.Composed:
+        """Compose a query; who may not see what the server keeps of passwords, reads the rest."""
+        if self._sees_verifiers is None:
+            query = sql.SQL("SELECT has_table_privilege('pg_authid', 'SELECT') AS sees")
+            self._sees_verifiers = bool((await session.run(query))[0]["sees"])
+        sees = self._sees_verifiers
+        return _SELECT.format(
+            source=sql.SQL("pg_authid" if sees else "pg_roles"),
+            version=sql.SQL("a.xmin::text" if sees else "md5(a::text)"),
+            verifier=sql.SQL("a.rolpassword" if sees else "NULL"),
+            condition=condition,
+        )
+
+    async def _shown(self, row: _Row) -> ExternalObject:
+        mark = row.mark
+        fields: Fields = {
+            "login": row.login,
+            "superuser": row.superuser,
+            "createDatabase": row.create_database,
+            "createRole": row.create_role,
+            "inherit": row.inherit,
+            "replication": row.replication,
+            "bypassRowSecurity": row.bypass_row_security,
+            "connectionLimit": row.connection_limit,
+            "validUntil": row.valid_until,
+            "memberOf": row.member_of,
+        }
+        outputs: Fields = {"name": row.name}
+        if mark is not None and mark.password is not None:
+            digest = await self._digest_of_password(row, mark.password)
+            if mark.is_generated:
+                place = {"name": mark.password.name, "store": mark.password.store}
+                fields["generatedPassword"] = {**place, "isSet": bool(digest)}
+            else:
+                fields["password"] = {"secret": digest or ANOTHER_PASSWORD}
+            if digest:
+                given = SecretRef(mark.password.name, mark.password.store, digest)
+                outputs["password"] = msgspec.to_builtins(given)
+        return ExternalObject(
+            row.name,
+            normalize(fields),
+            uid=row.uid,
+            version=row.version,
+            labels={} if mark is None else mark.labels,
+            written_by=None if mark is None else mark.key,
+            outputs=outputs,
+        )
+
+    async def _digest_of_password(self, row: _Row, reference: SecretRef) -> str:
+        """Return the digest of the secret that is the role's password; empty if it is another.
+
+        Where the server does not show what it keeps, that is the one which was last written.
+        """
+        found = await self._secrets.find(reference)
+        if found is None:  # nothing to compare with: of a generated one that is a difference
+            return "" if row.mark is not None and row.mark.is_generated else reference.digest
+        if not self._sees_verifiers:
+            return found.digest if found.digest == reference.digest else ""
+        if row.verifier is None:
+            return ""
+        known = (row.verifier, found.digest)
+        if known not in self._known:
+            value = await self._secrets.value(reference)
+            if len(self._known) >= _MAX_REMEMBERED:
+                self._known.clear()
+            self._known[known] = await asyncio.to_thread(is_password_of, row.verifier, value)
+        return found.digest if self._known[known] else ""
+
+    # --- writing
+
+    async def _check_parents(self, session: Session, parents: Sequence[str]) -> None:
+        """Raise for a membership that cannot be, or would make a superuser of the role."""
+        if not parents:
+            return
+        query = sql.SQL("SELECT rolname, rolsuper FROM pg_roles WHERE rolname = ANY({})")
+        rows = await session.run(query.format(list(parents)))
+        found = {cast("str", row["rolname"]): bool(row["rolsuper"]) for row in rows}
+        for parent in parents:
+            if parent not in found:
+                raise TransientError(f"role {parent!r} is not there, perhaps not yet")
+            if found[parent]:
+                raise PermanentError(f"spec.memberOf: role {parent!r} is a superuser")
+
+    async def _wanted_password(
+        self, session: Session, action: Action, row: _Row | None
+    ) -> _Password:
+        """Return the password as it shall be; what is there already is not written again."""
+        mark = None if row is None else row.mark
+        password = action.fields.get("password")
+        generated = action.fields.get("generatedPassword")
+        if generated is not None:
+            reference = SecretRef(generated["name"], generated["store"])
+            value = await self._generated(reference)
+        elif password is not None and "$secret" in password:
+            store = {"store": password["store"]} if "store" in password else {}
+            reference = SecretRef(password["$secret"], **store)
+            value = await self._secrets.value(reference)
+        elif mark is None or mark.password is None:
+            return _Password(None)
+        elif password is not None:  # a digest stands for what is there
+            return _Password(mark.password, mark.is_generated)
+        else:
+            return _Password(None, is_removed=True)
+        if not value or "\0" in value:
+            raise PermanentError(
+                f"secret {reference.name!r} is no password: it is empty or has NUL"
+            )
+        reference = msgspec.structs.replace(reference, digest=self._secrets.digest(value))
+        verifier = None if row is None else row.verifier
+        if await asyncio.to_thread(is_password_of, verifier, value):
+            return _Password(reference, generated is not None)
+        verifier = session.verifier(value, action.external_name)
+        return _Password(reference, generated is not None, verifier)
+
+    async def _forget(self, mark: RoleMark | None, kept: SecretRef | None) -> None:
+        """Remove a secret that was generated for a role, unless it is the role's still."""
+        if mark is None or mark.password is None or not mark.is_generated:
+            return
+        if kept is None or (kept.name, kept.store) != (mark.password.name, mark.password.store):
+            await self._secrets.remove(mark.password)
+
+    async def _generated(self, reference: SecretRef) -> str:
+        if await self._secrets.find(reference) is None:
+            await self._secrets.keep(reference, random.token_urlsafe(GENERATED_BYTES))
+        return await self._secrets.value(reference)
+
+
+def _check_name(name: str) -> None:
+    problem = role_problem(name)
+    if problem is not None:
+        raise PermanentError(f"nothing can be named {name!r}: {problem}")
+
+
+def _create_statements(action: Action, password: _Password) -> list[sql.Composed]:
+    role, fields = sql.Identifier(action.external_name), action.fields
+    options = [*_options(fields, {}), *_password_option(password)]
+    return [
+        sql.SQL("CREATE ROLE {} WITH {}").format(role, sql.SQL(" ").join(options)),
+        *_membership_statements(role, fields["memberOf"], []),
+        _comment_statement(action, None, password),
+    ]
+
+
+def _alter_statements(
+    action: Action, row: _Row, seen: Fields, password: _Password
+) -> list[sql.Composed]:
+    role, fields = sql.Identifier(action.external_name), action.fields
+    options = [*_options(fields, seen), *_password_option(password)]
+    statements = _membership_statements(role, fields["memberOf"], seen["memberOf"])
+    if options:  # one that is left as it is need not be allowed to us
+        altered = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
+        statements.append(altered)
+    return [*statements, _comment_statement(action, row.comment, password)]
+
+
+def _options(fields: Fields, seen: Fields) -> list[sql.Composable]:
+    options: list[sql.Composable] = [
+        sql.SQL(on if fields[name] else off)  # pyright: ignore[reportArgumentType] - of the table
+        for name, (on, off) in _OPTIONS.items()
+        if fields[name] != seen.get(name) and (seen or name != "superuser")
+    ]
+    if fields["connectionLimit"] != seen.get("connectionLimit"):
+        options.append(sql.SQL("CONNECTION LIMIT {}").format(fields["connectionLimit"]))
+    if fields["validUntil"] != seen.get("validUntil"):
+        options.append(sql.SQL("VALID UNTIL {}").format(fields["validUntil"] or "infinity"))
+    return options
+
+
+def _password_option(password: _Password) -> list[sql.Composable]:
+    if password.verifier is not None:
+        return [sql.SQL("PASSWORD {}").format(password.verifier)]
+    return [sql.SQL("PASSWORD NULL")] if password.is_removed else []
+
+
+def _membership_statements(
+    role: sql.Identifier, wanted: Sequence[str], there: Sequence[str]
+) -> list[sql.Composed]:
+    granted = [
+        sql.SQL("GRANT {} TO {}").format(sql.Identifier(parent), role)
+        for parent in sorted(set(wanted) - set(there))
+    ]
+    revoked = [
+        sql.SQL("REVOKE {} FROM {}").format(sql.Identifier(parent), role)
+        for parent in sorted(set(there) - set(wanted))
+    ]
+    return [*revoked, *granted]
+
+
+def _comment_statement(action: Action, comment: str | None, password: _Password) -> sql.Composed:
+    mark = RoleMark(
+        action.idempotency_key,
+        action.labels,
+        password=password.reference,
+        is_generated=password.is_generated,
+    )
+    role = sql.Identifier(action.external_name)
+    return sql.SQL("COMMENT ON ROLE {} IS {}").format(role, with_mark(comment, mark))

@@ -1,0 +1,271 @@
+"""The connections to one PostgreSQL server: each statement sent once, each failure classified.
+
+The provider is a user of its own there: what the environment says to libpq (``PGPASSWORD``, a
+service file, a password file) is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import select
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, TypeVar, cast
+from urllib.parse import quote, unquote
+
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import DictRow, dict_row
+
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Tls
+from infra.providers.postgres.errors import classified, not_connected
+from reconciler.call_permit import may_call
+from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
+from reconciler.provider.secrets import Secrets
+
+MAX_CONNECTIONS: Final = 4
+"""Of one provider: a server has a hundred in all, and few calls take long."""
+
+DEFAULT_PORT: Final = 5432
+_REQUIRE_AUTH_SINCE: Final = 160_000
+_NO_FILE: Final = "/dev/null/none"
+_LOCK: Final = 0x7265636F
+"""Of the advisory lock under which all of our writes are made: two at once on one row of the
+catalogue would fail."""
+
+_ENDPOINT = re.compile(
+    r"postgresql://(?:(?P<user>[^@:/?#]+)@)?"
+    r"(?P<host>\[[0-9a-fA-F:.]+\]|[^@:/?#\[\]]+)(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/(?P<database>[^/?#]*))?"
+)
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+class Place(NamedTuple):
+    """Where a server is, and who we are there."""
+
+    host: str
+    port: int
+    user: str
+    database: str
+
+    def url(self, database: str) -> str:
+        """Return the URL of a database, without a user and a password."""
+        host = self.host if self.host.startswith("[") else quote(self.host, safe="")
+        return f"postgresql://{host}:{self.port}/{quote(database, safe='')}"
+
+    def outputs(self, database: str) -> Fields:
+        """Return where a database is, for others to use."""
+        return {
+            "host": self.host.strip("[]"),
+            "port": self.port,
+            "name": database,
+            "url": self.url(database),
+        }
+
+
+class Session:
+    """One connection, while one call uses it."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[DictRow], timeout: float) -> None:
+        self._connection = connection
+        self._timeout_seconds = timeout
+
+    async def run(
+        self, *statements: sql.Composable, read_at: float | None = None, may_be_done: bool = False
+    ) -> list[DictRow]:
+        """Send statements in one round trip, and return the rows of the last one.
+
+        ``read_at``: when what they rely on was read. ``may_be_done``: they take effect at once.
+        """
+        await may_call(read_at=read_at)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                cursor = await self._connection.execute(sql.SQL("; ").join(statements))
+                while cursor.nextset():
+                    pass
+                return await cursor.fetchall() if cursor.description else []
+        except TimeoutError:
+            late = UnknownResultError if may_be_done else TransientError
+            raise late(f"no answer within {self._timeout_seconds:g} s") from None
+        except psycopg.Error as error:
+            raise classified(error, may_be_done=may_be_done) from error
+
+    async def read(self, wanted: type[_S], *statements: sql.Composable) -> list[_S]:
+        """Send statements, and return the rows of the last one as structs."""
+        return as_structs(wanted, await self.run(*statements))
+
+    def verifier(self, password: str, role: str) -> str:
+        """Return what the server keeps of a password; so the password itself is never sent."""
+        made = self._connection.pgconn.encrypt_password(
+            password.encode(), role.encode(), b"scram-sha-256"
+        )
+        return made.decode()
+
+
+class PostgresServer:
+    """A few connections to one server, made when they are first needed."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self.place = place_of(config.endpoint)
+        self.timeout_seconds = config.limits.request_timeout_seconds
+        self._tls = _tls(config.tls)
+        self._secrets = secrets
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._idle: list[psycopg.AsyncConnection[DictRow]] = []
+        self._closed = False
+
+    @asynccontextmanager
+    async def session(self, database: str | None = None) -> AsyncGenerator[Session]:
+        """Lend a connection; one to another database is closed afterwards: it is in its way.
+
+        A connection on which anything went wrong is closed, which undoes what was not committed. A
+        call that has one must not ask for another: all might wait for each other.
+        """
+        async with self._slots:
+            connection = self._usable() if database is None else None
+            if connection is None:
+                connection = await self._connected(database or self.place.database)
+            is_good = False
+            try:
+                yield Session(connection, self.timeout_seconds)
+                is_good = connection.info.transaction_status == TransactionStatus.IDLE
+            finally:
+                if is_good and database is None and not self._closed:
+                    self._idle.append(connection)
+                else:
+                    await _closed(connection)
+
+    @asynccontextmanager
+    async def transaction(self, database: str | None = None) -> AsyncGenerator[Session]:
+        """Lend a connection within a transaction, one of ours at a time; committed at the end."""
+        async with self.session(database) as session:
+            lock = sql.SQL("SELECT pg_advisory_xact_lock({})").format(_LOCK)
+            await session.run(sql.SQL("BEGIN"), lock)
+            began = time.monotonic()
+            yield session
+            await session.run(sql.SQL("COMMIT"), read_at=began, may_be_done=True)
+
+    async def read(self, wanted: type[_S], *statements: sql.Composable) -> list[_S]:
+        """Send statements that change nothing, and return the rows of the last one."""
+        async with self.session() as session:
+            return await session.read(wanted, *statements)
+
+    async def run(
+        self, *statements: sql.Composable, read_at: float | None = None
+    ) -> Sequence[DictRow]:
+        """Send statements that take effect at once."""
+        async with self.session() as session:
+            return await session.run(*statements, read_at=read_at, may_be_done=True)
+
+    async def close(self) -> None:
+        """Close all connections that nobody uses; the others follow when they are given back."""
+        self._closed = True
+        while self._idle:
+            await _closed(self._idle.pop())
+
+    def _usable(self) -> psycopg.AsyncConnection[DictRow] | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed and not _has_news(connection):
+                return connection
+            connection.pgconn.finish()
+        return None
+
+    async def _connected(self, database: str) -> psycopg.AsyncConnection[DictRow]:
+        place, milliseconds = self.place, max(1, round(self.timeout_seconds * 1000))
+        settings: dict[str, Any] = {
+            "host": place.host.strip("[]"),
+            "port": place.port,
+            "user": place.user,
+            "dbname": database,
+            "password": self._secrets.credential or "",
+            "passfile": _NO_FILE,
+            "application_name": "reconciler",
+            "client_encoding": "utf-8",
+            "connect_timeout": max(2, round(self.timeout_seconds)),
+            "target_session_attrs": "read-write",  # what a replica does not show may be there
+            "gssencmode": "disable",
+            # No schema of users is searched: their functions would run with our rights.
+            "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
+            " -c datestyle=ISO -c intervalstyle=postgres",
+            **self._tls,
+        }
+        if psycopg.pq.version() >= _REQUIRE_AUTH_SINCE and "sslrootcert" not in settings:
+            settings["require_auth"] = "!password"  # nobody who listens may ask for it in clear
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                return await psycopg.AsyncConnection[DictRow].connect(
+                    autocommit=True, prepare_threshold=None, row_factory=dict_row, **settings
+                )
+        except TimeoutError:
+            raise TransientError(
+                f"not connected to {place.host}:{place.port} within {self.timeout_seconds:g} s"
+            ) from None
+        except psycopg.Error as error:
+            raise not_connected(error) from error
+
+
+def place_of(endpoint: str) -> Place:
+    """Read an endpoint; raises ``ConfigurationError``."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    port = int(found["port"] or DEFAULT_PORT) if found else 0
+    if found is None or not 0 < port < 65_536:  # noqa: PLR2004 - the ports that there are
+        raise ConfigurationError(
+            "spec.endpoint: write postgresql://USER@HOST:PORT/DATABASE, where HOST may be the"
+            " folder of a socket, as %2Frun%2Fpostgresql; the password belongs in"
+            " spec.credentialsRef"
+        )
+    return Place(
+        host=unquote(found["host"]),
+        port=port,
+        user=unquote(found["user"] or "postgres"),
+        database=unquote(found["database"] or "postgres"),
+    )
+
+
+def as_structs(wanted: type[_S], rows: Sequence[DictRow]) -> list[_S]:
+    """Convert rows; raises ``TransientError`` for what is not what was asked for."""
+    try:
+        return msgspec.convert(rows, list[wanted])
+    except msgspec.ValidationError as error:
+        raise TransientError(f"not a usable answer: {error}") from None
+
+
+def _tls(tls: Tls | None) -> dict[str, str]:
+    if tls is None:
+        return {"sslmode": "disable"}
+    if tls.key_file is not None and tls.certificate_file is None:
+        raise ConfigurationError("spec.tls.keyFile: a key needs spec.tls.certificateFile, too")
+    files = {"sslcert": tls.certificate_file, "sslkey": tls.key_file}
+    return {
+        "sslmode": "verify-full",
+        "sslrootcert": tls.ca_file or "system",
+        **{name: file or _NO_FILE for name, file in files.items()},
+    }
+
+
+def _has_news(connection: psycopg.AsyncConnection[DictRow]) -> bool:
+    """Return whether the server has said anything since: to one that idles, only its end."""
+    try:
+        readable, _, _ = select.select([connection.fileno()], [], [], 0)
+    except (OSError, ValueError, psycopg.Error):
+        return True
+    return bool(readable)
+
+
+async def _closed(connection: psycopg.AsyncConnection[DictRow]) -> None:
+    with contextlib.suppress(psycopg.Error, OSError):
+        await connection.close()
+
+
+def names(found: Sequence[DictRow], column: str) -> list[str]:
+    """Return one column of text."""
+    return [cast("str", row[column]) for row in found]

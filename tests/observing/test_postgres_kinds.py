@@ -1,0 +1,296 @@
+"""Databases, roles and grants through the whole loop on a real server: the pages' example."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from psycopg import sql
+
+from events.intake import Withdrawn
+from events.log import ActionDecided
+from events.manifest import Manifest
+from events.provider_config import ProviderConfigSpec
+from infra.backup.backup import save_log
+from infra.backup.file import Backup
+from infra.backup.inspection import content_of
+from infra.bus.streams import find_log
+from infra.components.postgres import Postgres
+from infra.providers.postgres.database import DATABASE
+from infra.providers.postgres.grant import GRANT
+from infra.providers.postgres.role import DATABASE_ROLE
+from infra.secrets import open_stores
+from reconciler.provider.kind import KindRegistry
+from tests.postgres import Hands
+from tests.scenarios.harness import World
+
+pytestmark = [pytest.mark.postgres]
+
+PAGES = Path(__file__).parents[2] / "docs" / "kinds"
+DOCUMENTS = [
+    document
+    for page in ("database", "database-role", "grant")
+    for block in re.findall(r"```yaml\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    for document in yaml.safe_load_all(block)
+]
+OF_DATABASE = "FROM pg_database, aclexplode(datacl) WHERE datname = 'orders'"
+PLANTED = "planted-s3cr3t-of-a-role-4f1e"
+NEW = "planted-s3cr3t-rotated-a07c"
+
+
+class Example:
+    """The pages' example, in a world whose server it shares with others: with names of its own."""
+
+    def __init__(self, world: World, server: Postgres, secrets: Path, unique: str) -> None:
+        self.world, self.server, self.secrets = world, server, secrets
+        self.prefix = unique.lower()
+        self.hands = Hands(server)
+        text = msgspec.json.encode(DOCUMENTS).decode().replace("orders", self.prefix)
+        self.manifests = msgspec.json.decode(text, type=list[Manifest])
+        self.names = {
+            each.metadata.name.replace(self.prefix, "orders"): each for each in self.manifests
+        }
+
+    @property
+    def declared(self) -> list[Manifest]:
+        return [each for each in self.manifests if each.kind != "ProviderConfig"]
+
+    def name(self, name: str) -> str:
+        return name.replace("orders", self.prefix)
+
+    async def begin(self) -> None:
+        world = self.world
+        await self.keep_secret("orders-app-password", PLANTED)
+        world.kinds = KindRegistry([DATABASE, DATABASE_ROLE, GRANT])
+        world.secrets = self.secrets
+        await world.start_reconciler()
+        (documented,) = (each.spec for each in self.manifests if each.kind == "ProviderConfig")
+        assert documented["endpoint"].startswith("postgresql://postgres@")
+        settings = {
+            "provider": documented["provider"],
+            "endpoint": self.server.endpoint,
+            "scope": {"prefix": self.prefix},
+            "resyncSeconds": 0.3,
+            "retry": {"initialSeconds": 0.2, "maxSeconds": 1.0},
+        }
+        await world.configure(msgspec.convert(settings, ProviderConfigSpec), "postgres")
+        # What everybody may do has another prefix.
+        settings["scope"] = {"prefix": f"public@{self.prefix}"}
+        await world.configure(msgspec.convert(settings, ProviderConfigSpec), "public")
+        nobody = self.names["nobody-else-connects"]
+        nobody.spec["providerConfigRef"] = {"name": "public"}
+        await world.declare_all(self.declared)
+
+    async def keep_secret(self, name: str, value: str) -> None:
+        await open_stores(self.secrets).by_name["files"].write(self.name(name), value)
+
+    async def secret(self, name: str) -> str | None:
+        return await open_stores(self.secrets).by_name["files"].read(self.name(name))
+
+    async def until_converged(self) -> None:
+        for each in self.declared:
+            await self.world.until_outcome(each.key, "Converged")
+
+    async def logs_in(self, role: str, password: str) -> bool:
+        return await self.hands.logs_in(self.name(role), password, self.prefix)
+
+    async def until(self, query: str, wanted: object, what: str) -> None:
+        """Wait until a query about the server's catalogue has an answer."""
+        composed = sql.SQL(query.replace("orders", self.prefix))  # pyright: ignore[reportArgumentType]
+
+        async def is_so() -> bool:
+            return await self.hands.value(composed) == wanted
+
+        await self.world.until(is_so, what)
+
+    async def do(self, *statements: str) -> None:
+        for each in statements:
+            await self.hands.run(sql.SQL(each.replace("orders", self.prefix)))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+async def example(
+    bare_world: World, postgres_server: Postgres, tmp_path: Path, unique: str
+) -> AsyncIterator[Example]:
+    one = Example(bare_world, postgres_server, tmp_path / "secrets", unique)
+    await one.begin()
+    await one.until_converged()
+    yield one
+    await one.hands.close()
+
+
+async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example: Example) -> None:
+    world = example.world
+    assert await example.logs_in("orders-app", PLANTED)
+    assert not await example.logs_in("orders-app", NEW)
+    generated = await example.secret("orders-report-password")
+    assert generated is not None
+    assert len(generated) == 32
+    assert await example.logs_in("orders-report", generated), "by way of orders-app's CONNECT"
+    connection = await example.hands.connect(example.name("orders-app"), PLANTED, example.prefix)
+    await connection.execute("CREATE TABLE public.orders (id int)")
+    await connection.execute("INSERT INTO public.orders VALUES (1)")
+    await connection.close()
+    await example.do("CREATE ROLE \"orders-stranger\" LOGIN PASSWORD 'stranger'")
+    public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
+    await example.until(
+        public, 0, "what everybody may do is taken away, when a listing has shown it"
+    )
+    assert not await example.logs_in("orders-stranger", "stranger")
+    await example.do('DROP ROLE "orders-stranger"')
+
+    # The role owns a table by now, so it cannot go before the database has gone, which has data.
+    for name in ("orders-owner", "orders-app", "orders"):
+        await world.tell(example.names[name].key, Withdrawn())
+    await world.until_outcome(example.names["orders-app"].key, "Held", reason="Referenced")
+    await world.until_outcome(example.names["orders"].key, "Held", reason="Referenced")
+    for each in example.declared:
+        await world.tell(each.key, Withdrawn())
+    held = await world.until_outcome(example.names["orders"].key, "Held", reason="DataLoss")
+    assert f"all data of database {example.prefix}" in held.message
+    await example.until(
+        "SELECT count(*) FROM pg_roles WHERE rolname = 'orders-report'",
+        0,
+        "a role that can go, goes",
+    )
+    assert await example.secret("orders-report-password") is None, "its secret goes with it"
+    assert (
+        await example.hands.value(
+            sql.SQL("SELECT count(*) FROM pg_roles WHERE rolname = {}").format(
+                example.name("orders-app")
+            )
+        )
+        == 1
+    )
+    await world.client.approve_many([example.names["orders"].key], hold="DataLoss")
+    for each in example.declared:
+        await world.until_outcome(each.key, "Deleted")
+    left = "SELECT count(*) FROM pg_roles WHERE starts_with(rolname, 'orders')"
+    await example.until(left, 0, "no role is left")
+    await example.until(
+        "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 0, "no database is left"
+    )
+
+
+async def test_what_hands_do_is_undone_by_the_next_listing(example: Example) -> None:
+    await example.do(
+        'REVOKE CONNECT ON DATABASE "orders" FROM "orders-app"',
+        'GRANT CREATE ON DATABASE "orders" TO "orders-app"',
+        'GRANT CONNECT ON DATABASE "orders" TO PUBLIC',
+        "ALTER ROLE \"orders-app\" SUPERUSER NOLOGIN PASSWORD 'guessed' CONNECTION LIMIT 5",
+        'GRANT pg_monitor TO "orders-app"',
+        'REVOKE "orders-app" FROM "orders-report"',
+        'ALTER DATABASE "orders" CONNECTION LIMIT 3',
+        'ALTER DATABASE "orders" OWNER TO postgres',
+        'COMMENT ON DATABASE "orders" IS NULL',
+    )
+    acl = (
+        "SELECT string_agg(privilege_type || (grantee = 0), ' ' ORDER BY privilege_type)"
+        f" {OF_DATABASE} AND grantee <> datdba"
+    )
+    await example.until(
+        acl, "CONNECTfalse TEMPORARYfalse", "the privileges are exactly as declared"
+    )
+    role = (
+        "SELECT rolsuper::text || rolcanlogin || rolconnlimit"
+        " FROM pg_roles WHERE rolname = 'orders-app'"
+    )
+    await example.until(role, "falsetrue20", "the role is as declared")
+    members = (
+        "SELECT string_agg(r.rolname || '<' || m.rolname, ' ') FROM pg_auth_members g"
+        " JOIN pg_roles r ON r.oid = g.roleid JOIN pg_roles m ON m.oid = g.member"
+        " WHERE starts_with(m.rolname, 'orders')"
+    )
+    await example.until(members, f"{example.prefix}-app<{example.prefix}-report", "memberships")
+
+    async def has_its_password() -> bool:
+        return await example.logs_in("orders-app", PLANTED)
+
+    await example.world.until(has_its_password, "the password is the secret again")
+    assert not await example.logs_in("orders-app", "guessed")
+    database = (
+        "SELECT r.rolname || datconnlimit FROM pg_database d JOIN pg_roles r ON r.oid = datdba"
+        " WHERE datname = 'orders'"
+    )
+    await example.until(database, f"{example.prefix}-owner-1", "the database is as declared")
+    labels = (
+        "SELECT shobj_description(oid, 'pg_database') LIKE '%\"team\":\"shop\"%'"
+        " FROM pg_database WHERE datname = 'orders'"
+    )
+    await example.until(labels, True, "its labels are there")
+
+
+async def test_what_is_dropped_by_hand_is_made_again(example: Example) -> None:
+    await example.do('DROP DATABASE "orders"')
+    await example.until(
+        "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is made again"
+    )
+    acl = f"SELECT count(*) {OF_DATABASE} AND grantee::regrole::text LIKE '%orders-app%'"
+    await example.until(acl, 2, "what was granted is granted again")
+    public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
+    await example.until(public, 0, "and what was taken away is taken away again")
+
+
+async def test_a_rotation_loses_no_query_and_no_password_is_told(
+    example: Example, tmp_path: Path
+) -> None:
+    world, server = example.world, example.server
+    role = example.name("orders-app")
+    session = await example.hands.connect(role, PLANTED, example.prefix)
+    asked = 0
+    await example.keep_secret("orders-app-password", NEW)
+
+    async def is_rotated() -> bool:
+        nonlocal asked
+        cursor = await session.execute("SELECT current_user")  # at each look, all the time
+        assert await cursor.fetchone() == (role,)
+        asked += 1
+        return await example.logs_in("orders-app", NEW)
+
+    await world.until(is_rotated, "the new password is the role's")
+    assert not await example.logs_in("orders-app", PLANTED)
+    await session.execute("SELECT 1")
+    await session.close()
+    assert asked
+
+    await world.until_outcome(example.names["orders-app"].key, "Converged")
+    generated = await example.secret("orders-report-password")
+    assert generated is not None
+    told = repr([await world.history(each.key) for each in example.declared])
+    rows = repr(await world.rows()).encode()
+    path = tmp_path / "backup"
+    identity = await find_log(world.nc)
+    await save_log(world.nc, path, identity, lambda _done: None)
+    backup = Backup(path)
+    saved = [
+        each for part in (backup.declarations(), backup.events()) for many in part for each in many
+    ]
+    assert saved
+    places = {
+        "history": told.encode(),
+        "rows": rows,
+        "the server's log": server.log.read_bytes(),
+        "backup": b"".join(content_of(each) for each in saved),
+    }
+    for secret in (PLANTED, NEW, generated):
+        for place, content in places.items():
+            assert secret.encode() not in content, place
+    assert b"SCRAM-SHA-256$4096" in places["the server's log"], "the log has all statements"
+
+
+async def test_nothing_is_written_while_nothing_differs(example: Example) -> None:
+    world = example.world
+
+    async def actions() -> int:
+        events = [await world.facts(each.key) for each in example.declared]
+        return sum(isinstance(event, ActionDecided) for each in events for event in each)
+
+    before = await actions()
+    await world.observed_again(3)
+    await asyncio.sleep(0)
+    assert await actions() == before == len(example.declared)

@@ -1,0 +1,817 @@
+"""What is special about PostgreSQL's kinds: passwords, halves, dependants, what is protected."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from psycopg import sql
+
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import ProviderConfigSpec, Scope
+from events.secret import SecretRef
+from infra.components.postgres import Postgres
+from infra.providers.postgres.database import DATABASE
+from infra.providers.postgres.databases import LEFTOVER_SECONDS, DatabaseMark
+from infra.providers.postgres.errors import classified
+from infra.providers.postgres.grant import GRANT, PRIVILEGES, place_of
+from infra.providers.postgres.marks import Mark, mark_in, with_mark
+from infra.providers.postgres.names import UNFINISHED_PREFIX, unfinished_name
+from infra.providers.postgres.passwords import is_password_of
+from infra.providers.postgres.role import DATABASE_ROLE
+from infra.providers.postgres.server import place_of as server_of
+from infra.secrets import open_stores
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    PermanentError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Provider
+from reconciler.provider.contract import LABELS, action, listing, upon
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+from reconciler.resource.difference import Wanted, differences
+from tests.engines import short_folder
+from tests.postgres import Hands
+from tests.providers.connect import Connect
+
+pytestmark = [pytest.mark.postgres]
+
+PASSWORD = "planted-pässwörd-with-'quotes\\-9d3b"
+OTHER = "planted-another-password-5c11"
+
+
+@pytest.fixture
+async def hands(postgres_server: Postgres) -> AsyncIterator[Hands]:
+    one = Hands(postgres_server)
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with short_folder() as folder:
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Secrets:
+    stores = open_stores(tmp_path / "secrets")
+    return Secrets(None, stores.by_name, key=stores.key)
+
+
+@pytest.fixture
+async def roles(postgres_server: Postgres, secrets: Secrets) -> AsyncIterator[Provider]:
+    assert DATABASE_ROLE.connect is not None
+    config = ProviderConfigSpec("postgres", postgres_server.endpoint)
+    provider = DATABASE_ROLE.connect(config, secrets)
+    yield provider
+    await provider.close()
+
+
+@pytest.fixture
+def databases(postgres_server: Postgres, connect: Connect) -> Provider:
+    return connect(DATABASE, postgres_server.endpoint)
+
+
+@pytest.fixture
+def grants(postgres_server: Postgres, connect: Connect) -> Provider:
+    return connect(GRANT, postgres_server.endpoint)
+
+
+def create(kind: Kind, name: str, fields: Fields):
+    written = action("Create", name, kind.checked_fields(fields))
+    return written if kind is not GRANT else msgspec.structs.replace(written, labels={})
+
+
+async def made(provider: Provider, kind: Kind, name: str, fields: Fields) -> ExternalObject:
+    thing = (await provider.create(create(kind, name, fields))).object
+    assert thing is not None
+    return thing
+
+
+async def updated(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
+    written = action("Update", thing.name, kind.checked_fields(fields))
+    changed = (await provider.update(upon(written, thing))).object
+    assert changed is not None
+    return changed
+
+
+async def shown(provider: Provider, name: str) -> ExternalObject:
+    thing = await provider.read(name)
+    assert thing is not None
+    return thing
+
+
+def drift(kind: Kind, thing: ExternalObject, fields: Fields) -> list[str]:
+    labels = {} if kind is GRANT else LABELS
+    return [each.path for each in differences(Wanted(fields, labels), thing, kind)]
+
+
+async def run(hands: Hands, statement: str, *names: str) -> list[tuple[Any, ...]]:
+    text = sql.SQL(statement)  # pyright: ignore[reportArgumentType] - a test's own
+    return await hands.run(text.format(*map(sql.Identifier, names)))
+
+
+# --- passwords
+
+
+async def test_a_password_is_set_and_told_to_nobody(
+    roles: Provider, secrets: Secrets, postgres_server: Postgres, hands: Hands, unique: str
+) -> None:
+    reference = await secrets.keep(SecretRef("app"), PASSWORD)
+    wanted = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
+    wanted["password"]["digest"] = reference.digest
+    role = await made(roles, DATABASE_ROLE, unique, wanted)
+
+    assert await hands.logs_in(unique, PASSWORD, "postgres")
+    assert drift(DATABASE_ROLE, role, wanted) == []
+    assert role.outputs["password"]["digest"] == reference.digest
+    log = postgres_server.log.read_bytes()
+    assert unique.encode() in log
+    assert b"planted-p" not in log
+    assert b"planted" not in msgspec.json.encode(role)
+
+    await run(hands, "ALTER ROLE {} PASSWORD 'guessed-by-hand'", unique)
+    changed = await shown(roles, unique)
+    assert drift(DATABASE_ROLE, changed, wanted) == ["password.secret"]
+    assert "password" not in changed.outputs
+    role = await updated(roles, DATABASE_ROLE, changed, wanted)
+    assert await hands.logs_in(unique, PASSWORD, "postgres")
+
+    await run(hands, "ALTER ROLE {} PASSWORD NULL", unique)
+    assert drift(DATABASE_ROLE, await shown(roles, unique), wanted) == ["password.secret"]
+
+
+async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
+    roles: Provider, secrets: Secrets, hands: Hands, unique: str
+) -> None:
+    await secrets.keep(SecretRef("app"), PASSWORD)
+    fields: Fields = {"login": True, "password": {"$secret": "app"}}
+    role = await made(roles, DATABASE_ROLE, unique, fields)
+    query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
+    before = await hands.value(query)
+
+    role = await updated(roles, DATABASE_ROLE, role, {**fields, "connectionLimit": 3})
+    kept = action("Update", unique, {**role.fields, "connectionLimit": 4})
+    role = (await roles.update(upon(kept, role))).object
+    assert role is not None
+    assert await hands.value(query) == before
+    role = await updated(roles, DATABASE_ROLE, role, {"login": True})
+    assert await hands.value(query) is None, "no password is declared any more"
+    assert "password" not in role.fields
+
+
+async def test_a_generated_password_is_the_roles_own(
+    roles: Provider, secrets: Secrets, hands: Hands, unique: str
+) -> None:
+    fields: Fields = {"login": True, "generatedPassword": {"name": "made"}}
+    wanted = DATABASE_ROLE.checked_fields(fields)
+    role = await made(roles, DATABASE_ROLE, unique, fields)
+    first = await secrets.value(SecretRef("made"))
+    assert await hands.logs_in(unique, first, "postgres")
+    assert drift(DATABASE_ROLE, role, wanted) == []
+    assert role.outputs["password"]["$secret"] == "made"
+
+    await secrets.remove(SecretRef("made"))
+    lost = await shown(roles, unique)
+    assert drift(DATABASE_ROLE, lost, wanted) == ["generatedPassword.isSet"]
+    role = await updated(roles, DATABASE_ROLE, lost, fields)
+    second = await secrets.value(SecretRef("made"))
+    assert first != second
+    assert await hands.logs_in(unique, second, "postgres")
+
+    await roles.delete(upon(action("Delete", unique, {}), role))
+    assert await secrets.find(SecretRef("made")) is None
+
+
+async def test_another_kind_of_password_takes_the_generated_one_away(
+    roles: Provider, secrets: Secrets, unique: str
+) -> None:
+    await secrets.keep(SecretRef("app"), PASSWORD)
+    role = await made(roles, DATABASE_ROLE, unique, {"generatedPassword": {"name": "made"}})
+    await updated(roles, DATABASE_ROLE, role, {"password": {"$secret": "app"}})
+    assert await secrets.find(SecretRef("made")) is None
+    assert await secrets.find(SecretRef("app")) is not None
+
+
+async def test_a_secret_that_is_missing_ends_no_listing(
+    roles: Provider, secrets: Secrets, unique: str
+) -> None:
+    reference = await secrets.keep(SecretRef("app"), PASSWORD)
+    await made(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
+    await secrets.remove(SecretRef("app"))
+    (role,) = await listing(roles, Scope(prefix=unique))
+    assert role.fields["password"] == {"secret": reference.digest}, "nothing says otherwise"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "password", "is_it"),
+    [
+        (None, "x", False),
+        ("md5c4ca4238a0b923820dcc509a6f75849b", "x", False),
+        ("SCRAM-SHA-256$4096:c2FsdA==$bm8=:bm8=", "x", False),
+        ("SCRAM-SHA-256$4096:not base64$bm8=:bm8=", "x", False),
+        ("SCRAM-SHA-256$9999999:c2FsdA==$bm8=:bm8=", "x", False),
+    ],
+)
+def test_a_verifier_that_is_none_is_of_no_password(
+    verifier: str | None, password: str, is_it: bool
+) -> None:
+    assert is_password_of(verifier, password) is is_it
+
+
+@pytest.mark.parametrize(
+    "password", ["plain", PASSWORD, "ﬁ ⅸ", "\u00ad soft\u00a0space", "a\u0627b"]
+)
+async def test_verifiers_are_those_that_the_client_makes(
+    hands: Hands, unique: str, password: str
+) -> None:
+    await run(hands, "CREATE ROLE {}", unique)
+    await hands.run(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(unique), password))
+    query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
+    assert is_password_of(await hands.value(query), password)
+    assert not is_password_of(await hands.value(query), password + "x")
+
+
+# --- databases that are not finished
+
+
+class Interrupted:
+    """Does something before the call's request of that number."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, request: int, what: Callable[[], None]) -> None:
+        self.left, self._what = request, what
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self._what()
+
+
+def superuser(server: Postgres) -> psycopg.Connection[tuple[Any, ...]]:
+    return psycopg.connect(
+        host=str(server.socket), port=server.port, user="postgres", autocommit=True
+    )
+
+
+async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unlabelled(
+    postgres_server: Postgres, databases: Provider, unique: str
+) -> None:
+    def kill() -> None:
+        with superuser(postgres_server) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity"
+                " WHERE application_name = 'reconciler'"
+            )
+
+    for request in range(1, 30):
+        name = f"{unique.lower()}{request}"
+        written = create(DATABASE, name, {"extensions": ["hstore"]})
+        interrupted = Interrupted(request, kill)
+        token = CALL_PERMIT.set(interrupted)
+        try:
+            await databases.create(written)
+        except (TransientError, UnknownResultError):
+            half = await databases.read(name)
+            assert half is None or half.written_by == written.idempotency_key
+        finally:
+            CALL_PERMIT.reset(token)
+        thing = (await databases.create(written)).object
+        assert thing is not None
+        assert (thing.labels, thing.fields["extensions"]) == (LABELS, {"hstore": True})
+        assert await listing(databases, Scope(prefix=UNFINISHED_PREFIX)) == []
+        if interrupted.left > 0:
+            break
+    else:
+        pytest.fail("a creation has no end")
+    with superuser(postgres_server) as connection:
+        query = "SELECT datname FROM pg_database WHERE starts_with(datname, %s)"
+        assert connection.execute(query, [UNFINISHED_PREFIX]).fetchall() == []
+
+
+async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlabelled(
+    short: Path, connect: Connect
+) -> None:
+    server = Postgres("fsync=off")  # what is killed has written: only a machine's crash loses
+    await server.start(short / "postgres")
+    provider = connect(DATABASE, server.endpoint)
+    try:
+        for request in range(1, 30):
+            written = create(DATABASE, f"db{request}", {})
+            interrupted = Interrupted(request, lambda: os.kill(server.pid, 9))
+            token = CALL_PERMIT.set(interrupted)
+            try:
+                await provider.create(written)
+            except (TransientError, UnknownResultError):
+                pass
+            finally:
+                CALL_PERMIT.reset(token)
+            if interrupted.left > 0:
+                break
+            await server.kill()
+            await server.start(short / "postgres")
+            thing = (await provider.create(written)).object
+            assert thing is not None
+            assert thing.labels == LABELS
+        else:
+            pytest.fail("a creation has no end")
+        assert await listing(provider, Scope(prefix=UNFINISHED_PREFIX)) == []
+    finally:
+        await server.stop()
+
+
+async def test_who_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_is_left(
+    postgres_server: Postgres, databases: Provider, hands: Hands, unique: str
+) -> None:
+    name = unique.lower()
+
+    def take() -> None:
+        with superuser(postgres_server) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+
+    token = CALL_PERMIT.set(Interrupted(5, take))
+    written = create(DATABASE, name, {})
+    try:
+        with pytest.raises(ConflictError) as caught:
+            await databases.create(written)
+    finally:
+        CALL_PERMIT.reset(token)
+    assert caught.value.obstacle == await shown(databases, name)
+    assert caught.value.obstacle is not None
+    assert caught.value.obstacle.labels == {}
+    left = sql.SQL("SELECT count(*) FROM pg_database WHERE datname = {}")
+    assert await hands.value(left.format(unfinished_name(written.idempotency_key))) == 0
+
+
+async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an_hour(
+    databases: Provider, hands: Hands, unique: str
+) -> None:
+    name, labels = unique.lower(), {**LABELS, "run": unique}
+
+    async def leave(key: str, since: datetime) -> str:
+        left = unfinished_name(key)
+        await run(hands, "CREATE DATABASE {}", left)
+        mark = DatabaseMark(key, labels, name=name, since=since)
+        await hands.run(
+            sql.SQL("COMMENT ON DATABASE {} IS {}").format(
+                sql.Identifier(left), with_mark(None, mark)
+            )
+        )
+        return left
+
+    now = datetime.now(UTC)
+    await leave(f"{unique}1", now)
+    assert await listing(databases, Scope(labels={"run": unique})) == []
+    old = await leave(f"{unique}2", now - timedelta(seconds=LEFTOVER_SECONDS + 60))
+    (leftover,) = await listing(databases, Scope(labels={"run": unique}))
+    assert (leftover.name, leftover.labels) == (old, labels)
+
+    written = msgspec.structs.replace(create(DATABASE, name, {}), labels=labels)
+    await databases.create(written)
+    (only,) = await listing(databases, Scope(labels={"run": unique}))
+    assert only.name == name
+
+
+# --- what is in the way
+
+
+async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
+    databases: Provider, postgres_server: Postgres, hands: Hands, unique: str
+) -> None:
+    thing = await made(databases, DATABASE, unique.lower(), {})
+    await run(hands, "CREATE ROLE {} LOGIN PASSWORD 'x'", unique)
+    session = await hands.connect(unique, "x", thing.name)
+    delete = upon(action("Delete", thing.name, {}), thing)
+    with pytest.raises(TransientError, match=f"in use by {unique} "):
+        await databases.delete(delete)
+    await session.execute("SELECT 1")
+    await session.close()
+    assert not (await databases.delete(delete)).absent
+
+
+async def test_a_role_with_dependants_is_kept_and_they_are_named(
+    roles: Provider, databases: Provider, unique: str
+) -> None:
+    role = await made(roles, DATABASE_ROLE, unique, {})
+    database = await made(databases, DATABASE, unique.lower(), {"owner": unique})
+    delete = upon(action("Delete", unique, {}), role)
+    with pytest.raises(TransientError, match=f"owner of database {database.name}"):
+        await roles.delete(delete)
+    await databases.delete(upon(action("Delete", database.name, {}), database))
+    await roles.delete(delete)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"owner": "nobody-of-this-name"}, "not there, perhaps not yet"),
+        ({"extensions": ["no_such_extension"]}, "install its package"),
+        ({"encoding": "LATIN-99"}, "LATIN-99"),
+        ({"locale": "xx_XX.none"}, "xx_XX.none"),
+        ({"template": "no_such_template"}, "no_such_template"),
+    ],
+)
+async def test_what_cannot_be_made_leaves_nothing(
+    databases: Provider, hands: Hands, unique: str, fields: Fields, what: str
+) -> None:
+    written = create(DATABASE, unique.lower(), fields)
+    with pytest.raises((PermanentError, TransientError), match=what):
+        await databases.create(written)
+    query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
+    names = (unique.lower(), unfinished_name(written.idempotency_key))
+    assert await hands.value(query.format(*names)) == 0
+
+
+async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
+    databases: Provider, unique: str
+) -> None:
+    thing = await made(databases, DATABASE, unique.lower(), {"allowConnections": False})
+    assert not thing.fields["allowConnections"]
+    with pytest.raises(TransientError, match="install its package"):
+        await updated(
+            databases, DATABASE, thing, {"extensions": ["none_such"], "allowConnections": True}
+        )
+    thing = await shown(databases, thing.name)
+    thing = await updated(databases, DATABASE, thing, {"extensions": ["hstore"]})
+    assert thing.fields["extensions"] == {"hstore": True}
+    closed = await updated(
+        databases, DATABASE, thing, {"extensions": ["hstore"], "allowConnections": False}
+    )
+    assert closed.fields["extensions"] == {"hstore": True}, "as it was last written"
+    assert DATABASE.loses(DATABASE.checked_fields({}), closed).endswith("store: hstore")
+
+
+async def test_what_people_write_into_a_comment_stays(
+    databases: Provider, hands: Hands, unique: str
+) -> None:
+    name = unique.lower()
+    await run(hands, "CREATE DATABASE {}", name)
+    await run(hands, "COMMENT ON DATABASE {} IS 'Ask Ann.\n\nBefore you drop it.'", name)
+    thing = await updated(databases, DATABASE, await shown(databases, name), {})
+    assert thing.labels == LABELS
+    thing = await updated(databases, DATABASE, thing, {"connectionLimit": 3})
+    query = sql.SQL("SELECT shobj_description(oid, 'pg_database') FROM pg_database")
+    comment = await hands.value(sql.SQL("{} WHERE datname = {}").format(query, name))
+    assert comment.startswith("Ask Ann.\n\nBefore you drop it.\nreconciler: {")
+    assert comment.count("reconciler: ") == 1
+
+
+@pytest.mark.parametrize("comment", [None, "", "text", "reconciler: {", 'reconciler: {"key":1}'])
+def test_a_comment_without_a_mark_is_text(comment: str | None) -> None:
+    assert mark_in(comment, Mark) is None
+    assert mark_in(with_mark(comment, Mark("k")), Mark) == Mark("k")
+
+
+# --- what is out of bounds
+
+
+async def test_the_servers_own_is_never_listed_and_never_written(
+    postgres_server: Postgres, databases: Provider, roles: Provider, hands: Hands, unique: str
+) -> None:
+    await run(hands, "CREATE ROLE {} SUPERUSER", unique)
+    listed = [each.name for each in await listing(databases, Scope())]
+    assert not {"postgres", "template0", "template1"} & set(listed)
+    listed = [each.name for each in await listing(roles, Scope())]
+    assert not {"postgres", unique} & set(listed)
+    assert not any(each.startswith("pg_") for each in listed)
+    for kind, provider, names in (
+        (DATABASE, databases, ("postgres", "template0", "template1")),
+        (DATABASE_ROLE, roles, ("postgres", unique, "pg_monitor", "public", "none")),
+    ):
+        for name in names:
+            for call in (
+                provider.create(create(kind, name, {})),
+                provider.delete(action("Delete", name, {})),
+                provider.update(action("Update", name, kind.checked_fields({}))),
+                provider.read(name),
+            ):
+                with pytest.raises(PermanentError):
+                    await call
+
+
+async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one(
+    roles: Provider, hands: Hands, unique: str
+) -> None:
+    await made(roles, DATABASE_ROLE, unique, {})
+    await run(hands, "ALTER ROLE {} SUPERUSER", unique)
+    (role,) = await listing(roles, Scope(prefix=unique))
+    assert drift(DATABASE_ROLE, role, DATABASE_ROLE.checked_fields({})) == ["superuser"]
+    role = await updated(roles, DATABASE_ROLE, role, {})
+    assert role.fields["superuser"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"superuser": True}, "no declaration makes one"),
+        ({"memberOf": ["pg_execute_server_program"]}, "as good as superuser"),
+        ({"password": "planted"}, "got `str`"),
+        ({"password": {"$secret": "a"}, "generatedPassword": {"name": "b"}}, "exclude"),
+        ({"generatedPassword": {"name": "../b"}}, "name of a secret"),
+    ],
+)
+def test_what_no_role_may_be_is_refused_when_it_is_declared(fields: Fields, why: str) -> None:
+    with pytest.raises(InvalidManifestError, match=why) as caught:
+        DATABASE_ROLE.checked_fields(fields)
+    assert "planted" not in str(caught.value)
+
+
+async def test_a_membership_that_would_make_a_superuser_is_refused(
+    roles: Provider, unique: str
+) -> None:
+    with pytest.raises(PermanentError, match="is a superuser"):
+        await made(roles, DATABASE_ROLE, unique, {"memberOf": ["postgres"]})
+    assert await roles.read(unique) is None
+
+
+# --- grants
+
+
+async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
+    databases: Provider, grants: Provider, postgres_server: Postgres, hands: Hands, unique: str
+) -> None:
+    name = unique.lower()
+    await made(databases, DATABASE, name, {})
+    await run(hands, "CREATE ROLE {}", unique)
+    place = f"{unique}@{name}/public/tables"
+    fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
+    wanted = GRANT.checked_fields(fields)
+    with pytest.raises(TransientError, match="nothing yet to grant"):
+        await made(grants, GRANT, place, fields)
+    with psycopg.connect(
+        host=str(postgres_server.socket),
+        port=postgres_server.port,
+        user="postgres",
+        dbname=name,
+        autocommit=True,
+    ) as by_hand:
+        by_hand.execute("CREATE TABLE a (); CREATE VIEW b AS SELECT 1; CREATE SEQUENCE c")
+        grant = await made(grants, GRANT, place, fields)
+        assert drift(GRANT, grant, wanted) == []
+        by_hand.execute("CREATE TABLE d ()")
+        grantee = sql.Identifier(unique)
+        by_hand.execute(sql.SQL("GRANT DELETE ON a TO {}").format(grantee))
+        by_hand.execute(
+            sql.SQL("GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {}").format(grantee)
+        )
+        changed = await shown(grants, place)
+        assert drift(GRANT, changed, wanted) == ["grantable", "privileges", "uneven"]
+        assert changed.fields["privileges"] == ["UPDATE"]
+        assert changed.fields["uneven"] == ["DELETE", "INSERT", "SELECT"]
+        grant = await updated(grants, GRANT, changed, fields)
+        assert drift(GRANT, grant, wanted) == []
+        assert grant.uid == changed.uid
+        assert place in [each.name for each in await listing(grants, Scope(prefix=f"{unique}@"))]
+    await grants.delete(upon(action("Delete", place, {}), grant))
+    assert await grants.read(place) is None
+
+
+async def test_what_everybody_may_do_by_default_can_be_taken_away(
+    databases: Provider, grants: Provider, unique: str
+) -> None:
+    name = unique.lower()
+    await made(databases, DATABASE, name, {})
+    public = await shown(grants, f"public@{name}")
+    assert public.fields["privileges"] == ["CONNECT", "TEMPORARY"]
+    only = await updated(grants, GRANT, public, {"privileges": ["TEMPORARY"]})
+    assert only.fields["privileges"] == ["TEMPORARY"]
+    await grants.delete(upon(action("Delete", public.name, {}), only))
+    assert await grants.read(public.name) is None
+
+
+async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
+    databases: Provider, grants: Provider, hands: Hands, unique: str
+) -> None:
+    name, between, end = unique.lower(), f"{unique}between", f"{unique}end"
+    await made(databases, DATABASE, name, {})
+    for role in (between, end):
+        await run(hands, "CREATE ROLE {}", role)
+    first = await made(
+        grants,
+        GRANT,
+        f"{between}@{name}",
+        {"privileges": ["CREATE"], "grantable": ["CREATE"]},
+    )
+    await run(hands, "SET ROLE {}", between)
+    await run(hands, "GRANT CREATE ON DATABASE {} TO {}", name, end)
+    await run(hands, "RESET ROLE")
+    second = await shown(grants, f"{end}@{name}")
+    with pytest.raises(TransientError, match="Another role"):
+        await grants.delete(upon(action("Delete", second.name, {}), second))
+    with pytest.raises(TransientError, match="dependent privileges exist"):
+        await grants.delete(upon(action("Delete", first.name, {}), first))
+    assert await grants.read(first.name) == first
+    assert await grants.read(second.name) == second
+
+
+async def test_a_grant_without_its_role_or_database_waits(
+    databases: Provider, grants: Provider, unique: str
+) -> None:
+    name = unique.lower()
+    for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
+        assert await grants.read(place) is None
+        with pytest.raises(TransientError, match=f"database '{name}' is not there"):
+            await made(grants, GRANT, place, {"privileges": ["CREATE"]})
+    await made(databases, DATABASE, name, {})
+    for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
+        with pytest.raises(TransientError, match=f"role '{unique}' is not there"):
+            await made(grants, GRANT, place, {"privileges": ["CREATE"]})
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "why"),
+    [
+        ("a@b", {"privileges": ["SELECT"]}, "SELECT cannot be granted"),
+        ("a@b", {"privileges": ["CONNECT"], "role": "c"}, "spec.role is 'c'"),
+        ("a@b/s", {"privileges": ["USAGE"], "database": "c"}, "spec.database is 'c'"),
+        ("a@postgres", {"privileges": ["CONNECT"]}, "server's own"),
+        ("pg_monitor@b", {"privileges": ["CONNECT"]}, "server's own"),
+        ("a@b/pg_catalog", {"privileges": ["USAGE"]}, "server's own"),
+    ],
+)
+async def test_a_grant_that_cannot_be_is_refused(
+    grants: Provider, place: str, fields: Fields, why: str
+) -> None:
+    with pytest.raises(PermanentError, match=why):
+        await made(grants, GRANT, place, fields)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "@b", "a@", "a@b/", "a@b/c/d", "a@b/c/tables/x", "a/x@b", "a@b@c"]
+)
+def test_a_grants_name_can_be_read_in_one_way_only(name: str) -> None:
+    assert GRANT.name_problem(name) is not None
+
+
+@pytest.mark.parametrize("name", ["a@b", "a@b/c", *(f"a@b/c/{each}" for each in PRIVILEGES)])
+def test_a_grants_name_is_that_of_its_place(name: str) -> None:
+    place = place_of(name)
+    assert (place is not None and place.name == name) is (
+        name.rpartition("/")[2] not in ("database", "schema")
+    )
+
+
+# --- the connection
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://localhost",
+        "postgresql://",
+        "postgresql://u:p@h/db",
+        "postgresql://h:0",
+        "postgresql://h:99999",
+        "postgresql://h/a/b",
+        "postgresql://h/db?sslmode=disable",
+        "",
+    ],
+)
+def test_an_endpoint_that_cannot_be_called_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="postgresql://USER@HOST"):
+        server_of(endpoint)
+
+
+def test_an_endpoint_names_a_host_a_folder_or_an_address() -> None:
+    assert server_of("postgresql://u@[::1]:1/d") == ("[::1]", 1, "u", "d")
+    assert server_of("postgresql://%2Frun%2FpostgreSQL") == (
+        "/run/postgreSQL",
+        5432,
+        "postgres",
+        "postgres",
+    )
+
+
+async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
+    postgres_server: Postgres, hands: Hands, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(hands, "CREATE ROLE {} LOGIN CREATEDB PASSWORD 'right'", unique)
+    monkeypatch.setenv("PGPASSWORD", "right")
+    endpoint = f"postgresql://{unique}@127.0.0.1:{postgres_server.port}/postgres"
+    assert DATABASE.connect is not None
+    for secret in (None, "wrong", "right"):
+        provider = DATABASE.connect(ProviderConfigSpec("postgres", endpoint), Secrets(secret))
+        if secret == "right":
+            await made(provider, DATABASE, unique.lower(), {"owner": unique})
+        else:
+            with pytest.raises(TransientError, match="password"):
+                await provider.read("orders")
+        await provider.close()
+
+
+async def test_who_may_not_see_verifiers_believes_what_was_written_last(
+    postgres_server: Postgres, secrets: Secrets, tmp_path: Path, hands: Hands, unique: str
+) -> None:
+    admin = f"{unique}admin"
+    await run(hands, "CREATE ROLE {} LOGIN CREATEROLE PASSWORD 'x'", admin)
+    endpoint = f"postgresql://{admin}@127.0.0.1:{postgres_server.port}/postgres"
+    stores = open_stores(tmp_path / "secrets")
+    assert DATABASE_ROLE.connect is not None
+    provider = DATABASE_ROLE.connect(
+        ProviderConfigSpec("postgres", endpoint), Secrets("x", stores.by_name, key=stores.key)
+    )
+    first = await secrets.keep(SecretRef("app"), PASSWORD)
+    fields: Fields = {"login": True, "password": {"$secret": "app"}}
+    role = await made(provider, DATABASE_ROLE, unique, fields)
+    assert role.fields["password"] == {"secret": first.digest}
+    assert await hands.logs_in(unique, PASSWORD, "postgres")
+    await secrets.keep(SecretRef("app"), OTHER)
+    role = await updated(provider, DATABASE_ROLE, await shown(provider, unique), fields)
+    assert await hands.logs_in(unique, OTHER, "postgres")
+    assert role.fields["password"] != {"secret": first.digest}
+    await provider.delete(upon(action("Delete", unique, {}), role))
+    await provider.close()
+
+
+async def test_a_server_that_was_restarted_is_found_again(short: Path, connect: Connect) -> None:
+    server = Postgres()
+    await server.start(short / "postgres")
+    provider = connect(DATABASE, server.endpoint)
+    assert await provider.read("orders") is None
+    await server.stop()
+    with pytest.raises(TransientError):
+        await provider.read("orders")
+    await server.start(short / "postgres")
+    assert await provider.read("orders") is None
+    await server.stop()
+
+
+async def test_a_statement_that_takes_too_long_is_ended(
+    postgres_server: Postgres, databases: Provider, connect: Connect, hands: Hands, unique: str
+) -> None:
+    thing = await made(databases, DATABASE, unique.lower(), {})
+    impatient = connect(DATABASE, postgres_server.endpoint, timeout_seconds=0.3)
+    await hands.run(sql.SQL("SELECT pg_advisory_lock({})").format(0x7265636F))
+    with pytest.raises(TransientError, match=r"timeout|no answer"):
+        await updated(impatient, DATABASE, thing, {"connectionLimit": 3})
+    await hands.run(sql.SQL("SELECT pg_advisory_unlock_all()"))
+
+
+@pytest.mark.parametrize(
+    ("error", "a_read", "a_write"),
+    [
+        (psycopg.OperationalError("gone"), "Transient", "Unknown"),
+        (psycopg.errors.AdminShutdown(), "Transient", "Unknown"),
+        (psycopg.errors.CrashShutdown(), "Transient", "Unknown"),
+        (psycopg.errors.IoError(), "Transient", "Unknown"),
+        (psycopg.errors.TooManyConnections(), "Throttled", "Throttled"),
+        (psycopg.errors.QueryCanceled(), "Transient", "Transient"),
+        (psycopg.errors.DeadlockDetected(), "Transient", "Transient"),
+        (psycopg.errors.DiskFull(), "Transient", "Transient"),
+        (psycopg.errors.ObjectInUse(), "Transient", "Transient"),
+        (psycopg.errors.DependentObjectsStillExist(), "Transient", "Transient"),
+        (psycopg.errors.ReadOnlySqlTransaction(), "Transient", "Transient"),
+        (psycopg.errors.InsufficientPrivilege(), "Transient", "Transient"),
+        (psycopg.errors.UndefinedObject(), "Transient", "Transient"),
+        (psycopg.errors.InvalidSchemaName(), "Transient", "Transient"),
+        (psycopg.errors.DuplicateObject(), "Conflict", "Conflict"),
+        (psycopg.errors.DuplicateDatabase(), "Conflict", "Conflict"),
+        (psycopg.errors.FeatureNotSupported(), "Permanent", "Permanent"),
+        (psycopg.errors.InvalidParameterValue(), "Permanent", "Permanent"),
+        (psycopg.errors.ReservedName(), "Permanent", "Permanent"),
+        (psycopg.errors.InvalidGrantOperation(), "Permanent", "Permanent"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each,
+)
+def test_errors_are_classified_by_their_state(
+    error: psycopg.Error, a_read: str, a_write: str
+) -> None:
+    assert classified(error, may_be_done=False).error_class == a_read
+    assert classified(error, may_be_done=True).error_class == a_write
+
+
+def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['psycopg'] = None\n"
+        "from reconciler.provider.kind import installed_kinds\n"
+        "from reconciler.provider.secrets import Secrets\n"
+        "from events.provider_config import ProviderConfigSpec\n"
+        "from reconciler.errors import ConfigurationError\n"
+        "kinds = installed_kinds()\n"
+        "for name in ('Database', 'DatabaseRole', 'Grant'):\n"
+        "    config = ProviderConfigSpec('postgres', 'postgresql://h')\n"
+        "    try: kinds[name].connect(config, Secrets())\n"
+        "    except ConfigurationError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("pip install 'event-sourced-reconciler[postgres]'") == 3
