@@ -301,6 +301,8 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.due_at = None
     row.foreign_identity = ""
     row.generation = data.generation
+    if not row.declared:  # a new life begins, which knows nothing of others yet
+        row.targets, row.secrets = {}, {}
     row.declared = True
     row.throttled_until = row.breaker_until = None
     row.refers = data.references

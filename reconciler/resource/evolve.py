@@ -300,6 +300,8 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         # What we saw was in another place; of what another had, nothing is left.
         observed = replace(observed, object=None, taken_by="")
     older = tuple(each for each in desired.contents if each != spec.digest)
+    # Declared after a withdrawal, a new life begins; its row may have been forgotten meanwhile.
+    is_new = not desired.is_declared
     return replace(
         state,
         desired=replace(
@@ -313,17 +315,18 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
             targets={
                 each.target: desired.targets[each.target]
                 for each in data.references
-                if each.target in desired.targets
+                if each.target in desired.targets and not is_new
             },
             secrets={
-                name: desired.secrets[name] for name in data.secrets if name in desired.secrets
+                name: desired.secrets[name]
+                for name in data.secrets
+                if name in desired.secrets and not is_new
             },
             resolved=None,
             definition=data.definition,
         ),
         observed=observed,
-        # Declared after a withdrawal, a new life begins.
-        actions=state.actions if desired.is_declared else replace(state.actions, has_created=False),
+        actions=replace(state.actions, has_created=False) if is_new else state.actions,
         waits=_NO_WAITS,
         holds=replace(state.holds, release_forced=False, orphan_forced=False, approved=""),
         due=None,

@@ -22,7 +22,7 @@ import structlog
 from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
 from events.log import DueScheduled
-from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     AppendRefusedError,
@@ -175,9 +175,12 @@ class Decider:
         await self._add_what_overtook(work)
         # Definitions and configurations first: the resources of the same batch may need them.
         for rank in sorted({system_rank(key.kind) for key in work}):
-            await self._settle(
-                {key: each for key, each in work.items() if system_rank(key.kind) == rank}, began
-            )
+            of_rank = {key: each for key, each in work.items() if system_rank(key.kind) == rank}
+            if rank == system_rank(KIND_DEFINITION_KIND):
+                for key, each in of_rank.items():  # which one can be used depends on those before
+                    await self._settle({key: each}, began)
+            else:
+                await self._settle(of_rank, began)
 
     # --- sorting a batch
 

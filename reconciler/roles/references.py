@@ -71,7 +71,11 @@ def secret_messages(
 ) -> list[IntakeMessageOut]:
     """Return which secrets have another digest than those that name them know."""
     return [
-        _message(row.key, SecretSeen(secret, digests[secret]), f"{digests[secret]}/{row.version}")
+        _message(
+            row.key,
+            SecretSeen(secret, digests[secret]),
+            f"{secret}/{digests[secret]}/{row.version}",
+        )
         for row in concerned
         for secret, known in row.secrets.items()
         if row.declared and secret in digests and digests[secret] != known

@@ -427,10 +427,10 @@ async def test_a_message_of_a_damaged_resource_is_never_given_up(
     assert min(full.waits.values()) > 0
 
 
-def definition(position: int, name: str, type_: str) -> IntakeDelivery:
+def definition(position: int, name: str, type_: str, provider: str = "") -> IntakeDelivery:
     spec: dict[str, Any] = {
         "apiVersion": "badges/v1",
-        "provider": name,
+        "provider": provider or name,
         "over": "Shape",
         "fields": {"color": {}},
         "constants": {"type": type_},
@@ -438,6 +438,18 @@ def definition(position: int, name: str, type_: str) -> IntakeDelivery:
     key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, name)
     manifest = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(name, key.namespace), spec)
     return delivery("desired", key, position, Declared(manifest))
+
+
+async def test_of_two_definitions_in_one_batch_the_second_knows_of_the_first(
+    log: JetStreamLog,
+) -> None:
+    bus, (one, other) = Bus(), (new_key().name for _ in range(2))
+    both = [definition(1, one, "Circle"), definition(2, other, "Circle", provider=one)]
+    await decider(log, bus).handle(both)
+    assert [answer.reason for answer in bus.answers] == ["Accepted", "Invalid"]
+    assert bus.answers[1].message == (
+        f"spec.provider: {one!r} is the provider of {one}: use another"
+    )
 
 
 async def test_a_decider_reads_the_definitions_that_others_know_before_it_decides(

@@ -141,6 +141,13 @@ def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
     assert secret_messages([row], {}) == [], "what cannot be read is not gone"
 
 
+def test_two_secrets_of_one_value_are_two_messages() -> None:
+    secrets = {"files/one": "", "files/two": ""}
+    row = StatusRow("default", "Shape", "a", declared=True, secrets=secrets)
+    told = secret_messages([row], dict.fromkeys(secrets, "d1"))
+    assert len({each.message_id for each in told}) == 2, "the bus would drop one as a duplicate"
+
+
 def _of(*rows: StatusRow) -> tuple[ReferenceIndex, dict[str, StatusRow]]:
     every_row = {str(row.key): row for row in rows}
     index = ReferenceIndex()

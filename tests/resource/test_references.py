@@ -11,6 +11,7 @@ from events.intake import Referenced, SecretSeen, TargetSeen, TargetState
 from events.log import ActionDecided, SpecDeclared, SpecResolved, TargetObserved
 from events.manifest import Fields
 from events.secret import SecretRef
+from projections.read_models import ReadModels
 from tests.resource.building import BLOCK, Story, every, names, only
 
 DATABASE = "default/Block/Orders"
@@ -167,6 +168,24 @@ def test_what_is_declared_anew_with_other_references_forgets_the_old_ones():
     assert story.state.desired.targets == {}
     assert story.action.fields == {"type": "plain"}
     assert seen(story, **known("db-3")) == [], "it is not about this declaration"
+
+
+def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
+    """A row ends with its resource: what only the state knew would be told again for ever."""
+    story = server(password={"$secret": "db-password"})
+    story.turn(SecretSeen("files/db-password", "d1"))
+    seen(story, **known())
+    story.succeed()
+    story.withdraw()
+    story.succeed()
+    story.declare({"type": HOST, "password": {"$secret": "db-password"}})
+    models = ReadModels()
+    for position, event in enumerate(story.log, 1):
+        models.apply(position, event)
+    row, desired = models.status[str(story.key)], story.state.desired
+    assert (row.targets, row.secrets) == ({}, {"files/db-password": ""})
+    assert (desired.targets, desired.secrets) == ({}, {})
+    assert story.reason == "ReferenceUnknown"
 
 
 # --- secrets
