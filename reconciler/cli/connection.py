@@ -22,6 +22,7 @@ from reconciler.cli.own_logs import LogLevel, configure_logs
 
 DATA_FOLDER: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"
+SECRETS_FOLDER: Final = "secrets"  # in the data folder
 URL_VARIABLE: Final = "RECONCILER_NATS_URL"
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 PATIENCE_SECONDS: Final = 3.0

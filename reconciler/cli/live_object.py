@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from nats.aio.client import Client
@@ -11,6 +12,7 @@ from nats.aio.client import Client
 from events.names import ResourceKey
 from infra.secrets import open_stores
 from projections.ownership import OwnershipRow
+from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER, read_up_file
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.search import models_of
@@ -34,6 +36,14 @@ class LiveObject(NamedTuple):
     uid: str
 
 
+def secrets_here() -> Path | None:
+    """Return the folder of secrets that is named, or that of an `up` in this folder."""
+    named = secrets_folder()
+    if named is not None or read_up_file(DATA_FOLDER) is None:
+        return named
+    return DATA_FOLDER / SECRETS_FOLDER
+
+
 @asynccontextmanager
 async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject]:
     """Open a client with the credentials that the ProviderConfig names, as found from here.
@@ -51,7 +61,7 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
     config = configurations.by_name.get(owned.provider_config)
     if config is None:
         raise ConfigurationError(f"ProviderConfig {owned.provider_config!r} is not declared")
-    stores = open_stores(secrets_folder())
+    stores = open_stores(secrets_here())
     credential = resolve_secret(config.credentials_ref)
     secrets = Secrets(credential, stores.by_name, key=stores.key)
     with without_secret(secrets.secrecy):

@@ -23,6 +23,7 @@ from reconciler.cli.connection import (
     ANY_BUS,
     DATA_FOLDER,
     LOGS,
+    SECRETS_FOLDER,
     UP_FILE,
     BusOptions,
     Logs,
@@ -56,7 +57,7 @@ class Plan:
     @property
     def secrets(self) -> Path:
         """The folder of the secret store ``files``."""
-        return secrets_folder() or self.stack.data / "secrets"
+        return secrets_folder() or self.stack.data / SECRETS_FOLDER
 
 
 class Ready(msgspec.Struct, frozen=True, rename="camel"):

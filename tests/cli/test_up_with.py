@@ -102,6 +102,8 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             assert endpoint.startswith(f"postgresql://postgres@{socket}:")
             assert running.ready["notes"] == []
             cli.ok("apply", "-f", "database.yaml", "--wait")
+            checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
+            assert checks["API postgres"]["verdict"] == "ok", "it finds the secrets of this `up`"
             shown = cli.ok("describe", "Database/orders", "-o", "json").out
             assert f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders" in shown
             assert running.stop()[0] == 0

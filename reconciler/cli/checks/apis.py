@@ -14,13 +14,13 @@ from infra.secrets import open_stores
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
+from reconciler.cli.live_object import secrets_here
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import Definitions
 from reconciler.roles.providers import ProviderPool
-from reconciler.wiring import secrets_folder
 
 _PATIENCE_SECONDS = 5.0
 
@@ -37,7 +37,7 @@ async def check_apis(nc: Client) -> list[Finding]:
         remedy = "declare one: `reconciler apply -f`, or let `reconciler up` start the example API"
         return [Finding("API", "warn", "no ProviderConfig is declared", remedy)]
     rows = (await current_models(nc)).status
-    pool = ProviderPool(kinds, configurations, open_stores(secrets_folder()))
+    pool = ProviderPool(kinds, configurations, open_stores(secrets_here()))
     try:
         return await asyncio.gather(
             *(
