@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -290,7 +289,11 @@ async def test_nothing_is_written_while_nothing_differs(example: Example) -> Non
         events = [await world.facts(each.key) for each in example.declared]
         return sum(isinstance(event, ActionDecided) for each in events for event in each)
 
+    public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
+    await example.until(
+        public, 0, "what everybody may do is taken away, when a listing has shown it"
+    )
+    await world.until_settled()
     before = await actions()
     await world.observed_again(3)
-    await asyncio.sleep(0)
     assert await actions() == before == len(example.declared)

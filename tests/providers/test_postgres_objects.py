@@ -536,7 +536,7 @@ def test_what_no_role_may_be_is_refused_when_it_is_declared(fields: Fields, why:
 async def test_a_membership_that_would_make_a_superuser_is_refused(
     roles: Provider, unique: str
 ) -> None:
-    with pytest.raises(PermanentError, match="is a superuser"):
+    with pytest.raises(TransientError, match="is a superuser"):
         await made(roles, DATABASE_ROLE, unique, {"memberOf": ["postgres"]})
     assert await roles.read(unique) is None
 
@@ -786,7 +786,7 @@ async def test_a_statement_that_takes_too_long_is_ended(
         (psycopg.errors.FeatureNotSupported(), "Permanent", "Permanent"),
         (psycopg.errors.InvalidParameterValue(), "Permanent", "Permanent"),
         (psycopg.errors.ReservedName(), "Permanent", "Permanent"),
-        (psycopg.errors.InvalidGrantOperation(), "Permanent", "Permanent"),
+        (psycopg.errors.InvalidGrantOperation(), "Transient", "Transient"),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each,
 )

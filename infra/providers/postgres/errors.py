@@ -29,8 +29,9 @@ _BY_STATE: Final[Mapping[str, type[ProviderError]]] = {
     "42704": TransientError,  # a role or an object that is not there, perhaps not yet
     "3F000": TransientError,  # a schema likewise
 }
-_FOR_GOOD: Final = ("0A", "0L", "22", "42")
-"""Classes of what the server will never take: it is not supported, not valid, or circular."""
+_FOR_GOOD: Final = ("0A", "22", "42")
+"""Classes of what the server will never take: it is not supported, or not valid. A membership that
+would be a circle is none of them: somebody's hand may have closed it."""
 
 _NOT_ANSWERED: Final = ("57P", "58", "XX")
 """Classes that end a session or a disk: what was done by then is not told."""

@@ -318,8 +318,11 @@ class DatabaseRolesProvider:
         for parent in parents:
             if parent not in found:
                 raise TransientError(f"role {parent!r} is not there, perhaps not yet")
-            if found[parent]:
-                raise PermanentError(f"spec.memberOf: role {parent!r} is a superuser")
+            if found[parent]:  # perhaps by somebody's hand, and not for long
+                raise TransientError(
+                    f"spec.memberOf: role {parent!r} is a superuser: nobody is made a member of it"
+                    " while it is one"
+                )
 
     async def _wanted_password(
         self, session: Session, action: Action, row: _Row | None
