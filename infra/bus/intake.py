@@ -205,6 +205,7 @@ def _looked_at(message: StoredMessage) -> IntakeDelivery:
         reply_to=None,
         delivered=0,
         receipt=None,
+        stored_at=_time_of(message),
     )
 
 
@@ -218,8 +219,12 @@ def _delivery(delivered: Delivered) -> IntakeDelivery:
         reply_to=_checked_reply(headers.get(REPLY_HEADER)),
         delivered=delivered.delivered,
         receipt=delivered,
-        stored_at=datetime.fromtimestamp(delivered.time_ns / 1e9, UTC),
+        stored_at=_time_of(delivered),
     )
+
+
+def _time_of(message: StoredMessage | Delivered) -> datetime:
+    return datetime.fromtimestamp(message.time_ns / 1e9, UTC)
 
 
 def _checked_reply(subject: str | None) -> str | None:

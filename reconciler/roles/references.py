@@ -137,7 +137,7 @@ def _state_of(
     if target is None or not target.declared:
         return TargetState(False)
     was_ready = known is not None and known.ready
-    is_ready = target.outcome == "Converged" and target.not_ready is None
+    is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
     values: dict[str, Any] = {}
     for field in reference.fields:
         value = value_of(field, target.external_name, target.uid, target.outputs)
@@ -150,7 +150,8 @@ def _state_of(
         return [each.target for each in met.refers] if met is not None and met.declared else ()
 
     closed = circle(str(row.key), [reference.target], refers) if is_open else ()
-    return TargetState(True, was_ready or is_ready, values, closed)
+    # What has no object, such as one that is declared absent, is never ready for anybody.
+    return TargetState(True, is_ready and bool(target.owned), values, closed)
 
 
 def _message(

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 from nats.aio.client import Client
@@ -135,6 +136,10 @@ async def test_what_was_declared_of_some_resources_can_be_looked_up(
     declared = await reader.declarations_of(nothing_known)
     ids = {key: [each.message_id for each in messages] for key, messages in declared.items()}
     assert ids == {keys[0]: ["first", "second"], keys[1]: ["of another"]}
+
+    for each in (each for messages in declared.values() for each in messages):
+        assert each.stored_at is not None, "what is due is timed by the bus's clock"
+        assert abs((datetime.now(UTC) - each.stored_at).total_seconds()) < 60
 
     first, second = (each.position for each in declared[keys[0]])
     assert first < second

@@ -12,6 +12,7 @@ from events.intake import (
     TargetState,
     Unreferenced,
 )
+from events.log import Condition
 from events.names import ResourceKey
 from events.reference import REFERENCE_KIND, Reference
 from projections.status import StatusRow
@@ -120,6 +121,16 @@ def test_values_are_told_of_what_the_target_has() -> None:
     assert _states(rows)["a"] == TargetState(True, True, {"outputs.port": 1})
     target.owned = False
     assert _states(rows)["a"].values == {}, "what is not ours is no promise"
+
+
+def test_what_has_no_object_is_not_ready_and_its_next_one_is_waited_for() -> None:
+    target = StatusRow("default", "Shape", "b", declared=True, outcome="Converged")  # as Absent
+    rows = [_waiting("a", "b"), target]
+    assert _states(rows)["a"] == TargetState(True, False)
+    rows[0].targets = {"default/Shape/b": TargetState(True, False)}
+    target.owned, target.outputs = True, {"port": 1}
+    target.conditions = (Condition("Ready", "False", "Starting"),)
+    assert _states(rows)["a"] == TargetState(True, False, {"outputs.port": 1})
 
 
 def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> None:

@@ -22,6 +22,11 @@ UNPAINTED = "White"
 """What the first of two calls makes."""
 
 
+def address_of(found: ExternalObject) -> str:
+    """Give the address of an object, where objects have one."""
+    return f"{found.uid}/{found.fields.get('color')}"
+
+
 def second_key(action: Action) -> str:
     """Give the key of the second of two calls."""
     return f"{action.idempotency_key}/2"
@@ -84,8 +89,13 @@ class Api:
 
     # --- writes of the reconciler
 
-    def write(self, action: Action, *, version: str | None = None) -> tuple[Kept, bool]:
-        """Do it, once a key; tell whether the answer was kept. Raises ``RefusalError``."""
+    def write(
+        self, action: Action, fields: Fields, *, version: str | None = None
+    ) -> tuple[Kept, bool]:
+        """Do it, once a key; tell whether the answer was kept. Raises ``RefusalError``.
+
+        ``fields``: those of the action, with what its secrets are.
+        """
         self.calls += 1
         self.before_call(action)
         if self.traits.idempotency_keys and action.idempotency_key in self.kept:
@@ -94,12 +104,12 @@ class Api:
             raise self._kept_refusals[action.idempotency_key]
         found = self.objects.get(action.external_name)
         try:
-            self._check(action.operation, action, found, version)
+            self._check(action.operation, action, fields, found, version)
         except RefusalError as refusal:
             if self.traits.keeps_refusals:
                 self._kept_refusals[action.idempotency_key] = refusal
             raise
-        after = self._after(action, found)
+        after = self._after(action, fields, found)
         if self.traits.two_calls and action.operation == "Create" and after is not None:
             after = replace(after, fields={**after.fields, "color": UNPAINTED})
         if found is not None or after is not None:
@@ -108,10 +118,10 @@ class Api:
         if found is None and after is not None:
             assert after.uid is not None
             self.after_create(after.uid)
-        self.kept[action.idempotency_key] = Kept(self.shown(after))
+        self.kept[action.idempotency_key] = Kept(self.read(action.external_name))
         return self.kept[action.idempotency_key], False
 
-    def paint(self, action: Action, made: ExternalObject) -> tuple[Kept, bool]:
+    def paint(self, action: Action, fields: Fields, made: ExternalObject) -> tuple[Kept, bool]:
         """Make the second call of a creation, on what the first has left. Raises as ``write``."""
         self.calls += 1
         self.before_call(action)
@@ -123,28 +133,25 @@ class Api:
             raise RefusalError(404, "it is not there")
         if found.uid != made.uid or found.version != made.version:
             raise RefusalError(412, "it is another object, or has changed")
-        if action.fields.get("color") == REFUSED_COLOR:
-            raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
-        after = self._after(action, found)
+        if fields.get("color") == REFUSED_COLOR:
+            raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
+        after = self._after(action, fields, found)
         self.before_paint(action)
         self._change(action.external_name, after, key)
-        self.kept[key] = Kept(self.shown(after))
+        self.kept[key] = Kept(self.read(action.external_name))
         return self.kept[key], False
 
     def _check(
         self,
         operation: Operation,
         action: Action,
+        fields: Fields,
         found: ExternalObject | None,
         version: str | None,
     ) -> None:
         is_first_call = self.traits.two_calls and operation == "Create"
-        if (
-            operation != "Delete"
-            and not is_first_call
-            and action.fields.get("color") == REFUSED_COLOR
-        ):
-            raise RefusalError(422, f"color {REFUSED_COLOR} is not known")
+        if operation != "Delete" and not is_first_call and fields.get("color") == REFUSED_COLOR:
+            raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
         if operation == "Create" and found is not None and self.traits.names:
             raise RefusalError(409, "the name is taken")
         if operation == "Update" and found is None:
@@ -156,7 +163,9 @@ class Api:
         if version is not None and found.version != version:
             raise RefusalError(412, "it has changed")
 
-    def _after(self, action: Action, found: ExternalObject | None) -> ExternalObject | None:
+    def _after(
+        self, action: Action, fields: Fields, found: ExternalObject | None
+    ) -> ExternalObject | None:
         if action.operation == "Delete":
             return None
         labels = dict(action.labels) if self.traits.labels else {}
@@ -169,7 +178,7 @@ class Api:
         written_by = action.idempotency_key if self.traits.two_calls else None
         return ExternalObject(
             action.external_name,
-            dict(action.fields),
+            dict(fields),
             uid,
             self._next("v"),
             labels,
@@ -258,6 +267,9 @@ class Api:
         if after is None:
             self.objects.pop(name, None)
         else:
+            if self.traits.addresses:
+                outputs = {**after.outputs, "address": address_of(after)}
+                after = replace(after, outputs=outputs)
             self.objects[name] = after
         self.changes.append(Change(self._time(), name, before, after, key))
 

@@ -10,6 +10,7 @@ from typing import cast
 from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import SecretStores
 from reconciler.roles.chance import Chance
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.observer import Observer
@@ -30,6 +31,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.plan import ProcessPlan
+from tests.simulation.vault import KEY, SimulatedSecrets, Vault
 
 _RESTART_SECONDS = 1.0
 
@@ -51,6 +53,7 @@ class Stage:
     kinds: KindRegistry
     seed: str
     rows_at_once: int
+    vault: Vault
 
 
 class Actor:
@@ -126,6 +129,7 @@ class Actor:
             log=log,
             rows=rows,
             rates=SimulatedRates(stage.rates, network),
+            secrets=SecretStores({"files": SimulatedSecrets(stage.vault, network)}, KEY),
             intake=SimulatedIntakeWriter(stage.intake, network, f"reconciler@{name}", clock),
             sink=SimulatedSink(stage.decisions, network, clock),
             intake_reader=lambda: SimulatedIntakeReader(

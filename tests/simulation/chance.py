@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from events.manifest import Fields
 from tests.simulation import plan as p
 from tests.simulation.chance_of_holds import of_holders, possible
+from tests.simulation.chance_of_inputs import with_inputs
 from tests.simulation.chance_of_limits import limits_of
 
 _COLORS = ("Red", "Green", "Blue", "Red", "Green", "Blue", "Invisible")
@@ -136,6 +137,7 @@ def plan_of(seed: int) -> p.Plan:
         is_damaged=any(isinstance(step, p.DamageLog) for step in steps),
     )
     steps = possible(traits, steps) + full + _of_lost_timers(seed, traits, dice.duration)
+    traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)
 

@@ -39,7 +39,9 @@ from tests.simulation.bus.intake import IntakeStream
 from tests.simulation.bus.log import LOG_ID, LogStream
 from tests.simulation.clock import date_of
 from tests.simulation.holds import HoldChecks
+from tests.simulation.input_checks import InputChecks
 from tests.simulation.provider import Lies
+from tests.simulation.vault import Vault
 
 _MADE_NONE = ("Unchanged", "Superseded", "Duplicate")
 
@@ -63,9 +65,12 @@ class Checks:
         api: Api,
         lies: Lies,
         answers: Sequence[tuple[str, Answer]],
+        *,
+        vault: Vault,
         stop: Callable[[], None],
     ) -> None:
         self._answers = answers
+        self.inputs = InputChecks(api, vault, self.fail)
         self._intake = intake
         self._api = api
         self._lies = lies
@@ -114,6 +119,7 @@ class Checks:
     def _appended(self, append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
         key = append.key
         state = self.states.get(key, NEW)
+        self.inputs.nothing_secret(append)
         turn = self._turn_of.get(id(append.events[0]))
         if turn is None:
             self.fail(f"{key}: an event was stored that no turn decided")
@@ -136,6 +142,7 @@ class Checks:
     def _look_at(self, key: ResourceKey, state: ResourceState, event: LogEvent) -> None:
         told = self._told(event) if isinstance(event.data, ExternalObserved) else None
         self.holds.look_at(key, state, event, told)
+        self.inputs.look_at(state, event)
         self._blamed(state, event)
         match event.data:
             case ActionDecided(action):

@@ -24,7 +24,7 @@ from events.reference import REFERENCE_KIND
 from events.subjects import parse_stored_intake
 from projections.read_models import ReadModels, rebuild
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import ResourceState, Spec
 from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
 from tests.explanations import explained
 from tests.simulation.api import REFUSED_COLOR
@@ -32,7 +32,9 @@ from tests.simulation.bus.log import LOG_ID
 from tests.simulation.checks import check_determinism
 from tests.simulation.clock import seconds_of
 from tests.simulation.ending_of_holds import anything_is_kept, is_kept, problems_of_holds
+from tests.simulation.inputs import expected_fields, is_blocked, is_rightly_refused
 from tests.simulation.person import answer_holds
+from tests.simulation.vault import without_values
 from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
@@ -147,8 +149,11 @@ def _declarations(world: World) -> dict[ResourceKey, _Wanted]:
             if isinstance(said.data, Withdrawn):
                 wanted[key] = position, _Wanted(None, {}, Policy())
             elif isinstance(said.data, Declared):
+                if is_rightly_refused(world, key, said.id, message.stored_at):
+                    continue
                 taken = take_apart(said.data.manifest)
-                fields = world.kinds[key.kind].checked_fields(taken.fields)
+                kind = world.kinds.find(key.kind)
+                fields = taken.fields if kind is None else kind.check_declared(taken.fields)
                 wanted[key] = position, _Wanted(fields, taken.labels, taken.policy)
         except (InvalidMessageError, InvalidManifestError, InvalidNameError):
             continue
@@ -209,7 +214,7 @@ def _name_of(key: ResourceKey, state: ResourceState) -> str:
 
 
 def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> bool:
-    if key.kind != REFERENCE_KIND or state.desired.spec is None:
+    if state.desired.spec is None:
         return False
     return any(
         ResourceKey.parse(each.target) in world.damaged for each in state.desired.spec.references
@@ -234,9 +239,7 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
         return _conflict_problem(world, key, found, ours=ours and not arrived_late)
     if policy.mode == "Absent":
         return "it is declared absent, but ours is there" if ours else None
-    if told == "Failed" and state.desired.spec.fields.get("color") == REFUSED_COLOR:
-        return None
-    if told == "Drifted" and policy.mode == "CreateOnly":
+    if _is_stopped(world, state.desired.spec, told):
         return None
     if told != "Converged":
         return "it is declared, and not converged"
@@ -252,6 +255,19 @@ def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None
     if any(each.type == "Ready" and each.status != "True" for each in _conditions(state)):
         return "it is ready, and said not to be"
     return _content_problem(world, key, state, found)
+
+
+def _is_stopped(world: World, spec: Spec, told: str) -> bool:
+    """Whether it was told why a declared resource cannot be as declared, and that is true."""
+    match told:
+        case "Failed":
+            return spec.fields.get("color") == REFUSED_COLOR
+        case "Drifted":
+            return spec.policy.mode == "CreateOnly"
+        case "Waiting":
+            return is_blocked(world, spec)
+        case _:
+            return False
 
 
 def _conditions(state: ResourceState) -> tuple[Condition, ...]:
@@ -273,10 +289,11 @@ def _content_problem(
 ) -> str | None:
     assert state.desired.spec is not None
     ignored = state.desired.spec.policy.ignore_fields
-    for name, value in state.desired.spec.fields.items():
-        if name not in ignored and found.fields.get(name) != value and name != "size":
-            return f"{name} is {found.fields.get(name)!r}, declared is {value!r}"
-    declared_size = state.desired.spec.fields.get("size", {})
+    wanted, shown = expected_fields(world, state.desired.spec), without_values(found)
+    for name, value in wanted.items():
+        if name not in ignored and shown.fields.get(name) != value and name != "size":
+            return f"{name} is {shown.fields.get(name)!r}, declared is {value!r}"
+    declared_size = wanted.get("size", {})
     for name, value in declared_size.items():
         if found.fields.get("size", {}).get(name) != value:
             return f"size.{name} is not as declared"

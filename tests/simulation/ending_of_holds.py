@@ -7,20 +7,28 @@ from collections.abc import Iterator
 from events.names import ResourceKey
 from events.reference import REFERENCE_KIND
 from projections.status import LOG_DAMAGED
+from reconciler.resource.state import ResourceState
 from tests.simulation.publishing import is_held_for_a_person
 from tests.simulation.world import World
 
 
-def is_kept(world: World, key: ResourceKey) -> bool:
-    """Tell whether something that others or people have to take off keeps a withdrawn resource."""
-    holds = world.checks.holds
-    kept = "Keep" in holds.references[key].values() and key not in holds.forced
+def is_kept(world: World, key: ResourceKey, *, for_ever: bool = True) -> bool:
+    """Tell whether something that others or people have to take off keeps a withdrawn resource.
+
+    ``for_ever``: so does what refers to it and is damaged, which nobody can withdraw.
+    """
+    holds, damaged = world.checks.holds, {str(each) for each in world.damaged}
+    kept = key not in holds.forced and any(
+        policy == "Keep" and (for_ever or by not in damaged)
+        for by, policy in holds.references[key].items()
+    )
+    kept = kept and not world.checks.states[key].desired.is_declared
     return bool(holds.finalizers[key]) or kept or is_held_for_a_person(world.checks.states[key])
 
 
 def anything_is_kept(world: World) -> bool:
     """Tell whether anything waits for somebody."""
-    return any(is_kept(world, key) for key in _sound(world))
+    return any(is_kept(world, key, for_ever=False) for key in _sound(world))
 
 
 def problems_of_holds(world: World) -> Iterator[str]:
@@ -39,16 +47,15 @@ def _references(world: World) -> Iterator[str]:
     states = world.checks.states
     expected: dict[ResourceKey, dict[str, str]] = {}
     for key, state in states.items():
-        if (
-            key.kind != REFERENCE_KIND
-            or not state.desired.is_declared
-            or state.desired.spec is None
-        ):
+        spec = state.desired.spec
+        if spec is None or key in world.damaged or not _refers(state):
             continue
-        target = ResourceKey.parse(state.desired.spec.references[0].target)
-        expected.setdefault(target, {})[str(key)] = state.desired.spec.fields.get(
-            "onWithdrawal", "Keep"
-        )
+        for each in spec.references:
+            named = expected.setdefault(ResourceKey.parse(each.target), {})
+            named[str(key)] = spec.fields.get("onWithdrawal", "Keep")
+        if key.kind != REFERENCE_KIND:
+            continue
+        target = ResourceKey.parse(spec.references[0].target)
         if target in world.damaged:
             continue
         found = states.get(target)
@@ -60,10 +67,16 @@ def _references(world: World) -> Iterator[str]:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
         if told != wanted:
             yield f"{key}: its target should make it {wanted}, told is {told}"
+    damaged = {str(key) for key in world.damaged}
     for key in _sound(world):
-        known = states[key].holds.references
+        known = {by: each for by, each in states[key].holds.references.items() if by not in damaged}
         if known != expected.get(key, {}):
             yield f"{key}: it knows the references {known}, not those there are"
+
+
+def _refers(state: ResourceState) -> bool:
+    """Whether a resource refers to what its spec says: until its object is gone, too."""
+    return bool(state.desired.is_declared or state.owned or state.actions.in_flight)
 
 
 def _rows_of_finalizers(world: World) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from events.intake import Observed, OnWithdrawal
 from events.log import (
+    Action,
     ActionAbandoned,
     ActionDecided,
     ExternalObserved,
@@ -80,6 +81,7 @@ class HoldChecks:
     ) -> None:
         match event.data:
             case ActionDecided(action):
+                self._redefined(key, state, event, action)
                 if action.operation == "Delete" and action.purpose == "Converge":
                     self._let_go(key, state, event, "deleted", kept_by=("Keep", "Release"))
                 self._approved.pop(key, None)
@@ -133,6 +135,20 @@ class HoldChecks:
             )
         if self.references[key]:
             self._fail(f"{event.id}: a stray goes that somebody refers to")
+
+    def _redefined(
+        self, key: ResourceKey, state: ResourceState, event: LogEvent, action: Action
+    ) -> None:
+        """A definition that changes replaces few objects, or what a person has approved."""
+        definition = state.desired.definition
+        is_replaced = action.operation == "Delete" and state.desired.is_declared
+        is_replaced = is_replaced or (action.operation == "Create" and state.owned is not None)
+        spec = state.desired.spec
+        is_present = spec is not None and spec.policy.mode == "Present"
+        if definition is None or not (is_replaced and is_present) or state.retiring is not None:
+            return
+        if definition.affected > GUARD and self._approved.get(key) != "DefinitionGuard":
+            self._fail(f"{event.id}: {definition.affected} are replaced, and nobody approved it")
 
     def _loss_believed(self, key: ResourceKey, event: LogEvent, told: Observed) -> None:
         losses = told.losses

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -70,6 +71,7 @@ from tests.simulation.bus.intake import SimulatedIntakeWriter
 from tests.simulation.bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
+from tests.simulation.mutations_of_inputs import MUTATIONS_OF_INPUTS
 from tests.simulation.mutations_of_real_apis import MUTATIONS_OF_REAL_APIS
 from tests.simulation.mutations_of_replacing import MUTATIONS_OF_REPLACING
 
@@ -201,10 +203,11 @@ def _a_key_for_each_attempt(patch: Patch) -> None:
     really: Any = worker_module._execute  # pyright: ignore[reportPrivateUsage]
     count = 0
 
-    async def execute(provider: Any, action: Action) -> Any:
+    async def execute(provider: Any, action: Action, *, look: bool) -> Any:
         nonlocal count
         count += 1
-        return await really(provider, replace(action, idempotency_key=f"attempt-{count}"))
+        tried = replace(action, idempotency_key=f"attempt-{count}")
+        return await really(provider, tried, look=look)
 
     patch.setattr(worker_module, "_execute", execute)
 
@@ -246,8 +249,8 @@ def _results_stored_at_most_once(patch: Patch) -> None:
 def _unknown_results_taken_for_refusals(patch: Patch) -> None:
     really: Any = worker_module._as_action_error  # pyright: ignore[reportPrivateUsage]
 
-    def as_action_error(error: Any) -> ActionError:
-        told = really(error)
+    def as_action_error(error: Any, now: datetime) -> ActionError:
+        told = really(error, now)
         return replace(told, error_class="Conflict") if told.error_class == "Unknown" else told
 
     patch.setattr(worker_module, "_as_action_error", as_action_error)
@@ -584,4 +587,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *MUTATIONS_OF_HOLDS,
     *MUTATIONS_OF_REPLACING,
     *MUTATIONS_OF_REAL_APIS,
+    *MUTATIONS_OF_INPUTS,
 )

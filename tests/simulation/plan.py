@@ -38,6 +38,7 @@ Sort = Literal[
     "write again",
     "read",
     "list",
+    "secret",
 ]
 """What a request to the bus or to the API asks for."""
 
@@ -154,6 +155,19 @@ class Refer(_Step, frozen=True, tag=True):
     name: str
     target: str = ""
     on_withdrawal: OnWithdrawal = "Keep"
+
+
+class Define(_Step, frozen=True, tag=True):
+    """The kind of the resources is defined, or defined otherwise: with these constant fields."""
+
+    constants: Fields
+
+
+class PutSecret(_Step, frozen=True, tag=True):
+    """Somebody changes a secret, or removes it (``value`` empty)."""
+
+    name: str
+    value: str
 
 
 class Approve(_Step, frozen=True, tag=True):
@@ -311,6 +325,8 @@ Step = (
     | ReleaseFinalizer
     | ForceRelease
     | Refer
+    | Define
+    | PutSecret
     | Approve
     | Listing
     | DamageLog
@@ -346,6 +362,8 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     ends so long after it was written, 0 for never. ``starting_seconds``: so long after a write it
     cannot be used, and shows that. ``listing``: whether there is one; else objects are read one by
     one. ``two_calls``: an object is made White by one call, and painted by a second.
+    ``addresses``: an object has one, of its id and its colour. ``defined``: the resources' kind is
+    defined at run time, over an installed one.
     """
 
     idempotency_keys: bool = True
@@ -362,6 +380,8 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     starting_seconds: float = 0.0
     listing: bool = True
     two_calls: bool = False
+    addresses: bool = False
+    defined: bool = False
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):

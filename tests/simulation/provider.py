@@ -15,6 +15,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
+from events.secret import SecretRef
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
@@ -28,10 +29,11 @@ from reconciler.errors import (
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
-from tests.simulation.api import Api, RefusalError
+from tests.simulation.api import Api, Kept, RefusalError
 from tests.simulation.loop import current_process
 from tests.simulation.network import Network
 from tests.simulation.plan import ApiTraits, ListingFails, OnRequest, Sort
+from tests.simulation.vault import with_values, without_values
 
 TIMEOUT_SECONDS = 2.0
 _RETRY_AFTER_SECONDS = 3.0
@@ -43,13 +45,14 @@ class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     color: str
     size: dict[str, int] = {}
-    note: str | None = None
+    note: str | SecretRef | None = None
 
 
 class SimulatedProvider:
     """Implements ``reconciler.provider.Provider``."""
 
-    def __init__(self, api: Api, network: Network, lies: Lies, seed: str) -> None:
+    def __init__(self, api: Api, network: Network, lies: Lies, seed: str, secrets: Secrets) -> None:
+        self._secrets = secrets
         self._api = api
         self._network = network
         self._lies = lies
@@ -76,12 +79,13 @@ class SimulatedProvider:
 
     async def _painted(self, action: Action, half: ExternalObject) -> Effect:
         """Make the second; what is painted already is not painted again."""
-        if half.fields == action.fields:
+        if half.fields.get("color") == action.fields.get("color"):
             return Effect(half, replayed=True)
         await may_call()
+        fields = await with_values(action.fields, self._secrets)
         try:
             kept, _ = await self._call(
-                "write", lambda: self._api.paint(action, half), UnknownResultError
+                "write", lambda: self._api.paint(action, fields, half), UnknownResultError
             )
         except PermanentError as error:
             raise PermanentError(error.message, status=error.status, obstacle=half) from error
@@ -90,7 +94,7 @@ class SimulatedProvider:
             if found is None or found.uid != half.uid:
                 raise NotFoundError("what was made is gone again", status=404) from conflict
             raise ConflictError(conflict.message, status=412, obstacle=found) from conflict
-        return Effect(kept.object, replayed=False)
+        return _effect(kept, replayed=False)
 
     async def update(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
@@ -118,13 +122,16 @@ class SimulatedProvider:
         if action.idempotency_key in self._api.tried:
             _refuse(self._network.strike("write again"))
         self._api.tried.add(action.idempotency_key)
+        fields = await with_values(action.fields, self._secrets)
         try:
             kept, replayed = await self._call(
-                "write", lambda: self._api.write(action, version=version), UnknownResultError
+                "write",
+                lambda: self._api.write(action, fields, version=version),
+                UnknownResultError,
             )
         except ConflictError as conflict:
             raise await self._with_obstacle(action, conflict) from conflict
-        return Effect(kept.object, replayed)
+        return _effect(kept, replayed=replayed)
 
     async def _with_obstacle(self, action: Action, conflict: ConflictError) -> ProviderError:
         """Read what stood in the way; it may be gone by now."""
@@ -134,7 +141,8 @@ class SimulatedProvider:
         return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        return await self._call("read", lambda: self._api.read(external_name), TransientError)
+        found = await self._call("read", lambda: self._api.read(external_name), TransientError)
+        return None if found is None else without_values(found)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -155,7 +163,7 @@ class SimulatedProvider:
 
     def _page(self, after: str) -> list[ExternalObject]:
         seen = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
-        return [seen[name] for name in sorted(seen) if name > after]
+        return [without_values(seen[name]) for name in sorted(seen) if name > after]
 
     async def close(self) -> None: ...
 
@@ -245,6 +253,10 @@ class Lies:
         return [each for each in page if each is not hidden]
 
 
+def _effect(kept: Kept, *, replayed: bool) -> Effect:
+    return Effect(None if kept.object is None else without_values(kept.object), replayed)
+
+
 def _refuse(fault: OnRequest | None) -> None:
     if fault is not None and fault.strike == "refuse":
         raise TransientError("try again later", status=503)
@@ -267,12 +279,12 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
     def connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
         assert secrets.credential is None
         assert config.provider == "simulated"
-        return SimulatedProvider(api, network, lies, seed)
+        return SimulatedProvider(api, network, lies, seed, secrets)
 
     kind = Kind(
-        name="Shape",
+        name="Base" if api.traits.defined else "Shape",
         api_version="sim/v1",
-        provider="simulated",
+        provider="base" if api.traits.defined else "simulated",
         schema=ShapeFields,
         capabilities=_capabilities(api.traits),
         connect=connect,

@@ -22,7 +22,7 @@ from events.intake import (
     Withdrawn,
 )
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
-from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import (
     PROVIDER_CONFIG_KIND,
     DeletionGuard,
@@ -46,12 +46,14 @@ from tests.simulation.checks import Checks
 from tests.simulation.clock import Clock
 from tests.simulation.holds import GUARD, PERSON
 from tests.simulation.network import Network
+from tests.simulation.vault import without_values
 
 SERVICE = "service"
 CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
-_APPROVED = ("DeletionGuard", "LossGuard")
+DEFINITION_KEY = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Shape")
+_APPROVED = ("DeletionGuard", "LossGuard", "DefinitionGuard")
 _WHAT: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",
@@ -158,6 +160,19 @@ class Publisher:
         manifest = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
         self.publish(CONFIG_KEY, Declared(manifest))
 
+    def _define(self, step: p.Define) -> None:
+        """Define the resources' kind over the installed one."""
+        spec: Fields = {
+            "apiVersion": "sim/v1",
+            "provider": "simulated",
+            "over": "Base",
+            "fields": {"color": {}},
+            "constants": step.constants,
+        }
+        metadata = Metadata(DEFINITION_KEY.name, SYSTEM_NAMESPACE)
+        manifest = Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, spec)
+        self.publish(DEFINITION_KEY, Declared(manifest))
+
     # --- what holds a resource
 
     def _request_finalizer(self, step: p.RequestFinalizer) -> None:
@@ -185,7 +200,8 @@ class Publisher:
         for key, state in list(self._checks.states.items()):
             for each in state.holds.finalizers:
                 self.publish(key, FinalizerReleased(each.name), source=each.holder)
-            if key.kind == REFERENCE_KIND and state.desired.is_declared:
+            spec = state.desired.spec
+            if spec is not None and spec.references and state.desired.is_declared:
                 self.publish(key, Withdrawn())
 
     def approve_all(self) -> None:
@@ -244,7 +260,7 @@ class Publisher:
 
     def _listing(self, step: p.Listing) -> None:
         self._count += 1
-        objects = list(self._api.objects.values())
+        objects = [without_values(each) for each in self._api.objects.values()]
         parts: list[ListingPart] = [
             ListingBegan(CONFIG_KEY.name, "Shape", self._intake.last_position),
             *[ListingItem(each) for each in objects],
@@ -282,6 +298,7 @@ _TAKE: dict[type[p.Step], Callable[[Publisher, Any], None]] = {
     p.ReleaseFinalizer: Publisher._release_finalizer,  # pyright: ignore[reportPrivateUsage]
     p.ForceRelease: Publisher._force_release,  # pyright: ignore[reportPrivateUsage]
     p.Refer: Publisher._refer,  # pyright: ignore[reportPrivateUsage]
+    p.Define: Publisher._define,  # pyright: ignore[reportPrivateUsage]
     p.Approve: Publisher._approve,  # pyright: ignore[reportPrivateUsage]
     p.Listing: Publisher._listing,  # pyright: ignore[reportPrivateUsage]
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, MutableMapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.provider import Lies, simulated_kind
 from tests.simulation.publishing import Publisher, resource_key
+from tests.simulation.vault import Vault
 
 _OF_THE_BUS = frozenset({"dead letters are held back"})
 """Errors that a service may report because the bus is away."""
@@ -63,6 +65,7 @@ class World:
         self.rows = Rows()
         self.api = Api(plan.api, time)
         self.lies = Lies(time)
+        self.vault = Vault()
         kind = simulated_kind(self.api, self.network, self.lies, seed)
         self.kinds = KindRegistry([kind])
         stage = Stage(
@@ -79,10 +82,17 @@ class World:
             self.kinds,
             seed,
             limits.rows_at_once,
+            self.vault,
         )
         self.actors = {each.name: Actor(each, stage) for each in plan.processes}
         self.checks = Checks(
-            self.log, self.intake, self.api, self.lies, self.decisions.answers, self._stop
+            self.log,
+            self.intake,
+            self.api,
+            self.lies,
+            self.decisions.answers,
+            vault=self.vault,
+            stop=self._stop,
         )
         self.publisher = Publisher(
             plan.api,
@@ -121,6 +131,7 @@ class World:
             room.leave(None)
         self.decisions.heal()
         self.lies.heal()
+        self.vault.put_back()
         self.api.away_until = 0.0
         self.api.lifetime_seconds = _FOR_EVER_SECONDS
         again = p.Configure(at=0.0, resync_seconds=2.5)  # after what is on its way to the bus
@@ -260,6 +271,9 @@ class World:
     def _listing_fails(self, step: p.ListingFails) -> None:
         self.lies.arm(step)
 
+    def _put_secret(self, step: p.PutSecret) -> None:
+        self.vault.put(step.name, step.value)
+
     def _damage(self, step: p.DamageLog) -> None:
         key = resource_key(step.shape)
         assert self.log.recorded is not None
@@ -285,6 +299,7 @@ _TAKE: dict[type[p.Step], Callable[[World, Any], None]] = {
     p.HumanMakes: World._human_makes,  # pyright: ignore[reportPrivateUsage]
     p.HumanEdits: World._human_edits,  # pyright: ignore[reportPrivateUsage]
     p.HumanDeletes: World._human_deletes,  # pyright: ignore[reportPrivateUsage]
+    p.PutSecret: World._put_secret,  # pyright: ignore[reportPrivateUsage]
     p.DamageLog: World._damage,  # pyright: ignore[reportPrivateUsage]
     p.HumanWipes: World._human_wipes,  # pyright: ignore[reportPrivateUsage]
     p.HumanReplaces: World._human_replaces,  # pyright: ignore[reportPrivateUsage]
@@ -319,7 +334,8 @@ def services_watched(world: World) -> Generator[None]:
             world.tell(f"{method} {dict(event)!r}")
         is_expected = event["event"] in (_OF_DAMAGE if world.damaged else _OF_THE_BUS)
         if method in ("error", "exception", "critical") and not is_expected:
-            world.checks.fail(f"a service reported an error: {dict(event)!r}")
+            why = f", {sys.exc_info()[1]!r}" if event.get("exc_info") else ""
+            world.checks.fail(f"a service reported an error: {dict(event)!r}{why}")
         raise structlog.DropEvent
 
     configured = structlog.get_config()

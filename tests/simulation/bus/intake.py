@@ -126,7 +126,14 @@ class IntakeStream:
         """Give what stands behind a message on its subject, to look at."""
         return [
             IntakeDelivery(
-                each.position, each.subject, each.payload, each.message_id, None, 1, None
+                each.position,
+                each.subject,
+                each.payload,
+                each.message_id,
+                None,
+                1,
+                None,
+                stored_at=date_of(each.stored_at),
             )
             for each in self.messages[delivery.position :]
             if each.subject == delivery.subject
@@ -136,7 +143,14 @@ class IntakeStream:
         """Give all declarations of a resource, to look at."""
         return [
             IntakeDelivery(
-                each.position, each.subject, each.payload, each.message_id, None, 1, None
+                each.position,
+                each.subject,
+                each.payload,
+                each.message_id,
+                None,
+                1,
+                None,
+                stored_at=date_of(each.stored_at),
             )
             for each in self.messages
             if each.subject.split(".", 2)[-1] == f"desired.{key.tokens}"

@@ -1,0 +1,149 @@
+"""Defects of references, secrets and definitions (ADR 0028, 0029, 0033), each to be noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from events.intake import TargetState
+from events.kind_definition import DefinitionRef
+from events.provider_config import ProviderConfigSpec
+from events.reference import Reference
+from projections.status import StatusRow
+from reconciler.ports import IntakeMessageOut
+from reconciler.provider.secrets import Secrets
+from reconciler.resource import inputs, next_step, replacement
+from reconciler.resource.state import Desired, ResourceState
+from reconciler.resource.turn import Settled
+from reconciler.roles import providers, references, sweeper
+from tests.simulation.mutation import Mutation, Patch
+
+# --- references
+
+
+def _a_value_is_looked_up_once(patch: Patch) -> None:
+    really: Any = vars(references)["_state_of"]
+
+    def state_of(
+        row: StatusRow,
+        reference: Reference,
+        known: TargetState | None,
+        every_row: Mapping[str, StatusRow],
+    ) -> TargetState:
+        if known is not None and known.ready:
+            return known
+        return really(row, reference, known, every_row)
+
+    patch.setattr(references, "_state_of", state_of)
+
+
+def _what_is_not_ready_is_not_waited_for(patch: Patch) -> None:
+    really: Any = vars(inputs)["_waiting_for"]
+
+    def waiting_for(reference: Reference, desired: Desired) -> Settled | None:
+        waiting = really(reference, desired)
+        return None if waiting is not None and waiting.reason == "NotReady" else waiting
+
+    patch.setattr(inputs, "_waiting_for", waiting_for)
+
+
+def _what_was_ready_once_is_ready(patch: Patch) -> None:
+    really: Any = vars(references)["_state_of"]
+
+    def state_of(
+        row: StatusRow,
+        reference: Reference,
+        known: TargetState | None,
+        every_row: Mapping[str, StatusRow],
+    ) -> TargetState:
+        found = really(row, reference, known, every_row)
+        target = every_row.get(reference.target)
+        was = target is not None and target.declared and target.outcome == "Converged"
+        return replace(found, ready=True) if was else found
+
+    patch.setattr(references, "_state_of", state_of)
+
+
+def _a_target_is_not_told_who_refers_to_it(patch: Patch) -> None:
+    def wanted(*_of_a_target: object) -> dict[str, Any]:
+        return {}
+
+    patch.setattr(references, "_wanted", wanted)
+
+
+def _a_referrer_lets_go_with_its_withdrawal(patch: Patch) -> None:
+    really: Any = vars(references)["_wanted"]
+
+    def wanted(*of_a_target: Any) -> dict[str, tuple[StatusRow, Reference]]:
+        found = really(*of_a_target)
+        return {by: each for by, each in found.items() if each[0].declared}
+
+    patch.setattr(references, "_wanted", wanted)
+
+
+# --- secrets
+
+
+def _a_rotation_is_not_noticed(patch: Patch) -> None:
+    really = references.secret_messages
+
+    def secret_messages(
+        concerned: Iterable[StatusRow], digests: Mapping[str, str]
+    ) -> list[IntakeMessageOut]:
+        new = [row for row in concerned if not any(row.secrets.values())]
+        return really(new, digests)
+
+    patch.setattr(sweeper, "secret_messages", secret_messages)
+
+
+def _a_digest_is_the_secret(patch: Patch) -> None:
+    def digest(_self: Secrets, value: str) -> str:
+        return value
+
+    patch.setattr(Secrets, "digest", digest)
+
+
+def _an_error_repeats_a_secret(patch: Patch) -> None:
+    def as_it_is(provider: Any, _secrecy: object) -> Any:
+        return provider
+
+    patch.setattr(providers, "secretive", as_it_is)
+
+
+# --- definitions
+
+
+def _a_new_definition_reaches_nobody(patch: Patch) -> None:
+    def nothing(
+        _definition: DefinitionRef,
+        _kind: str,
+        _rows: Mapping[str, StatusRow],
+        _damaged: Container[str],
+    ) -> list[IntakeMessageOut]:
+        return []
+
+    patch.setattr(sweeper, "definition_messages", nothing)
+
+
+def _a_new_definition_passes_no_guard(patch: Patch) -> None:
+    def never(_state: ResourceState, _config: ProviderConfigSpec) -> Settled | None:
+        return None
+
+    for module in (replacement, next_step):
+        patch.setattr(module, "held_for_its_definition", never, raising=False)
+
+
+MUTATIONS_OF_INPUTS = (
+    Mutation("a reference's value is looked up once", _a_value_is_looked_up_once),
+    Mutation("what is not ready is not waited for", _what_is_not_ready_is_not_waited_for),
+    Mutation("ready is converged", _what_was_ready_once_is_ready),
+    Mutation("a target does not know its referrers", _a_target_is_not_told_who_refers_to_it),
+    Mutation("withdrawn referrers keep nothing", _a_referrer_lets_go_with_its_withdrawal),
+    Mutation("a rotation is not noticed", _a_rotation_is_not_noticed),
+    Mutation("a digest is the secret", _a_digest_is_the_secret),
+    Mutation("an error repeats a secret", _an_error_repeats_a_secret),
+    Mutation("a new definition reaches nobody", _a_new_definition_reaches_nobody),
+    Mutation("a new definition passes no guard", _a_new_definition_passes_no_guard),
+)

@@ -1,0 +1,98 @@
+"""The secrets of the simulated processes: changed by people, read by whoever may."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.secret import SecretRef
+from reconciler.errors import TransientError
+from reconciler.provider.secrets import Secrets
+from tests.simulation.network import Network
+
+KEY = b"simulated"
+"""What keys the digests of all processes."""
+
+
+class Vault:
+    """What the store has, and everything that it ever had."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.ever: set[str] = set()
+        self.removed: set[str] = set()
+
+    def put(self, name: str, value: str) -> None:
+        """Change a secret; an empty value removes it."""
+        if value:
+            self.values[name] = value
+            self.ever.add(value)
+        elif self.values.pop(name, None):
+            self.removed.add(name)
+
+    def put_back(self) -> None:
+        """Have each secret again that there was: a call that began with one cannot end without."""
+        for name in self.removed - self.values.keys():
+            self.put(name, f"planted-{name}-back")
+
+    def digest(self, name: str) -> str:
+        """Digest a secret as the product documents it; empty if there is none."""
+        value = self.values.get(name)
+        return "" if value is None else digest_of(value)
+
+
+def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
+    """Give what a field has in the place of a value: a reference or a secret, by its mark."""
+    return cast("dict[str, Any]", field) if isinstance(field, dict) and mark in field else None
+
+
+async def with_values(fields: Fields, secrets: Secrets) -> Fields:
+    """Give the fields that the API gets: a secret's value, and which secret it is."""
+    given = dict(fields)
+    for name, each in fields.items():
+        secret = mark_of(each, "$secret")
+        if secret is not None:
+            given[name] = {**secret, "value": await secrets.value(SecretRef(secret["$secret"]))}
+    return given
+
+
+def without_values(found: ExternalObject) -> ExternalObject:
+    """Give an object as it is shown to others: a secret's digest in the place of its value."""
+    return replace(found, fields={name: _hidden(each) for name, each in found.fields.items()})
+
+
+def digest_of(value: str) -> str:
+    """Digest a secret as the product documents it."""
+    return hashlib.blake2b(value.encode(), digest_size=12, key=KEY).hexdigest()
+
+
+def _hidden(field: Any) -> Any:
+    secret = mark_of(field, "$secret")
+    if secret is None or "value" not in secret:
+        return field
+    return {"$secret": secret["$secret"], "digest": digest_of(secret["value"])}
+
+
+class SimulatedSecrets:
+    """Implements ``reconciler.provider.secrets.SecretStore``."""
+
+    def __init__(self, vault: Vault, network: Network) -> None:
+        self._vault = vault
+        self._network = network
+
+    async def read(self, name: str) -> str | None:
+        fault = self._network.strike("secret")
+        await self._network.before(fault)
+        if fault is not None and fault.strike == "refuse":
+            raise TransientError("the store of secrets does not answer")
+        return self._vault.values.get(name)
+
+    async def write(self, name: str, value: str) -> None:
+        raise AssertionError("nothing here makes secrets")
+
+    async def remove(self, name: str) -> None:
+        raise AssertionError("nothing here makes secrets")
