@@ -162,7 +162,10 @@ def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> 
     if not is_wanted:
         return "Lookup"  # nobody wants it done any more
     if flight.failed == NOT_DONE:
-        return "Repeat"
+        # Where names are not unique, a second call makes a second object: what a person has
+        # labelled is looked for first.
+        is_safe = is_safe_to_repeat(flight.action, context.capabilities)
+        return "Lookup" if flight.is_certain and not is_safe else "Repeat"
     if not is_safe_to_repeat(flight.action, context.capabilities):
         is_refused = flight.failed.error_class == "Throttled" and not flight.uncertain
         return "Repeat" if is_refused else "Lookup"
@@ -297,7 +300,10 @@ def _find_created(action: Action, found: ExternalObject | None, context: Context
         return "Key"
     label = found.labels.get(OWNER_LABEL)
     if label is not None:
-        return "Label" if label == context.owner else "Another"
+        if label == context.owner:
+            return "Label"
+        # Where two may have one name, ours may stand beside it.
+        return "Another" if context.capabilities.deterministic_names else "Unclear"
     # Nobody claims it: somebody may have taken our label off. Its content tells nothing, since
     # anybody may have changed it since, and a stranger can want the same.
     return "Unclear"

@@ -445,7 +445,7 @@ def _to_be_repeated(state: ResourceState, event: LogEvent, **changes: object) ->
         retry_seconds=0.0,
         unknown=0,
         is_lookup=False,
-        **changes,
+        **{"is_certain": False, **changes},
     )
 
 
@@ -460,6 +460,7 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
             held="",
             abandoned=data.decision == "Abandon",
             uncertain=flight.uncertain and not is_certain,
+            is_certain=is_certain,
         )
         unsure = state.actions.uncertain_create and not is_certain
         state = replace(state, actions=replace(state.actions, uncertain_create=unsure))

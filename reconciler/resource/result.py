@@ -168,7 +168,10 @@ def _after_lookup(
             return ActionNotDone(said.action_id, action.operation, said.attempt)
         case "Unclear":
             if not context.capabilities.idempotency_keys:
-                return _held_unless_claimed(failed, flight, state, context)
+                held = _held_unless_claimed(failed, flight, state, context)
+                if flight.is_certain and isinstance(held, ActionHeld):
+                    return ActionNotDone(said.action_id, action.operation, said.attempt)
+                return held
             error = ActionError("Unknown", "a look cannot tell what was done: the key will")
             return replace(failed, error=error, object=None)
         case "Gone":

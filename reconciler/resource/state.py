@@ -14,7 +14,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 16
+STATE_SCHEMA = 17
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -116,6 +116,7 @@ class InFlight(msgspec.Struct, frozen=True):
     is_lookup: bool = False  # what is under way is a lookup, not a call
     held: str = ""  # why a person has to decide
     abandoned: bool = False  # a person gave it up
+    is_certain: bool = False  # a person has looked: what a look cannot tell was not done
 
 
 class Ended(msgspec.Struct, frozen=True):

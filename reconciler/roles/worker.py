@@ -53,6 +53,7 @@ from reconciler.roles.call_slots import CallSlots
 from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
+from reconciler.roles.lookup import look_up
 from reconciler.roles.oversize import is_too_long
 from reconciler.roles.providers import ProviderPool
 
@@ -201,8 +202,13 @@ class Worker:
             calls = gate.calls(config, is_probe=is_probe)
             is_stepped = is_armed(Failpoint.WORKER_BETWEEN_CALLS)
             with BetweenCalls(calls, action.operation) if is_stepped else calls:
-                provider = self._providers.get(config, delivery.event.key.kind)
-                return None, await _execute(provider, action, look=look)
+                kind = delivery.event.key.kind
+                provider = self._providers.get(config, kind)
+                if not look:
+                    return None, await _execute(provider, action)
+                spec = self._configurations.by_name.get(config)
+                capabilities = self._providers.capabilities(kind)
+                return None, Effect(await look_up(provider, action, spec, capabilities))
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except asyncio.CancelledError:
@@ -387,10 +393,7 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     return None
 
 
-async def _execute(provider: Provider, action: Action, *, look: bool) -> Effect:
-    """Make the call, or look what came of it: the second rung of the ladder (ADR 0012)."""
-    if look:
-        return Effect(await provider.read(action.external_name, action.uid))
+async def _execute(provider: Provider, action: Action) -> Effect:
     match action.operation:
         case "Create":
             return await provider.create(action)

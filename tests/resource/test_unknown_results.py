@@ -208,21 +208,35 @@ def test_a_person_who_says_that_it_was_not_done_has_it_called_again():
     story = held_for_a_person()
     action = story.action
     events = story.turn(Approved("UnknownResult", reason="I looked"))
-    assert only(ActionRetried, events).action == action
     assert story.answer.accepted
+    assert only(LookupDecided, events).action == action, "they may have labelled it"
+    events = story.look(None)
+    assert names(events)[:2] == ["ActionNotDone", "ActionRetried"]
     story.succeed()
     assert story.outcome == "Converged"
+
+
+def test_what_a_person_has_labelled_is_found_and_not_made_a_second_time():
+    story = begun(NAMELESS)
+    unknown(story)
+    other = thing(uid="u1", labels={"reconciler/owner": "somebody else's"})
+    assert only(ActionHeld, story.look(other)), "ours may stand beside it"
+    assert only(LookupDecided, story.turn(Approved("UnknownResult", reason="labelled")))
+    assert only(ActionSucceeded, story.look(thing(uid="u2", labels=owned_labels())))
+    assert story.state.owned is not None
+    assert story.state.owned.uid == "u2"
 
 
 def test_a_second_hold_of_an_action_is_approved_anew():
     story = held_for_a_person()
     story.turn(Approved("UnknownResult", reason="I looked"))
+    story.look(None)
     unknown(story)
     story.look(None)
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
     events = story.turn(Approved("UnknownResult", reason="I looked again"))
     assert story.answer.reason == "Accepted"
-    assert every(ActionRetried, events)
+    assert every(LookupDecided, events)
 
 
 def test_a_person_who_says_that_it_was_done_ends_the_action():

@@ -14,6 +14,9 @@ from events.manifest import Fields
 from tests.simulation.clock import date_of
 from tests.simulation.plan import ApiTraits
 
+ANOTHER = "#"
+"""Stands in the place of a second object of one name."""
+
 REFUSED_COLOR = "Invisible"
 """The API never accepts an object of this colour."""
 
@@ -102,7 +105,8 @@ class Api:
             return self.kept[action.idempotency_key], True
         if action.idempotency_key in self._kept_refusals:
             raise self._kept_refusals[action.idempotency_key]
-        found = self.objects.get(action.external_name)
+        place = self._place_of(action)
+        found = self.objects.get(place)
         try:
             self._check(action.operation, action, fields, found, version)
         except RefusalError as refusal:
@@ -114,12 +118,31 @@ class Api:
             after = replace(after, fields={**after.fields, "color": UNPAINTED})
         if found is not None or after is not None:
             self.before_effect(action, found)
-            self._change(action.external_name, after, action.idempotency_key)
+            self._change(place, after, action.idempotency_key)
         if found is None and after is not None:
             assert after.uid is not None
             self.after_create(after.uid)
-        self.kept[action.idempotency_key] = Kept(self.read(action.external_name))
+        self.kept[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
         return self.kept[action.idempotency_key], False
+
+    def _place_of(self, action: Action) -> str:
+        """Say which object is meant: where names are not unique, that of the id, or a new one."""
+        if self.traits.names:
+            return action.external_name
+        if action.operation == "Create":
+            return self._free_place(action.external_name)
+        return self._place(action.external_name, action.uid)
+
+    def _free_place(self, name: str) -> str:
+        taken = name in self.objects
+        return f"{name}{ANOTHER}{self._next('p')}" if taken else name
+
+    def _place(self, name: str, uid: str | None) -> str:
+        """Find an object by its id; the first of its name without one."""
+        for place, each in self.objects.items():
+            if each.name == name and uid in (None, each.uid):
+                return place
+        return name if uid is None else f"{name}{ANOTHER}{uid}"
 
     def paint(self, action: Action, fields: Fields, made: ExternalObject) -> tuple[Kept, bool]:
         """Make the second call of a creation, on what the first has left. Raises as ``write``."""
@@ -128,7 +151,8 @@ class Api:
         key = second_key(action)
         if self.traits.idempotency_keys and key in self.kept:
             return self.kept[key], True
-        found = self.objects.get(action.external_name)
+        place = self._place(action.external_name, made.uid)
+        found = self.objects.get(place)
         if found is None:
             raise RefusalError(404, "it is not there")
         if found.uid != made.uid or found.version != made.version:
@@ -137,8 +161,8 @@ class Api:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
         after = self._after(action, fields, found)
         self.before_paint(action)
-        self._change(action.external_name, after, key)
-        self.kept[key] = Kept(self.read(action.external_name))
+        self._change(place, after, key)
+        self.kept[key] = Kept(self.shown(self.objects.get(place)))
         return self.kept[key], False
 
     def _check(
@@ -152,7 +176,7 @@ class Api:
         is_first_call = self.traits.two_calls and operation == "Create"
         if operation != "Delete" and not is_first_call and fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
-        if operation == "Create" and found is not None and self.traits.names:
+        if operation == "Create" and found is not None:
             raise RefusalError(409, "the name is taken")
         if operation == "Update" and found is None:
             raise RefusalError(404, "it is not there")
@@ -189,11 +213,11 @@ class Api:
     # --- humans
 
     def human_makes(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
-        """Make an object, if there is none of that name."""
-        if name not in self.objects:
+        """Make an object, if the API takes another of that name."""
+        if name not in self.objects or not self.traits.names:
             kept = labels if self.traits.labels else {}
             made = ExternalObject(name, dict(fields), self._next("h"), self._next("v"), kept)
-            self._change(name, made, "")
+            self._change(self._free_place(name), made, "")
 
     def human_edits(self, name: str, fields: Fields) -> None:
         """Change fields of an object, if it is there."""
@@ -222,9 +246,14 @@ class Api:
 
     # --- reads
 
-    def read(self, name: str) -> ExternalObject | None:
+    def read(self, name: str, uid: str | None = None) -> ExternalObject | None:
         """Give an object as it is now."""
-        return self.shown(self.objects.get(name))
+        place = name if self.traits.names else self._place(name, uid)
+        return self.shown(self.objects.get(place))
+
+    def of_uid(self, uid: str | None) -> ExternalObject | None:
+        """Find an object by its id alone."""
+        return next((each for each in self.objects.values() if each.uid == uid), None)
 
     def is_starting(self, uid: str | None) -> bool:
         """Tell whether an object cannot be used yet."""
@@ -249,11 +278,17 @@ class Api:
                 seen[change.name] = change.before
         return seen
 
-    def was_absent_within(self, name: str, begin: float, end: float) -> bool:
-        """Tell whether there was no such object at some moment of an interval."""
+    def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
+        """Tell whether there was no such object at some moment of an interval.
+
+        Where names are not unique, that of the id is meant.
+        """
         is_there = False
         for change in self.changes:
-            if change.name != name:
+            meant = change.name == name
+            if not self.traits.names and uid is not None:
+                meant = uid in {each.uid for each in (change.before, change.after) if each}
+            if not meant:
                 continue
             if change.at > end:
                 break

@@ -112,8 +112,7 @@ def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
 def _doubles(step: p.Step) -> bool:
     """Where names are not unique, who believes that nothing is there makes a second one."""
     lies = isinstance(step, p.ListingFails) and step.how == "leaves out"
-    lies = lies or (isinstance(step, p.Listing) and step.how == "short")
-    return lies or isinstance(step, p.HumanMakes | p.HumanReplaces)
+    return lies or (isinstance(step, p.Listing) and step.how == "short")
 
 
 def _comes_late(step: p.Step) -> bool:

@@ -257,7 +257,14 @@ class Checks:
         """A person is asked only what nothing else can tell."""
         if self._api.traits.idempotency_keys:
             self.fail(f"{event.id}: held for a person, though its key tells what came of it")
-        if found is None or OWNER_LABEL in found.labels:
+        tells = found is not None and OWNER_LABEL in found.labels and self._api.traits.names
+        ours = owner(LOG_ID, event.key)
+        tells = tells or any(
+            each.name == event.key.name and each.labels.get(OWNER_LABEL) == ours
+            for each in self._api.objects.values()
+            if not self._api.traits.names and each.uid in self.made
+        )
+        if found is None or tells:
             self.fail(f"{event.id}: held for a person, though {found} tells what came of it")
 
     def _told(self, event: LogEvent) -> Observed:
@@ -285,7 +292,10 @@ class Checks:
             began = self._intake.messages[data.as_of - 1].stored_at if data.as_of else 0.0
             name = data.external_name
             lied = any(each == name and at >= began for at, each in self._lies.left_out)
-            if not lied and not self._api.was_absent_within(name, began - grace, source.stored_at):
+            known = state.owned or state.observed.object
+            uid = None if known is None else known.uid
+            until = source.stored_at
+            if not lied and not self._api.was_absent_within(name, uid, began - grace, until):
                 self.fail(f"{event.id}: {name} was held for gone, but it was there all the time")
 
     # --- the API

@@ -204,13 +204,15 @@ def _of_resource(world: World, key: ResourceKey, wanted: _Wanted | None) -> Iter
     problem = None if key.kind == REFERENCE_KIND else _problem(world, key, state)
     if problem is not None:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
-        there = world.api.objects.get(_name_of(key, state))
+        there = _object_of(world, key, state)
         yield f"{key}: {problem}; told: {told}; the API has {there}"
 
 
-def _name_of(key: ResourceKey, state: ResourceState) -> str:
-    """Name the object; a replacement may have another name."""
-    return key.name if state.owned is None else state.owned.external_name
+def _object_of(world: World, key: ResourceKey, state: ResourceState) -> ExternalObject | None:
+    """Find the object; a replacement may have another name, and several objects one."""
+    if state.owned is None:
+        return world.api.read(key.name)
+    return world.api.read(state.owned.external_name, state.owned.uid)
 
 
 def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> bool:
@@ -223,7 +225,7 @@ def _refers_to_damage(world: World, key: ResourceKey, state: ResourceState) -> b
 
 def _problem(world: World, key: ResourceKey, state: ResourceState) -> str | None:
     """Compare a resource at rest with what the API really has."""
-    found = world.api.objects.get(_name_of(key, state))
+    found = _object_of(world, key, state)
     ours = found is not None and found.uid in world.checks.ours
     told = "" if state.outcome is None else state.outcome.outcome
     if is_kept(world, key):
@@ -341,7 +343,8 @@ def _leaks(world: World) -> Iterator[str]:
         if state.actions.in_flight is not None and _is_paused(state)
     }
     damaged = {key.name for key in world.damaged}
-    for name, found in world.api.objects.items():
+    for found in world.api.objects.values():
+        name = found.name
         if damaged & {name, name.rpartition("-")[0]} or _is_given_up(world, found):
             continue
         is_ours = found.uid in world.checks.ours and found.uid not in late

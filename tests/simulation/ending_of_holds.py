@@ -15,13 +15,11 @@ from tests.simulation.world import World
 def is_kept(world: World, key: ResourceKey, *, for_ever: bool = True) -> bool:
     """Tell whether something that others or people have to take off keeps a withdrawn resource.
 
-    ``for_ever``: so does what refers to it and is damaged, which nobody can withdraw.
+    ``for_ever``: so does what refers to it by way of something damaged, which nobody can withdraw.
     """
-    holds, damaged = world.checks.holds, {str(each) for each in world.damaged}
-    kept = key not in holds.forced and any(
-        policy == "Keep" and (for_ever or by not in damaged)
-        for by, policy in holds.references[key].items()
-    )
+    holds = world.checks.holds
+    kept = key not in holds.forced and "Keep" in holds.references[key].values()
+    kept = kept and (for_ever or not world.damaged)
     kept = kept and not world.checks.states[key].desired.is_declared
     return bool(holds.finalizers[key]) or kept or is_held_for_a_person(world.checks.states[key])
 

@@ -203,11 +203,10 @@ def _a_key_for_each_attempt(patch: Patch) -> None:
     really: Any = worker_module._execute  # pyright: ignore[reportPrivateUsage]
     count = 0
 
-    async def execute(provider: Any, action: Action, *, look: bool) -> Any:
+    async def execute(provider: Any, action: Action) -> Any:
         nonlocal count
         count += 1
-        tried = replace(action, idempotency_key=f"attempt-{count}")
-        return await really(provider, tried, look=look)
+        return await really(provider, replace(action, idempotency_key=f"attempt-{count}"))
 
     patch.setattr(worker_module, "_execute", execute)
 

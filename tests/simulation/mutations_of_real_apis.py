@@ -13,13 +13,15 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from projections.status import StatusRow
+from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
-from reconciler.resource import due, next_step, result
+from reconciler.resource import attempt, due, next_step, result
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context, Settled, Step
 from reconciler.roles.object_reads import ObjectReads
 from reconciler.roles.sweeper import Sweeper
 from tests.simulation.mutation import Mutation, Patch
+from tests.simulation.provider import SimulatedProvider
 
 # --- time
 
@@ -112,6 +114,25 @@ def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
     patch.setattr(ObjectReads, "read", read)
 
 
+# --- ids made by the server
+
+
+def _what_was_labelled_is_made_again(patch: Patch) -> None:
+    def always(_action: Action, _capabilities: Capabilities) -> bool:
+        return True
+
+    patch.setattr(attempt, "is_safe_to_repeat", always)
+
+
+def _objects_are_known_by_their_names(patch: Patch) -> None:
+    really: Any = SimulatedProvider.read
+
+    async def read(self: Any, external_name: str, _uid: str | None = None) -> Any:
+        return await really(self, external_name)
+
+    patch.setattr(SimulatedProvider, "read", read)
+
+
 # --- effects of several calls
 
 
@@ -129,5 +150,7 @@ MUTATIONS_OF_REAL_APIS = (
     Mutation("replaced before the new is ready", _what_was_replaced_does_not_wait_for_the_new_one),
     Mutation("readiness is told once", _readiness_is_told_once),
     Mutation("what cannot be listed is not read", _what_cannot_be_listed_is_not_read),
+    Mutation("what was labelled is made again", _what_was_labelled_is_made_again),
+    Mutation("objects are known by their names", _objects_are_known_by_their_names),
     Mutation("a refused beginning is nobody's", _what_was_made_before_a_refusal_is_nobodys),
 )

@@ -26,7 +26,7 @@ def answer_holds(world: World) -> int:
 
 def _mark_what_is_ours(world: World, key: ResourceKey) -> None:
     """Put our label on what one of our calls has made; a person can know, from the API's side."""
-    found = world.api.objects.get(key.name)
-    if found is not None and found.uid in world.checks.made:
-        world.tell(f"PERSON {key}: {found.uid} is ours")
-        world.api.human_labels(key.name, {OWNER_LABEL: owner(LOG_ID, key)})
+    for place, found in list(world.api.objects.items()):
+        if found.name == key.name and found.uid in world.checks.made:
+            world.tell(f"PERSON {key}: {found.uid} is ours")
+            world.api.human_labels(place, {OWNER_LABEL: owner(LOG_ID, key)})

@@ -355,9 +355,10 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the API can do, and how its scope is shared.
 
     ``grace_seconds``: listings show the past, up to so long ago. ``names``: a name that was given
-    is unique; without, every creation makes another object. ``loss_guard``: how many missing
-    objects are doubted, 0 for never. ``keeps_refusals``: the first answer to a key is kept, a
-    refusal too, and nothing in it says so. ``replaces``: a size cannot be changed; another object
+    is unique; without, every creation makes another object, with an id of its own.
+    ``loss_guard``: how many missing objects are doubted, 0 for never.
+    ``keeps_refusals``: the first answer to a key is kept, a refusal too, and nothing in it says so.
+    ``replaces``: a size cannot be changed; another object
     takes the place of the old one, or stands beside it for a while. ``lifetime_seconds``: an object
     ends so long after it was written, 0 for never. ``starting_seconds``: so long after a write it
     cannot be used, and shows that. ``listing``: whether there is one; else objects are read one by

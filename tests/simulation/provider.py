@@ -90,7 +90,7 @@ class SimulatedProvider:
         except PermanentError as error:
             raise PermanentError(error.message, status=error.status, obstacle=half) from error
         except ConflictError as conflict:
-            found = await self.read(action.external_name)
+            found = await self.read(action.external_name, half.uid)
             if found is None or found.uid != half.uid:
                 raise NotFoundError("what was made is gone again", status=404) from conflict
             raise ConflictError(conflict.message, status=412, obstacle=found) from conflict
@@ -111,7 +111,7 @@ class SimulatedProvider:
 
     async def _look_before(self, action: Action) -> None:
         """Where a write cannot be bound to an object, a look comes first."""
-        found = await self.read(action.external_name)
+        found = await self.read(action.external_name, action.uid)
         if found is None:
             raise NotFoundError("it is not there", status=404)
         if action.uid is not None and found.uid != action.uid:
@@ -135,13 +135,13 @@ class SimulatedProvider:
 
     async def _with_obstacle(self, action: Action, conflict: ConflictError) -> ProviderError:
         """Read what stood in the way; it may be gone by now."""
-        obstacle = await self.read(action.external_name)
+        obstacle = await self.read(action.external_name, action.uid)
         if obstacle is None and conflict.status == 412:
             return NotFoundError("it is not there any more", status=412)
         return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        found = await self._call("read", lambda: self._api.read(external_name), TransientError)
+        found = await self._call("read", lambda: self._api.read(external_name, uid), TransientError)
         return None if found is None else without_values(found)
 
     async def pages(
@@ -150,20 +150,21 @@ class SimulatedProvider:
         fault = self._lies.next()
         after, number = "", 0
         while True:
-            page = await self._call("list", lambda after=after: self._page(after), TransientError)
+            listed = await self._call("list", lambda after=after: self._page(after), TransientError)
+            page = [each for _, each in listed]
             if fault is not None and fault.how == "half-way" and number == fault.index:
                 raise TransientError("the connection was cut half-way")
             if fault is not None and fault.how == "leaves out":
                 page = self._lies.leave_out(page, fault, number)
             yield page[:page_size]
-            if len(page) <= page_size:
+            if len(listed) <= page_size:
                 return
-            after = page[page_size - 1].name
+            after = listed[page_size - 1][0]
             number += 1
 
-    def _page(self, after: str) -> list[ExternalObject]:
+    def _page(self, after: str) -> list[tuple[str, ExternalObject]]:
         seen = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
-        return [without_values(seen[name]) for name in sorted(seen) if name > after]
+        return [(place, without_values(seen[place])) for place in sorted(seen) if place > after]
 
     async def close(self) -> None: ...
 
