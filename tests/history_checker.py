@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -112,6 +112,7 @@ class History:
     dead_letters: Sequence[DeadLetterRecord]
     journal: Sequence[JournalEntry]
     listing: Sequence[Shape]
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @cached_property
     def by_resource(self) -> Mapping[ResourceKey, Sequence[Recorded]]:
@@ -451,7 +452,16 @@ def _losses(history: History) -> Iterator[Finding]:
         elif found is None:
             yield Finding("loss", str(key), f"{spec.external_name} is declared and not there")
         else:
-            yield from _differences(key, spec, history.resolved.get(key, spec.fields), found)
+            fields = history.resolved.get(key, spec.fields)
+            wanted = {name: _opened(each, history.secrets) for name, each in fields.items()}
+            yield from _differences(key, spec, wanted, found)
+
+
+def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
+    """Give what a secret is today in the place of its name."""
+    if not isinstance(value, dict) or "$secret" not in value:
+        return cast("Any", value)
+    return secrets.get(cast("Fields", value)["$secret"])
 
 
 def _differences(

@@ -6,8 +6,9 @@ Everything is read as any other service could read it. Nothing is concluded here
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import httpx
 import msgspec
@@ -49,9 +50,11 @@ async def check(
     acknowledged: Iterable[Acknowledged] = (),
     by_hand: Collection[str] = (),
     after_effect: int = 0,
+    secrets: Mapping[str, str] | None = None,
 ) -> list[Finding]:
     """Read everything and judge it; see ``tests.history_checker.findings``."""
     history = await read_history(nc, api_url, after_effect=after_effect)
+    history = dataclasses.replace(history, secrets=secrets or {})
     return findings(history, acknowledged=acknowledged, by_hand=by_hand)
 
 

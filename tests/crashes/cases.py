@@ -10,7 +10,18 @@ from events.log import Operation
 from reconciler.failpoints import Failpoint
 
 Trouble = Literal["process killed", "server killed", "API killed", "process paused", "clock moved"]
-Row = Literal["", "twin", "fixed", "expiring", "reference", "numbered", "unlisted", "white"]
+Row = Literal[
+    "",
+    "twin",
+    "fixed",
+    "expiring",
+    "reference",
+    "numbered",
+    "unlisted",
+    "white",
+    "defined",
+    "sealed",
+]
 """What a case is about besides a plain shape: see ``tests.crashes.rows``."""
 
 OPERATIONS: tuple[Operation, ...] = ("Create", "Update", "Delete")
@@ -158,6 +169,20 @@ REAL_APIS = [
     *_of_row("unlisted", "Update", *_at(1, *_LOOKED, *_CALL, Failpoint.DECIDER_APPENDED)),
     *_of_row("white", "Create", *_at(1, *WORKER), *_at(2, _BETWEEN), *_at(2, *_TURNS)),
     *_of_row("white", "Create", (Failpoint.WORKER_CALLED, 1), (_BETWEEN, 1), lost_reply=True),
+    *_of_row(
+        "defined",
+        "Update",
+        *_at(1, Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE, *_CALL, _BETWEEN),
+        *_at(2, Failpoint.DECIDER_BETWEEN_EVENTS),
+        *_at(3, Failpoint.DECIDER_APPENDED),
+    ),
+    *_of_row(
+        "sealed",
+        "Update",
+        *_at(1, Failpoint.SWEEPER_FOUND, Failpoint.SWEEPER_WOKE, *_CALL, _BETWEEN),
+        *_at(2, Failpoint.DECIDER_APPENDED),
+    ),
+    *_of_row("sealed", "Create", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
 ]
 """What real APIs ask for besides, a row each: not every step, but each that could go wrong."""
 

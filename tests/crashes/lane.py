@@ -43,7 +43,9 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
+from infra.secrets import open_stores
 from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
+from tests.crashes.roles import SECRETS
 from tests.faulty_api import FaultyApi
 from tests.history_checker import Acknowledged
 from tests.history_reading import check
@@ -72,6 +74,7 @@ class Lane:
         self.nc: Client
         self.http: httpx.AsyncClient
         self._folder = folder
+        self._secrets: dict[str, str] = {}
         self._logs = itertools.count()
         self._processes: list[RoleProcess] = []
 
@@ -228,6 +231,11 @@ class Lane:
 
     # --- what people do
 
+    async def put_secret(self, name: str, value: str) -> None:
+        """Change a secret in the store of all processes that are started from now on."""
+        await open_stores(self._folder / SECRETS).by_name["files"].write(name, value)
+        self._secrets[name] = value
+
     async def break_api(self, **faults: object) -> None:
         """Let the API go wrong; see ``tests.faulty_api.faults``."""
         (await self.http.put("/_faults", json=faults)).raise_for_status()
@@ -354,7 +362,11 @@ class Lane:
     async def assert_sound(self) -> None:
         """Have everything that ever happened here judged by the checker."""
         found = await check(
-            self.nc, self.api.url, acknowledged=self.acknowledged, by_hand=self.by_hand
+            self.nc,
+            self.api.url,
+            acknowledged=self.acknowledged,
+            by_hand=self.by_hand,
+            secrets=self._secrets,
         )
         assert not found, "\n".join(map(str, found))
 

@@ -20,11 +20,14 @@ from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.failpoints import VARIABLE
 from reconciler.provider.kind import KindRegistry, installed_kinds
-from reconciler.wiring import ROLES, Role, connected, initialise, running
-from tests.faulty_api.kinds import OPTION_KINDS
+from reconciler.wiring import ROLES, SECRETS_VARIABLE, Role, connected, initialise, running
+from tests.faulty_api.kinds import OPTION_KINDS, SEALED
 
 READY = "roles are running"
 _PARENT_DEATH_SIGNAL = 1
+
+SECRETS = "secrets"
+"""The folder of the secrets, beside the logs of the processes."""
 
 INIT = "init"
 """Instead of roles: make the streams, and end."""
@@ -36,6 +39,8 @@ def run_roles(url: str, roles: Sequence[Role] | str, failpoint: str, log: Path |
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if log is not None:
         _write_to(log)
+        if (log.parent / SECRETS).exists():
+            os.environ[SECRETS_VARIABLE] = str(log.parent / SECRETS)
     if failpoint:
         os.environ[VARIABLE] = failpoint
     configure_logs("info")
@@ -53,7 +58,7 @@ async def _initialise(url: str) -> None:
 async def _serve(url: str, roles: Sequence[str]) -> None:
     wanted: list[Role] = [role for role in ROLES if role in roles]
 
-    kinds = KindRegistry([*installed_kinds().values(), *OPTION_KINDS])
+    kinds = KindRegistry([*installed_kinds().values(), *OPTION_KINDS, SEALED])
 
     async def work() -> None:
         async with connected(url) as nc, running(nc, wanted, kinds=kinds):

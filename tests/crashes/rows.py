@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from events.intake import Declared
 from events.log import Operation, Purpose
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import Kind
 from tests.crashes.cases import Case, Row
-from tests.crashes.lane import Lane, key
+from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.story import METHODS, Story
-from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, TWIN, UNLISTED, WHITE
+from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, SEALED, TWIN, UNLISTED, WHITE
 
 
 class RowStory(Story):
@@ -167,6 +171,74 @@ class WhiteStory(RowStory):
         self.lost_methods = ["PUT"] if case.point.startswith("worker.called") else ["POST"]
 
 
+class DefinedStory(RowStory):
+    """A resource of a kind that is defined at run time, and then defined otherwise."""
+
+    of = SHAPE
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.config = f"{self.config}-{number}"
+        self.spec = {"providerConfigRef": {"name": self.config}}
+        self.generation = 1
+
+    @property
+    def kind(self) -> str:
+        return f"Badge{self.config.rpartition('-')[2]}"
+
+    async def _define(self, kind: str) -> None:
+        fields: Fields = {
+            "apiVersion": "badges/v1",
+            "provider": self.config,
+            "over": self.of.name,
+            "fields": {"color": {}},
+            "constants": {"type": kind},
+        }
+        metadata = Metadata(self.kind, SYSTEM_NAMESPACE)
+        manifest = Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, fields)
+        await self.lane.tell(manifest.key, Declared(manifest))
+
+    async def declare_what_is_there(self) -> None:
+        await self._define("Square")
+
+    async def until_there(self) -> None:
+        """Wait for the definition before anything is declared that needs it."""
+        definition = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, self.kind)
+        await self.lane.until_outcome(definition, "Converged")
+        await self.lane.configure(self.config, self.name, provider=self.config)
+        spec: Fields = {"color": "Red", **self.spec}
+        manifest = Manifest("badges/v1", self.kind, Metadata(self.name), spec)
+        await self.lane.until_outcome(config_key(self.config), "Converged")
+        await self.lane.tell(manifest.key, Declared(manifest))
+        await self.lane.until_outcome(manifest.key, "Converged")
+
+    async def cause(self) -> None:
+        await self._define("Circle")
+
+
+class SealedStory(RowStory):
+    """A resource that names a secret, which is changed."""
+
+    of = SEALED
+
+    def __init__(self, lane: Lane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.generation = 1
+
+    async def declare(self, color: object = "Red", **spec: object) -> None:
+        await super().declare({"$secret": self.name}, **spec)
+
+    async def declare_what_is_there(self) -> None:
+        await self.lane.put_secret(self.name, "Red")
+        await super().declare_what_is_there()
+
+    async def cause(self) -> None:
+        if self.case.operation == "Create":
+            await self.declare()
+        else:
+            await self.lane.put_secret(self.name, "Purple")
+
+
 _STORIES: dict[Row, type[RowStory]] = {
     "twin": TwinStory,
     "fixed": FixedStory,
@@ -175,6 +247,8 @@ _STORIES: dict[Row, type[RowStory]] = {
     "numbered": NumberedStory,
     "unlisted": UnlistedStory,
     "white": WhiteStory,
+    "defined": DefinedStory,
+    "sealed": SealedStory,
 }
 
 

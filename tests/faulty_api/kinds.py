@@ -17,6 +17,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
+from events.secret import SecretRef
 from infra.providers.answers import decoded, refusal
 from infra.providers.shapes import SHAPE, ShapesProvider, name_problem
 from reconciler.errors import ConflictError, NotFoundError, PermanentError
@@ -255,6 +256,54 @@ def _numbered_name_problem(name: str) -> str | None:
     return name_problem(name)
 
 
+class SealedFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a shape whose colour is a secret."""
+
+    type: str
+    color: SecretRef
+
+
+class SealedProvider(FixedProvider):
+    """Of shapes whose colour is a secret: it is written as it is, and shown as its digest."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        super().__init__(config, secrets)
+        self._secrets = secrets
+
+    async def create(self, action: Action) -> Effect:
+        return self._sealed_effect(await super().create(await self._opened(action)))
+
+    async def update(self, action: Action) -> Effect:
+        return self._sealed_effect(await super().update(await self._opened(action)))
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        found = await super().read(external_name, uid)
+        return None if found is None else self._sealed(found)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        async for page in super().pages(scope, page_size=page_size):
+            yield [self._sealed(each) for each in page]
+
+    async def _opened(self, action: Action) -> Action:
+        color = await self._secrets.value(msgspec.convert(action.fields["color"], SecretRef))
+        return replace(action, fields={**action.fields, "color": color})
+
+    def _sealed(self, found: ExternalObject) -> ExternalObject:
+        digest = self._secrets.digest(found.fields["color"])
+        return replace(found, fields={**found.fields, "color": {"secret": digest}}, outputs={})
+
+    def _sealed_effect(self, effect: Effect) -> Effect:
+        made = effect.object
+        return effect if made is None else replace(effect, object=self._sealed(made))
+
+
+def _by_digest(fields: Fields) -> Fields:
+    color = fields["color"]
+    return {**fields, "color": {"secret": color["digest"]}} if "digest" in color else fields
+
+
 def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
     return datetime.fromisoformat(shown.outputs["expires"])
 
@@ -313,5 +362,16 @@ NUMBERED = dataclasses.replace(
     name_problem=_numbered_name_problem,
 )
 """Whose ids the API makes."""
+
+SEALED = dataclasses.replace(
+    FIXED,
+    name="SealedShape",
+    provider="sealed",
+    schema=SealedFields,
+    connect=SealedProvider,
+    comparable=_by_digest,
+    outputs=None,
+)
+"""Whose colour is a secret."""
 
 OPTION_KINDS: tuple[Kind, ...] = (FIXED, TWIN, EXPIRING, UNLISTED, WHITE, NUMBERED)
