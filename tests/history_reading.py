@@ -71,22 +71,30 @@ async def read_history(nc: Client, api_url: str, *, after_effect: int = 0) -> Hi
 
 
 async def _read_once(nc: Client, api_url: str, after_effect: int) -> History:
+    bus = await read_bus(nc)
+    async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
+        journal = [
+            replace(each, name=_named(each.name)) for each in await _journal(http, after_effect)
+        ]
+        listing = [replace(each, name=_named(each.name)) for each in await _listing(http)]
+    return dataclasses.replace(bus, journal=journal, listing=listing)
+
+
+async def read_bus(nc: Client) -> History:
+    """Read all streams; what APIs have is for the caller to add."""
     log = [_recorded(message) for message in await _all(nc, LOG)]
     wanted = sum(isinstance(each.event.data, OutcomeRecorded) for each in log)
-    async with httpx.AsyncClient(base_url=api_url, timeout=30) as http:
-        return History(
-            log=log,
-            intake=[_told(message) for message in await _all(nc, INTAKE)],
-            outcomes=[decode_log(message.payload) for message in await _copied(nc, wanted)],
-            dead_letters=[
-                msgspec.json.decode(message.payload, type=DeadLetterRecord)
-                for message in await _all(nc, DEADLETTERS)
-            ],
-            journal=[
-                replace(each, name=_named(each.name)) for each in await _journal(http, after_effect)
-            ],
-            listing=[replace(each, name=_named(each.name)) for each in await _listing(http)],
-        )
+    return History(
+        log=log,
+        intake=[_told(message) for message in await _all(nc, INTAKE)],
+        outcomes=[decode_log(message.payload) for message in await _copied(nc, wanted)],
+        dead_letters=[
+            msgspec.json.decode(message.payload, type=DeadLetterRecord)
+            for message in await _all(nc, DEADLETTERS)
+        ],
+        journal=[],
+        listing=[],
+    )
 
 
 async def _all(nc: Client, stream: str) -> list[StoredMessage]:

@@ -14,7 +14,6 @@ import msgspec
 from cyclopts import Parameter
 from nats.aio.client import Client
 
-from events.manifest import DEFAULT_PROVIDER_CONFIG
 from events.provider_config import LEAST_SECONDS, MAX_SECONDS
 from infra.jetstream.access import Access
 from infra.jetstream.errors import BusUnavailableError
@@ -122,7 +121,8 @@ def up(
         Systems to start besides, separated by commas: docker, postgres. Each keeps its data in a
         folder of its own, and has the ProviderConfig of its name.
     resync
-        Seconds between two listings of the example API.
+        Seconds between two listings of what tells nobody when it changes: the example API and
+        PostgreSQL.
     output
         What to print when ready: a banner for people, or a line of JSON.
     """
@@ -205,7 +205,7 @@ async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
     """Correct the configurations before any role would use them; give what is left to declare."""
     changes: list[Change] = []
     for api in stack.local_apis:
-        resync = plan.resync if api.config == DEFAULT_PROVIDER_CONFIG else None
+        resync = plan.resync if api.least_resync_seconds is None else None
         changes.append(await change_of_config(nc, api, resync))
     stack.notes += [change.note for change in changes if change.note]
     corrections = [change for change in changes if change.is_correction]

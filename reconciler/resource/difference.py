@@ -179,7 +179,9 @@ def is_applied(state: ResourceState, context: Context) -> bool:
     ignored = _ignored(spec.policy, context)
     labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
     fields = without_ignored(state.desired.fields, ignored)
-    return (applied.fields, applied.labels) == (fields, labels)
+    # The owner label was written with the rest, also where it cannot be put back later.
+    written = without_ignored(applied.labels, ignored, f"{LABELS}.")
+    return (applied.fields, written) == (fields, labels)
 
 
 # --- of two contents

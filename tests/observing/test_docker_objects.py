@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from events.intake import Approved, Withdrawn
-from events.log import ActionDecided, ActionFailed, ActionSucceeded
+from events.log import ActionDecided, ActionFailed, ActionSucceeded, DriftDetected
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Retry, Scope
@@ -187,6 +187,10 @@ async def test_what_hands_do_is_undone_within_a_second_and_strangers_stay(
             assert after["Id"] == first["Id"], "mended in place"
         else:
             took[harm] = await until(docked, is_healed, f"{harm} is undone")
+        await docked.until_settled()
+        drifts = every(DriftDetected, await docked.facts(made.key))
+        assert len(drifts) == len(took), f"{harm} is a drift in the log"
+        assert not drifts[-1].perhaps_by, "and nothing of ours"
     print("healed after", {harm: f"{seconds:.2f} s" for harm, seconds in took.items()})
     record_property("healed", took)
     assert max(took.values()) < HEALED_SECONDS + SLACK_SECONDS

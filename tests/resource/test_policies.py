@@ -139,6 +139,14 @@ def test_an_orphan_whose_labels_are_fixed_is_released_without_a_call():
     assert message_of(story).endswith("it still carries our owner label")
 
 
+def test_a_change_by_hand_is_a_drift_where_labels_are_fixed_too():
+    story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
+    story.declare()
+    story.succeed()
+    drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
+    assert [each.path for each in drift.differences] == ["color"]
+
+
 def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
     story = orphan()
     story.declare(policy={"deletion": "Orphan", "paused": True})

@@ -17,13 +17,16 @@ from tests.scenarios.harness import World
 class RoleProcess:
     """One ``reconciler run``."""
 
-    def __init__(self, role: Role, url: str, log: Path) -> None:
+    def __init__(self, role: Role, url: str, log: Path, **environment: str) -> None:
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "reconciler", "run", role, "--nats-url", url]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, "NO_COLOR": "1"}
+                command,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "NO_COLOR": "1", **environment},
             )
 
     def said(self, words: str) -> int:

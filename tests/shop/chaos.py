@@ -1,0 +1,522 @@
+"""The shop while everything dies: each role, dockerd, PostgreSQL, and containers, at random.
+
+    ./run python -m tests.shop.chaos --seed 7 --rounds 200
+
+The roles are processes of their own. People kill and remove containers and change what is granted,
+and declarations change, meanwhile. At the end Docker and PostgreSQL are compared with what is
+declared, labels included; and each creation that the Engine told of, or that the server's log has,
+must be one that was decided. Then all is withdrawn while it goes on, and nothing may be left. A
+seed gives the same choices, though not the same moments. Exit status 1: something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import psycopg
+import yaml
+from nats.aio.client import Client as Connection
+from psycopg import sql
+
+from events.log import ActionDecided
+from events.manifest import Manifest, Metadata
+from infra.components.docker_engine import DockerEngine
+from infra.components.postgres import Postgres
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect as connect_to_bus
+from infra.providers.docker.engine import WRITTEN_BY
+from infra.providers.postgres.marks import Mark, mark_in
+from reconciler.errors import WaitTimeoutError
+from reconciler.sdk import Client, connect
+from reconciler.wiring import ROLES, initialise
+from tests.engines import Hands, short_folder
+from tests.faulty_api.journal import JournalEntry
+from tests.history_checker import Finding, History, findings
+from tests.history_reading import read_bus
+from tests.postgres import hands as superuser
+from tests.scenarios.processes import RoleProcess
+from tests.shop.image import make_image
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "shop" / "manifests.yaml"
+SETTLE_SECONDS = 90.0
+OWNER = "reconciler/owner"
+CONTAINERS = ("shop-orders", "shop-billing", "shop-printer")
+_JUDGED_ON_THE_APIS = ("loss", "leak")
+_MARK = re.compile(r'reconciler: (\{"key":"([0-9a-f]+)".*?\})\'')
+
+
+class EngineWitness:
+    """Writes down what an Engine tells of containers; that one forgets it when it is killed."""
+
+    def __init__(self, hands: Hands) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._hands = hands
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        since = "0"
+        wanted = '{"type":["container"],"event":["create","destroy"]}'
+        seen: set[tuple[int, str]] = set()
+        while not self._ended.is_set():
+            query = {"since": since, "filters": wanted}
+            with (
+                contextlib.suppress(httpx.HTTPError),
+                self._hands.http.stream("GET", "/events", params=query) as answer,
+            ):
+                for line in answer.iter_lines():
+                    event = msgspec.json.decode(line)
+                    identity = (event["timeNano"], event["Actor"]["ID"])
+                    if identity not in seen:
+                        seen.add(identity)
+                        self.events.append(event)
+                    since = f"{event['timeNano'] // 10**9}.{event['timeNano'] % 10**9:09d}"
+            self._ended.wait(0.02)
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+@dataclass
+class Seen:
+    """What was done, and what was found."""
+
+    seed: int
+    done: Counter[str] = field(default_factory=Counter[str])
+    creations: int = 0
+    events: int = 0
+    settle_seconds: float = 0.0
+    found: list[str] = field(default_factory=list[str])
+
+    def __str__(self) -> str:
+        troubles = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
+        lines = [
+            f"seed {self.seed}: {self.events} events, {self.creations} containers were made,"
+            f" settled in {self.settle_seconds:.1f} s; {troubles}",
+            *(f"  FOUND {each}" for each in self.found),
+        ]
+        return "\n".join(lines)
+
+
+class Shop:
+    """Bus, Engine, server and roles of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bus = EmbeddedServer()
+        self.engine = DockerEngine(beside_others=True)
+        self.postgres = Postgres("log_statement=all", "fsync=off", "log_line_prefix=%m [%p] ")
+        self.manifests = [
+            msgspec.convert(each, Manifest) for each in yaml.safe_load_all(EXAMPLE.read_text())
+        ]
+        self.removed_by_hand: set[str] = set()
+        self.roles: dict[str, RoleProcess] = {}
+        self.client: Client
+        self.nc: Connection
+        self.docker: Hands
+        self.witness: EngineWitness
+        self._logs = itertools.count()
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[Shop]:
+        """Start everything, declare the shop, and end all in the end."""
+        self.folder.chmod(0o755)  # as root PostgreSQL runs as another user
+        try:
+            await self.bus.start(self.folder / "nats")
+            await self.engine.start(self.folder / "docker")
+            await self.postgres.start(self.folder / "postgres")
+            self.docker = Hands(self.engine.endpoint)
+            await asyncio.to_thread(make_image, self.docker)
+            self.witness = EngineWitness(Hands(self.engine.endpoint))
+            self.nc = await connect_to_bus(self.bus.url, name="shop")
+            await initialise(self.nc)
+            for role in ROLES:
+                self.start_role(role)
+            async with connect(self.bus.url, source="shop") as self.client:
+                try:
+                    await self.configure()
+                    await self.again(lambda: self.client.declare_many(self.manifests))
+                    yield self
+                finally:
+                    self.witness.end()
+                    await self.nc.close()
+        finally:
+            for each in self.roles.values():
+                await asyncio.to_thread(each.kill)
+            if self.engine.is_running:
+                await asyncio.to_thread(self.docker.remove_all, "")
+            await self.engine.stop()
+            await self.postgres.stop()
+            await self.bus.kill()
+
+    async def configure(self) -> None:
+        configs = {
+            "docker": {"endpoint": self.engine.endpoint, "leastResyncSeconds": 0.5},
+            "postgres": {"endpoint": self.postgres.endpoint},
+        }
+        retry = {"initialSeconds": 0.2, "maxSeconds": 1.0}
+        # Only of the shop: what everybody may do is not.
+        common = {"resyncSeconds": 1, "retry": retry, "scope": {"prefix": "shop"}}
+        made = [
+            Manifest(
+                "reconciler/v1",
+                "ProviderConfig",
+                Metadata(name, "system"),
+                {"provider": name, **common, **spec},
+            )
+            for name, spec in configs.items()
+        ]
+        await self.again(lambda: self.client.declare_many(made))
+
+    def start_role(self, role: Any) -> None:
+        log = self.folder / "logs" / f"{role}-{next(self._logs)}.log"
+        secrets = str(self.folder / "secrets")
+        self.roles[role] = RoleProcess(role, self.bus.url, log, RECONCILER_SECRETS=secrets)
+
+    async def again(self, do: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask until there is an answer: the decider may be dead."""
+        while True:
+            with contextlib.suppress(WaitTimeoutError):
+                return await do()
+
+    async def until(self, problems: Callable[[], Awaitable[list[str]]]) -> tuple[list[str], float]:
+        """Wait until there are no problems, or it is too late."""
+        began = time.monotonic()
+        while True:
+            try:
+                found = await problems()
+            except (psycopg.Error, httpx.HTTPError, OSError) as error:
+                found = [f"cannot look: {error}"]
+            if not found or time.monotonic() - began > SETTLE_SECONDS:
+                return found, time.monotonic() - began
+            await asyncio.sleep(0.3)
+
+    # --- what stands in the way of the verdict
+
+    async def not_as_declared(self) -> list[str]:
+        """Compare Docker and PostgreSQL with the example: objects, their content and labels."""
+        rows = {row.key: row for row in await self.client.statuses("default")}
+        found = [
+            f"{each.key} is {row.outcome if row else 'not there'}: {row.message if row else ''}"
+            for each in self.manifests
+            if (row := rows.get(each.key)) is None or row.outcome != "Converged"
+        ]
+        return found or [
+            *await asyncio.to_thread(self._containers_problems),
+            *await self._database_problems(),
+        ]
+
+    def _containers_problems(self) -> Iterable[str]:
+        wanted = {
+            f"/{each.metadata.name}": each for each in self.manifests if each.kind == "Container"
+        }
+        listed = self.docker.containers("")
+        names = sorted(each["Names"][0] for each in listed)
+        if names != sorted(wanted):
+            yield f"containers are {names}"
+            return
+        password = (self.folder / "secrets" / "shop-app-password").read_text()
+        for name, manifest in wanted.items():
+            shown = self.docker.inspect(name[1:])
+            assert shown is not None
+            labels, state = shown["Config"]["Labels"], shown["State"]
+            if labels.get("team") != manifest.metadata.labels["team"]:
+                yield f"{name} has the labels {labels}"
+            if not labels.get(OWNER, "").endswith(f".default.Container{name.replace('/', '.')}"):
+                yield f"{name} is labelled for {labels.get(OWNER)}"
+            if not state["Running"] or state["Paused"]:
+                yield f"{name} is {state['Status']}"
+            env = dict(each.split("=", 1) for each in shown["Config"]["Env"])
+            place = (env["PGPORT"], env["PGDATABASE"], env["PGUSER"], env["PGPASSWORD"])
+            if place != (str(self.postgres.port), "shop", "shop-app", password):
+                yield f"{name} was given another database, role or password"
+            if "WAVE" in manifest.spec["env"] and env.get("WAVE") != manifest.spec["env"]["WAVE"]:
+                yield f"{name} is of wave {env.get('WAVE')}"
+        volumes = [
+            each["Name"] for each in self.docker.http.get("/volumes").json()["Volumes"] or ()
+        ]
+        if volumes != ["shop-receipts"]:
+            yield f"volumes are {volumes}"
+        elif (self.docker.volume("shop-receipts") or {})["Labels"].get("team") != "shop":
+            yield "the volume has other labels"
+
+    async def _database_problems(self) -> list[str]:
+        roles = (
+            "SELECT rolname, shobj_description(oid, 'pg_authid') FROM pg_roles"
+            " WHERE rolname !~ '^pg_' AND rolname <> 'postgres' ORDER BY 1"
+        )
+        bases = (
+            "SELECT datname, shobj_description(oid, 'pg_database') FROM pg_database"
+            " WHERE datname !~ '^(template|postgres$)' ORDER BY 1"
+        )
+        acl = (
+            "SELECT string_agg(privilege_type, ' ' ORDER BY privilege_type) FROM pg_database,"
+            " aclexplode(datacl), pg_roles r WHERE datname = 'shop' AND grantee = r.oid"
+            " AND rolname = 'shop-app'"
+        )
+        uses = (
+            "SELECT string_agg(privilege_type, ' ' ORDER BY privilege_type) FROM pg_namespace,"
+            " aclexplode(nspacl) WHERE nspname = 'public' AND grantee = '\"shop-app\"'::regrole"
+        )
+        found: list[str] = []
+        for query, names in ((roles, ["shop-app", "shop-owner"]), (bases, ["shop"])):
+            rows = await self.ask(query)
+            if [name for name, _ in rows] != names:
+                found.append(f"{[name for name, _ in rows]} and not {names}")
+            for name, comment in rows:
+                mark = mark_in(comment, Mark)
+                if mark is None or mark.labels.get("team") != "shop":
+                    found.append(f"{name} is marked {comment}")
+        if found:
+            return found
+        if (granted := await self.ask(acl)) != [("CONNECT TEMPORARY",)]:
+            found.append(f"granted is {granted}")
+        if (granted := await self.ask(uses, "shop")) != [("CREATE USAGE",)]:
+            found.append(f"granted on the schema is {granted}")
+        return found or await self._orders_problems()
+
+    async def _orders_problems(self) -> list[str]:
+        """Find out whether orders are still taken: SQL goes through, out of the containers."""
+        query = "SELECT count(*) FROM orders WHERE billed"
+        try:
+            before = await self.ask(query, "shop")
+            await asyncio.sleep(2.5)
+            return [] if await self.ask(query, "shop") > before else ["no order is billed"]
+        except psycopg.errors.UndefinedTable:
+            return ["there is no table yet"]
+
+    async def not_gone(self) -> list[str]:
+        """Say what is left."""
+        rows = await self.client.statuses("default")
+        held = [row.key for row in rows if row.outcome == "Held" and row.reason == "DataLoss"]
+        if held:
+            with contextlib.suppress(WaitTimeoutError):
+                await self.client.approve_many(held, hold="DataLoss", timeout_seconds=2)
+        found = [
+            f"{row.key} is {row.outcome}: {row.message}"
+            for row in rows
+            if row.outcome not in ("Deleted", "Unowned")
+        ]
+        found += [each["Names"][0] for each in self.docker.containers("")]
+        found += [each["Name"] for each in self.docker.http.get("/volumes").json()["Volumes"] or ()]
+        found += [
+            name
+            for (name,) in await self.ask(
+                "SELECT rolname FROM pg_roles WHERE rolname !~ '^pg_' AND rolname <> 'postgres'"
+                " UNION SELECT datname FROM pg_database WHERE datname !~ '^(template|postgres$)'"
+            )
+        ]
+        found += [each.name for each in (self.folder / "secrets").glob("shop*")]
+        return found
+
+    async def ask(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+        async with await superuser(self.postgres, database) as connection:
+            cursor = await connection.execute(sql.SQL(query))  # pyright: ignore[reportArgumentType]
+            return await cursor.fetchall() if cursor.description else []
+
+    # --- the verdict on what happened
+
+    async def unexplained(self) -> list[str]:
+        """Judge the log by itself, then what Engine and server tell of against it."""
+        history = await read_bus(self.nc)
+        history = dataclasses.replace(history, journal=list(self._made_containers()))
+        found: list[Finding | str] = [
+            each
+            for each in findings(history, by_hand=CONTAINERS)
+            if each.rule not in _JUDGED_ON_THE_APIS
+        ]
+        found += self._unknown_effects(history)
+        return list(map(str, found))
+
+    def _made_containers(self) -> Iterable[JournalEntry]:
+        """Return what the Engine told of creations, as entries of a journal."""
+        gone: set[str] = set()
+        under: dict[str, str] = {}
+        for number, event in enumerate(list(self.witness.events), start=1):
+            uid, about = event["Actor"]["ID"], event["Actor"]["Attributes"]
+            if event["Action"] == "destroy":
+                gone.add(uid)
+                continue
+            key = about.get(WRITTEN_BY)
+            if key in under and under[key] in gone and under[key] in self.removed_by_hand:
+                continue  # what hands took away between two attempts is made again
+            if key is not None:
+                under[key] = uid
+            moment = datetime.fromtimestamp(event["timeNano"] / 1e9, UTC).isoformat()
+            yield JournalEntry(number, moment, "POST", about["name"], uid, key)
+
+    def _unknown_effects(self, history: History) -> Iterable[str]:
+        decided = [
+            each.event.data.action
+            for each in history.log
+            if isinstance(each.event.data, ActionDecided)
+        ]
+        keys = {each.idempotency_key for each in decided}
+        deleted = {each.uid for each in decided if each.operation == "Delete"}
+        made = {each.external_name for each in decided if each.operation == "Create"}
+        for event in self.witness.events:
+            uid, about = event["Actor"]["ID"], event["Actor"]["Attributes"]
+            if event["Action"] == "create" and about.get(WRITTEN_BY) not in keys:
+                yield f"container {about['name']} was made by an action that nobody decided"
+            if event["Action"] == "destroy" and uid not in deleted | self.removed_by_hand:
+                yield f"container {about['name']} was removed, and nobody decided that"
+        for each in self.docker.containers(""):  # also what the Engine has forgotten to tell
+            if each["Labels"].get(WRITTEN_BY) not in keys:
+                yield f"container {each['Names'][0]} is there by nobody's decision"
+        log = self.postgres.log.read_text(errors="replace")
+        for key in {key for _mark, key in _MARK.findall(log)} - keys:
+            yield f"the server was sent a mark with key {key}, which nobody decided"
+        for name in set(re.findall(r'CREATE ROLE "([^"]+)"', log)) - made:
+            yield f"role {name} was made, and nobody decided that"
+        for name in set(re.findall(r'RENAME TO "([^"]+)"', log)) - made:
+            yield f"database {name} was made, and nobody decided that"
+
+
+class Killer:
+    """Does one harm after another, from a deck that is shuffled anew when it is empty."""
+
+    def __init__(self, shop: Shop, seed: int, seen: Seen) -> None:
+        self._shop, self._seen = shop, seen
+        self._random = random.Random(seed)
+        self._harms: dict[str, Callable[[], Awaitable[None]]] = {
+            **{f"{role} killed": lambda role=role: self._kill_role(role) for role in ROLES},
+            "dockerd killed": self._kill_dockerd,
+            "postmaster killed": self._kill_postmaster,
+            "backend killed": self._kill_backend,
+            "container killed": lambda: self._to_container("kill"),
+            "container paused": lambda: self._to_container("pause"),
+            "container removed": self._remove_container,
+            "grant revoked": self._revoke,
+            "password changed": self._change_password,
+            "container changed": self._declare_change,
+        }
+        self._deck: list[str] = []
+        self._wave = 0
+
+    async def rounds(self, count: int, *, without: frozenset[str] = frozenset()) -> None:
+        for _ in range(count):
+            self._deck = self._deck or self._random.sample(sorted(self._harms), len(self._harms))
+            harm = self._deck.pop()
+            if harm in without:
+                continue
+            with contextlib.suppress(psycopg.Error):
+                await self._harms[harm]()
+            self._seen.done[harm] += 1
+            await asyncio.sleep(self._random.uniform(0.0, 0.8))
+
+    async def _kill_role(self, role: str) -> None:
+        await asyncio.to_thread(self._shop.roles[role].kill)
+        await asyncio.sleep(self._random.uniform(0, 0.3))
+        self._shop.start_role(role)
+
+    async def _kill_dockerd(self) -> None:
+        await self._shop.engine.kill()
+        await self._shop.engine.start(self._shop.folder / "docker")
+
+    async def _kill_postmaster(self) -> None:
+        await self._shop.postgres.kill()
+        await self._shop.postgres.start(self._shop.folder / "postgres")
+
+    async def _kill_backend(self) -> None:
+        query = (
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+            " AND pid <> pg_backend_pid() ORDER BY pid"
+        )
+        pids = [pid for (pid,) in await self._shop.ask(query)]
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._random.choice(pids), signal.SIGKILL)
+
+    async def _to_container(self, what: str) -> None:
+        name = self._random.choice(CONTAINERS)
+        await asyncio.to_thread(self._shop.docker.http.post, f"/containers/{name}/{what}")
+
+    async def _remove_container(self) -> None:
+        name = self._random.choice(CONTAINERS)
+        shown = await asyncio.to_thread(self._shop.docker.inspect, name)
+        if shown is not None:
+            self._shop.removed_by_hand.add(shown["Id"])
+            path = f"/containers/{shown['Id']}"
+            await asyncio.to_thread(
+                lambda: self._shop.docker.http.delete(path, params={"force": "true"})
+            )
+
+    async def _revoke(self) -> None:
+        await self._shop.ask('REVOKE ALL ON DATABASE shop FROM "shop-app"')
+
+    async def _change_password(self) -> None:
+        await self._shop.ask("ALTER ROLE \"shop-app\" PASSWORD 'guessed'")
+
+    async def _declare_change(self) -> None:
+        self._wave += 1
+        chosen = self._random.choice(CONTAINERS)
+        (manifest,) = [each for each in self._shop.manifests if each.metadata.name == chosen]
+        manifest.spec["env"]["WAVE"] = str(self._wave)
+        await self._shop.client.publish([manifest])
+
+
+async def chaos(folder: Path, *, seed: int, rounds: int) -> Seen:
+    """Run it; returns what was found."""
+    seen = Seen(seed)
+    async with Shop(folder).here() as shop:
+        killer = Killer(shop, seed, seen)
+        await killer.rounds(rounds // 3)  # while it is made
+        seen.found, _ = await shop.until(shop.not_as_declared)
+        await killer.rounds(rounds)
+        seen.found, seen.settle_seconds = await shop.until(shop.not_as_declared)
+        seen.found += (await shop.until(shop.unexplained))[0]
+        if not seen.found:
+            order = [each.key for each in shop.manifests]  # the database first: the wrong order
+            await shop.again(lambda: shop.client.withdraw_many(order))
+            hands = {"container removed", "container changed", "grant revoked", "password changed"}
+            await killer.rounds(rounds // 3, without=frozenset(hands))
+            left, seconds = await shop.until(shop.not_gone)
+            seen.settle_seconds += seconds
+            seen.found += left
+            seen.found += (await shop.until(shop.unexplained))[0]
+        seen.creations = sum(each["Action"] == "create" for each in shop.witness.events)
+        seen.events = len((await read_bus(shop.nc)).log)
+    return seen
+
+
+def main() -> int:
+    """Run it from the command line."""
+    parser = argparse.ArgumentParser(description="The shop while everything dies.")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random choices")
+    parser.add_argument("--rounds", type=int, default=100, help="how many harms (%(default)d)")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    with short_folder() as folder:
+        seen = asyncio.run(chaos(folder, seed=options.seed, rounds=options.rounds))
+        print(seen)
+        if seen.found:
+            kept = Path(f"{folder}-logs")
+            shutil.copytree(folder / "logs", kept)
+            print(f"  the logs are in {kept}", file=sys.stderr)
+    return 1 if seen.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The image that the shop's containers run: this machine's psql, and a shell."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+from tests.engines import BUSYBOX, Hands
+
+NAME = "postgres:15"
+"""What the example calls it; with a network it is the public one."""
+
+_PROGRAMS = ("sh", "sleep", "cat")
+_INSTALL = "psql is not installed (package postgresql-client)"
+
+
+def psql_problem() -> str | None:
+    """Say why no image can be made here."""
+    return None if shutil.which("psql") else _INSTALL
+
+
+def make_image(hands: Hands, name: str = NAME) -> None:
+    """Make it of nothing but programs of this machine: no registry is asked."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", dereference=True) as tar:
+        tar.add(BUSYBOX, "bin/busybox")
+        for program in _PROGRAMS:
+            link = tarfile.TarInfo(f"bin/{program}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        psql = _psql()
+        tar.add(psql, "bin/psql")
+        for library in _libraries_of(psql):
+            tar.add(library, library.lstrip("/"))
+    repository, _, tag = name.partition(":")
+    query: dict[str, str | list[str]] = {"fromSrc": "-", "repo": repository, "tag": tag}
+    query["changes"] = ["ENV PATH=/bin"]
+    answer = hands.http.post("/images/create", params=query, content=packed.getvalue())
+    assert answer.is_success, answer.text
+
+
+def _psql() -> str:
+    """Return the program itself: Debian's `psql` is a script that looks for it."""
+    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/psql"))
+    found = str(newest[-1]) if newest else shutil.which("psql")
+    assert found is not None
+    return found
+
+
+def _libraries_of(program: str) -> list[str]:
+    shown = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"(/\S+) \(0x", shown)

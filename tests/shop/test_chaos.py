@@ -1,0 +1,30 @@
+"""The shop while everything is killed; ``python -m tests.shop.chaos`` for longer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.engines import short_folder
+from tests.needs import skip_unless_in_ci
+from tests.shop.chaos import chaos
+from tests.shop.image import psql_problem
+
+ROUNDS = 14
+
+
+@pytest.mark.own_dockerd
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_whatever_is_killed_nothing_is_doubled_left_or_unexplained() -> None:
+    if (problem := psql_problem()) is not None:
+        skip_unless_in_ci(problem)
+    seed = int(time.time())
+    print(f"seed {seed}")
+    with short_folder() as folder:
+        seen = await chaos(folder, seed=seed, rounds=ROUNDS)
+    print(seen)
+    assert not seen.found, str(seen)
+    assert seen.done.total() > ROUNDS
