@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -21,8 +22,14 @@ Row = Literal[
     "white",
     "defined",
     "sealed",
+    "container",
+    "replaced container",
+    "volume",
+    "database",
+    "role",
+    "grant",
 ]
-"""What a case is about besides a plain shape: see ``tests.crashes.rows``."""
+"""What a case is about besides a plain shape: see ``tests.crashes.rows`` and ``real_kinds``."""
 
 OPERATIONS: tuple[Operation, ...] = ("Create", "Update", "Delete")
 
@@ -185,5 +192,37 @@ REAL_APIS = [
     *_of_row("sealed", "Create", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
 ]
 """What real APIs ask for besides, a row each: not every step, but each that could go wrong."""
+
+_DONE = ((Failpoint.WORKER_CALLED, 1), (Failpoint.DECIDER_APPENDED, 2))
+_AROUND: dict[Operation, Sequence[tuple[Failpoint, int]]] = {
+    "Create": ((Failpoint.WORKER_BEFORE_CALL, 1), *_DONE),
+    "Update": _DONE,
+    "Delete": _DONE,
+}
+_GAPS_OF_KINDS: dict[Row, dict[Operation, int]] = {
+    "container": {"Create": 3, "Update": 2, "Delete": 2},
+    "volume": {"Create": 0, "Delete": 1},
+    "database": {"Create": 7, "Update": 5, "Delete": 1},
+    "role": {"Create": 4, "Update": 4, "Delete": 3},
+    "grant": {"Create": 6, "Update": 5, "Delete": 5},
+}
+"""How many gaps there are between the calls of each operation."""
+
+REAL_KINDS = [
+    *(
+        case
+        for row, operations in _GAPS_OF_KINDS.items()
+        for operation, gaps in operations.items()
+        for case in _of_row(row, operation, *_AROUND[operation], *_at(gaps, _BETWEEN))
+    ),
+    *_of_row(
+        "replaced container",
+        "Update",
+        *_at(2, Failpoint.WORKER_CALLED),
+        *_at(5, _BETWEEN),
+        *_at(3, Failpoint.DECIDER_APPENDED),
+    ),
+]
+"""Kinds over real systems, killed around their calls and between any two."""
 
 ALL = list(chain(PROCESS_KILLED, SERVER_KILLED, API_KILLED, PROCESS_PAUSED))

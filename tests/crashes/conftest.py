@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from infra.components.postgres import Postgres
 from tests.crashes.cases import Case
 from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.matrix import Matrix
+from tests.crashes.real_kinds import KindLane, kind_story
+from tests.engines import TestEngine
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -18,7 +22,26 @@ async def matrix(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Matrix]:
     """Every case that was selected."""
-    matrix = Matrix(tmp_path_factory.mktemp("matrix"), _selected(request.session))
+    matrix = Matrix(tmp_path_factory.mktemp("matrix"), _selected(request.session, "matrix"))
+    yield matrix
+    await matrix.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def kinds_matrix(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: TestEngine,
+    postgres_server: Postgres,
+) -> AsyncIterator[Matrix]:
+    """Every case on a real system that was selected."""
+
+    def lane(folder: Path) -> Lane:
+        return KindLane(folder, engine, postgres_server, f"k{uuid.uuid4().hex[:8]}")
+
+    folder = tmp_path_factory.mktemp("kinds")
+    cases = _selected(request.session, "kinds_matrix")
+    matrix = Matrix(folder, cases, make_lane=lane, make_story=kind_story)
     yield matrix
     await matrix.close()
 
@@ -37,9 +60,9 @@ def name() -> str:
     return f"{PREFIX}{uuid.uuid4().hex[:8]}"
 
 
-def _selected(session: pytest.Session) -> list[Case]:
+def _selected(session: pytest.Session, fixture: str) -> list[Case]:
     return [
         item.callspec.params["case"]  # pyright: ignore
         for item in session.items
-        if isinstance(item, pytest.Function) and "matrix" in item.fixturenames
+        if isinstance(item, pytest.Function) and fixture in item.fixturenames
     ]

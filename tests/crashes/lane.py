@@ -21,7 +21,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.envelope import decode_log, encode_intake
-from events.intake import Declared, Withdrawn
+from events.intake import Approved, Declared, Withdrawn
 from events.log import LogEvent, OutcomeRecorded
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
@@ -192,14 +192,20 @@ class Lane:
         await self.tell(key(name, kind), Withdrawn())
 
     async def configure(
-        self, name: str, prefix: str, *, provider: str = "shapes", resync_seconds: float = 0.5
+        self,
+        name: str,
+        prefix: str,
+        *,
+        provider: str = "shapes",
+        endpoint: str = "",
+        resync_seconds: float = 0.5,
     ) -> None:
-        """Declare where the API is, for the objects of a prefix."""
+        """Declare where an API is, without an endpoint that of the lane, and a prefix of names."""
         self.configured.add(name)
         await self._shorten_lease(LOG, await make_worker_consumer(self.nc, name))
         spec = ProviderConfigSpec(
             provider,
-            self.api.url,
+            endpoint or self.api.url,
             scope=Scope(prefix=prefix),
             resync_seconds=resync_seconds,
             retry=Retry(initial_seconds=0.2, max_seconds=1.0),
@@ -211,14 +217,19 @@ class Lane:
         await self.tell(config.key, Declared(config))
 
     async def tell(
-        self, of: ResourceKey, data: Declared | Withdrawn, *, message_id: str | None = None
+        self,
+        of: ResourceKey,
+        data: Declared | Withdrawn | Approved,
+        *,
+        message_id: str | None = None,
     ) -> str:
         """Publish until it is acknowledged; gives the message's id."""
         identity = message_id or uuid.uuid4().hex
         payload = encode_intake(identity, ACTOR, data, time=datetime.now(UTC))
+        subject = intake("approval" if isinstance(data, Approved) else "desired", of)
 
         async def stored() -> bool:
-            await publish(self.nc, intake("desired", of), payload, headers={MESSAGE_ID: identity})
+            await publish(self.nc, subject, payload, headers={MESSAGE_ID: identity})
             return True
 
         await self.until(stored, f"{of} is declared")

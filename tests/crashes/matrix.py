@@ -84,7 +84,16 @@ _TROUBLES: dict[Trouble, Callable[[Story], Awaitable[None]]] = {
 class Matrix:
     """Runs all cases on a few lanes at once; each case's result can be asked for."""
 
-    def __init__(self, folder: Path, cases: Sequence[Case]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cases: Sequence[Case],
+        *,
+        make_lane: Callable[[Path], Lane] = Lane,
+        make_story: Callable[[Lane, Case, int], Story] = story_of,
+    ) -> None:
+        self._make_lane = make_lane
+        self._make_story = make_story
         loop = asyncio.get_running_loop()
         self._results = {case: loop.create_future() for case in cases}
         lanes = min(LANES, len(cases))
@@ -105,8 +114,10 @@ class Matrix:
 
     async def _run_lane(self, folder: Path, cases: Sequence[Case]) -> None:
         try:
-            async with Lane(folder).here() as lane:
-                stories = [story_of(lane, case, number) for number, case in enumerate(cases)]
+            async with self._make_lane(folder).here() as lane:
+                stories = [
+                    self._make_story(lane, case, number) for number, case in enumerate(cases)
+                ]
                 await prepare(lane, stories)
                 for story in stories:
                     await self._run(story)

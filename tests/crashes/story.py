@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from events.log import ActionDecided, ActionSucceeded, Operation, Purpose
+from events.log import ActionDecided, ActionSucceeded, LogEvent, Operation, Purpose
 from reconciler.failpoints import Failpoint
 from tests.crashes.cases import Case
 from tests.crashes.lane import PREFIX, Lane, config_key, key
@@ -113,9 +113,11 @@ class Story:
     async def begin(self) -> None:
         """Remember what happened until now."""
         self._before = len(await self.lane.effects(*self.names))
-        self._events_before = {
-            each.id for name in self.names for each in await self.lane.history(key(name, self.kind))
-        }
+        await self.remember_events()
+
+    async def remember_events(self) -> None:
+        """Remember what the log has until now."""
+        self._events_before = {each.id for each in await self._history()}
 
     async def new_effects(self) -> list[str]:
         """What the product has done to the objects since then."""
@@ -125,9 +127,12 @@ class Story:
     async def assert_done_once(self) -> None:
         """See that there was one effect an action, and that the log tells each, and its end."""
         assert await self.new_effects() == self.methods
-        history = [
-            each for name in self.names for each in await self.lane.history(key(name, self.kind))
-        ]
+        await self.assert_told_once()
+        await self.lane.assert_sound()
+
+    async def assert_told_once(self) -> None:
+        """See that the log tells each action, and its end."""
+        history = await self._history()
         news = [each.data for each in history if each.id not in self._events_before]
         decided = [each.action for each in news if isinstance(each, ActionDecided)]
         succeeded = [each for each in news if isinstance(each, ActionSucceeded)]
@@ -137,12 +142,16 @@ class Story:
         succeeded = [each for each in succeeded if not each.late]
         assert [each.action_id for each in succeeded] == [each.action_id for each in decided]
         assert all(each.outdated for each in late), "what is told late explains, and no more"
-        if self._must_be_a_repeat():
+        if self.must_be_a_repeat():
             done = succeeded[self.case.arrival - 1]
             assert done.replayed or done.operation == "Delete", "the first answer came again"
-        await self.lane.assert_sound()
 
-    def _must_be_a_repeat(self) -> bool:
+    async def _history(self) -> list[LogEvent]:
+        return [
+            each for name in self.names for each in await self.lane.history(key(name, self.kind))
+        ]
+
+    def must_be_a_repeat(self) -> bool:
         """The call had its effect, and its answer died with the process or on its way."""
         case = self.case
         killed = case.trouble == "process killed"

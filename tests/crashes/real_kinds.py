@@ -1,0 +1,391 @@
+"""Rows of the matrix on real systems: a container, a volume, a database, a role and a grant.
+
+A journal of effects is there only for what the Engine tells of; for the others the end decides:
+one object, the one that the log knows, as it is declared, and nothing half made beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import msgspec
+from psycopg import sql
+
+from events.intake import Approved, Declared, Withdrawn
+from events.log import ActionSucceeded, OwnershipClaimed
+from events.manifest import Fields, Manifest, Metadata
+from infra.components.postgres import Postgres
+from infra.providers.docker.container import CONTAINER
+from infra.providers.docker.volume import VOLUME
+from infra.providers.postgres.database import DATABASE
+from infra.providers.postgres.grant import GRANT
+from infra.providers.postgres.role import DATABASE_ROLE
+from infra.secrets import open_stores
+from reconciler.provider.kind import Kind
+from tests.crashes.cases import Case, Row
+from tests.crashes.lane import Lane, config_key, key
+from tests.crashes.roles import SECRETS
+from tests.crashes.story import Story
+from tests.engines import TestEngine
+from tests.history_checker import findings
+from tests.history_reading import read_bus
+from tests.postgres import Hands
+
+_BY_THE_API = ("loss", "leak")
+"""Rules of the judge about the tests' API: here the systems themselves are asked."""
+
+
+class KindLane(Lane):
+    """A lane whose resources are of an Engine and of a server that other lanes use too."""
+
+    def __init__(self, folder: Path, engine: TestEngine, server: Postgres, prefix: str) -> None:
+        super().__init__(folder)
+        self.engine = engine
+        self.sql = Hands(server)
+        self.prefix = prefix
+        self._server = server
+        (folder / SECRETS).mkdir(parents=True, mode=0o700)
+
+    @property
+    def database(self) -> str:
+        """Somebody else's database, for grants."""
+        return f"{self.prefix}-base"
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[Lane]:
+        async with super().here() as lane:
+            endpoints = {"docker": self.engine.endpoint, "postgres": self._server.endpoint}
+            for name, endpoint in endpoints.items():
+                await self.configure(name, self.prefix, provider=name, endpoint=endpoint)
+            await self.run("CREATE DATABASE {}", self.database)
+            yield lane
+        await self.run("DROP DATABASE {} WITH (FORCE)", self.database)
+        await asyncio.to_thread(self.engine.hands.remove_all, self.prefix)
+        await self.sql.close()
+
+    async def assert_sound(self) -> None:
+        history = replace(await read_bus(self.nc), journal=())
+        found = findings(history, acknowledged=self.acknowledged)
+        found = [each for each in found if each.rule not in _BY_THE_API]
+        assert not found, "\n".join(map(str, found))
+
+    async def secret(self, name: str) -> str | None:
+        """Read a secret in the store."""
+        return await open_stores(self._folder / SECRETS).by_name["files"].read(name)
+
+    async def ask(self, query: str, name: str) -> Any:
+        """Ask the server for the one value of a query about a name."""
+        return await self.sql.value(sql.SQL(query).format(sql.Literal(name)))  # pyright: ignore[reportArgumentType]
+
+    async def run(self, statement: str, name: str) -> None:
+        """Have the server do something to a name, as a superuser."""
+        await self.sql.run(sql.SQL(statement).format(sql.Identifier(name)))  # pyright: ignore[reportArgumentType]
+
+
+class KindStory(Story):
+    """One resource of a kind, which is made, changed, or withdrawn."""
+
+    of: ClassVar[Kind]
+    has_data: ClassVar[bool] = False
+    has_ids: ClassVar[bool] = True
+    change: ClassVar[Fields] = {}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.lane: KindLane = lane
+        self.name = f"{lane.prefix}-{case.row.replace(' ', '-')}-{number}"
+        self.spec: Fields = {}
+        self.policy: Fields = {}
+
+    @property
+    def kind(self) -> str:
+        return self.of.name
+
+    @property
+    def metadata(self) -> Metadata:
+        return Metadata(self.name)
+
+    # --- what happens
+
+    async def declare(self, **more: Any) -> None:
+        config = {"providerConfigRef": {"name": self.of.provider}}
+        spec: Fields = {**config, **self.spec, **more, "policy": self.policy}
+        manifest = Manifest(self.of.api_version, self.kind, self.metadata, spec)
+        await self.lane.tell(manifest.key, Declared(manifest))
+
+    async def declare_what_is_there(self) -> None:
+        if self.case.operation != "Create":
+            await self.declare()
+
+    async def until_there(self) -> None:
+        await self.lane.until_outcome(config_key(self.of.provider), "Converged")
+        if self.case.operation == "Create":
+            return
+        of = key(self.name, self.kind)
+        await self.lane.until_outcome(of, "Converged")
+        if self.case.operation == "Delete" and self.has_data:
+            await self.lane.tell(of, Withdrawn())
+            await self.lane.until_outcome(of, "Held")
+
+    async def begin(self) -> None:
+        self._began = time.time()
+        self._uid = await self.uid()
+        await self.remember_events()
+
+    async def cause(self) -> None:
+        of = key(self.name, self.kind)
+        if self.case.operation == "Create":
+            await self.declare()
+        elif self.case.operation == "Update":
+            await self.declare(**self.change)
+        elif self.has_data:
+            await self.lane.tell(of, Approved("DataLoss"))
+        else:
+            await self.lane.tell(of, Withdrawn())
+
+    # --- the end
+
+    async def until_done(self) -> None:
+        await self.lane.until_outcome(key(self.name, self.kind), self.outcome, self.generation)
+        await self.lane.until_at_rest()
+
+    async def assert_done_once(self) -> None:
+        uid = await self.uid()
+        if self.case.operation == "Delete":
+            assert uid is None, "it is gone"
+        else:
+            assert uid is not None
+            assert not self.has_ids or await self._known_uid() == uid, "the log knows it"
+            is_replaced = self._uid not in (None, uid)
+            assert is_replaced == (self.actions[0][1] == "Replace"), "another only if it must be"
+            assert await self.content() == (
+                {**self.spec, **self.change} if self.case.operation == "Update" else self.spec
+            )
+        await self.assert_made_once()
+        await self.assert_told_once()
+        await self.lane.assert_sound()
+
+    def must_be_a_repeat(self) -> bool:
+        """Only what is made carries the action's key; a second change finds it as it shall be."""
+        return super().must_be_a_repeat() and self.case.operation == "Create" and self.has_ids
+
+    async def _known_uid(self) -> str:
+        history = await self.lane.history(key(self.name, self.kind))
+        told = [each.data.object for each in history if isinstance(each.data, ActionSucceeded)]
+        return "" if told[-1] is None else told[-1].uid or ""
+
+    # --- of each kind
+
+    async def uid(self) -> str | None:
+        """Return the id of what is there under the name, by the system itself; or the name."""
+        raise NotImplementedError
+
+    async def content(self) -> Fields:
+        """Return the declared fields as the system has them."""
+        raise NotImplementedError
+
+    async def assert_made_once(self) -> None:
+        """See that nothing else was made, or is left."""
+
+    async def engine_events(self, what: str, **of: str) -> dict[str, int]:
+        """Count what the Engine tells of since the beginning."""
+        wanted = {name: [value] for name, value in {"type": what, **of}.items()}
+        query = {
+            "since": f"{self._began:.9f}",
+            "until": f"{time.time():.9f}",
+            "filters": msgspec.json.encode(wanted).decode(),
+        }
+        answer = await asyncio.to_thread(self.lane.engine.hands.http.get, "/events", params=query)
+        counts: dict[str, int] = {}
+        for line in answer.text.splitlines():
+            event = msgspec.json.decode(line)
+            counts[event["Action"]] = counts.get(event["Action"], 0) + 1
+        return counts
+
+
+class ContainerStory(KindStory):
+    """A container, whose memory is changed in place."""
+
+    of = CONTAINER
+    change: ClassVar[Fields] = {"memoryBytes": 128 << 20}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        command = ["/bin/sleep", "1000000"]
+        image = lane.engine.image
+        self.spec = {"image": image, "command": command, "memoryBytes": 64 << 20, "stopSeconds": 0}
+
+    async def _shown(self) -> dict[str, Any] | None:
+        return await asyncio.to_thread(self.lane.engine.hands.inspect, self.name)
+
+    async def uid(self) -> str | None:
+        shown = await self._shown()
+        return None if shown is None else shown["Id"]
+
+    async def content(self) -> Fields:
+        shown = await self._shown()
+        assert shown is not None
+        assert shown["State"]["Running"]
+        config, host = shown["Config"], shown["HostConfig"]
+        return {
+            "image": config["Image"],
+            "command": config["Cmd"],
+            "memoryBytes": host["Memory"],
+            "stopSeconds": config["StopTimeout"],
+        }
+
+    async def assert_made_once(self) -> None:
+        counts = await self.engine_events("container", container=self.name)
+        made, removed = counts.get("create", 0), counts.get("destroy", 0)
+        is_replaced = self.actions[0][1] == "Replace"
+        assert made == int(is_replaced or self.case.operation == "Create"), counts
+        assert removed == int(is_replaced or self.case.operation == "Delete"), counts
+
+
+class ReplacedContainerStory(ContainerStory):
+    """A container that gets another command, which takes another container."""
+
+    change: ClassVar[Fields] = {"command": ["/bin/sleep", "77"]}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.actions = [("Delete", "Replace"), ("Create", "Converge")]
+
+
+class VolumeStory(KindStory):
+    """A volume; it cannot be changed."""
+
+    of = VOLUME
+    has_data = True
+    has_ids = False
+
+    async def uid(self) -> str | None:
+        shown = await asyncio.to_thread(self.lane.engine.hands.volume, self.name)
+        return None if shown is None else self.name
+
+    async def content(self) -> Fields:
+        return {}
+
+    async def assert_made_once(self) -> None:
+        counts = await self.engine_events("volume", volume=self.name)
+        # The Engine also tells of a creation that finds the volume there.
+        told = "create" if self.case.operation == "Create" else "destroy"
+        assert counts.keys() == {told}, counts
+
+
+class _PostgresStory(KindStory):
+    change: ClassVar[Fields] = {"connectionLimit": 7}
+    query_of_uid: ClassVar[str]
+    query_of_limit: ClassVar[str]
+
+    async def uid(self) -> str | None:
+        oid = await self.lane.ask(self.query_of_uid, self.name)
+        return None if oid is None else str(oid)
+
+    async def content(self) -> Fields:
+        limit = await self.lane.ask(self.query_of_limit, self.name)
+        return {**self.spec, **({} if limit == -1 else {"connectionLimit": limit})}
+
+
+class DatabaseStory(_PostgresStory):
+    """A database."""
+
+    of = DATABASE
+    has_data = True
+    query_of_uid = "SELECT oid FROM pg_database WHERE datname = {}"
+    query_of_limit = "SELECT datconnlimit FROM pg_database WHERE datname = {}"
+
+    async def assert_made_once(self) -> None:
+        marked = (
+            "SELECT count(*) FROM pg_database"
+            " WHERE shobj_description(oid, 'pg_database') LIKE '%' || {} || '\"%'"
+        )
+        left = int(self.case.operation != "Delete")
+        assert await self.lane.ask(marked, self.name) == left, "and none half made"
+
+
+class RoleStory(_PostgresStory):
+    """A role with a password that is made for it."""
+
+    of = DATABASE_ROLE
+    query_of_uid = "SELECT oid FROM pg_roles WHERE rolname = {}"
+    query_of_limit = "SELECT rolconnlimit FROM pg_roles WHERE rolname = {}"
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.spec = {"login": True, "generatedPassword": {"name": self.name}}
+
+    async def assert_made_once(self) -> None:
+        secret = await self.lane.secret(self.name)
+        if self.case.operation == "Delete":
+            assert secret is None, "its password went with it"
+        else:
+            assert secret is not None
+            assert await self.lane.sql.logs_in(self.name, secret, "postgres")
+
+
+class GrantStory(KindStory):
+    """What a role may do with a database; both are somebody else's."""
+
+    of = GRANT
+    has_ids = False
+    change: ClassVar[Fields] = {"privileges": ["CREATE", "TEMPORARY"]}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.spec = {"privileges": ["CREATE"]}
+        self.policy = {"adoption": "Adopt"}  # a grant carries nothing of ours: docs/kinds/grant.md
+
+    @property
+    def metadata(self) -> Metadata:
+        external = {"reconciler/external-name": f"{self.name}@{self.lane.database}"}
+        return Metadata(self.name, annotations=external)
+
+    async def declare_what_is_there(self) -> None:
+        await self.lane.run("CREATE ROLE {}", self.name)
+        await super().declare_what_is_there()
+
+    async def assert_told_once(self) -> None:
+        """See that a grant of an unknown creation is adopted: nobody can know whose it is."""
+        if not super(KindStory, self).must_be_a_repeat() or self.case.operation != "Create":
+            await super().assert_told_once()
+            return
+        history = [each.data for each in await self.lane.history(key(self.name, self.kind))]
+        (claimed,) = [each for each in history if isinstance(each, OwnershipClaimed)]
+        assert claimed.reason == "Adopted"
+
+    async def _granted(self) -> list[str]:
+        query = (
+            "SELECT array_agg(privilege_type ORDER BY privilege_type)"
+            " FROM pg_database, aclexplode(datacl) JOIN pg_roles r ON r.oid = grantee"
+            f" WHERE datname = '{self.lane.database}' AND rolname = {{}}"
+        )
+        return cast("list[str]", await self.lane.ask(query, self.name) or [])
+
+    async def uid(self) -> str | None:
+        return self.name if await self._granted() else None
+
+    async def content(self) -> Fields:
+        return {"privileges": await self._granted()}
+
+
+_STORIES: dict[Row, type[KindStory]] = {
+    "container": ContainerStory,
+    "replaced container": ReplacedContainerStory,
+    "volume": VolumeStory,
+    "database": DatabaseStory,
+    "role": RoleStory,
+    "grant": GrantStory,
+}
+
+
+def kind_story(lane: Lane, case: Case, number: int) -> Story:
+    """Return the story of a case on a real system."""
+    assert isinstance(lane, KindLane)
+    return _STORIES[case.row](lane, case, number)
