@@ -39,10 +39,11 @@ class DockerEngine:
 
     ``beside_others``: it has a bridge of its own and leaves the machine's packet filter alone, so
     that another Engine here is not disturbed; its containers then reach this machine only. None:
-    if another one runs here.
+    if another one runs here. ``options``: of dockerd, besides ours.
     """
 
-    def __init__(self, *, beside_others: bool | None = None) -> None:
+    def __init__(self, *options: str, beside_others: bool | None = None) -> None:
+        self._more_options = options
         self._asked_beside_others = beside_others
         self._beside_others = bool(beside_others)
         self._process: subprocess.Popen[bytes] | None = None
@@ -157,7 +158,7 @@ class DockerEngine:
             options += ["--bridge", self._bridge, "--iptables=false", "--ip-masq=false"]
         elif shutil.which("iptables", path=_TOOLS) is None:
             options += ["--iptables=false", "--ip-masq=false"]
-        return options
+        return [*options, *self._more_options]
 
     @property
     def _bridge(self) -> str:

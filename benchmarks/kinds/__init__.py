@@ -1,0 +1,1 @@
+"""Containers, roles and grants: what declaring, healing and listing cost beside hands."""

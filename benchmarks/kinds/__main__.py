@@ -1,0 +1,184 @@
+"""The command: `./run python -m benchmarks.kinds`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import uvloop
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.kinds import containers, databases
+from benchmarks.kinds.containers import Healing, Listing, Making
+from benchmarks.kinds.databases import Granting
+from benchmarks.kinds.systems import running
+
+EVENT_SECONDS = 1.0
+"""What healing a container may add to Docker's own time."""
+
+app = App(name="benchmarks.kinds", help_format="plaintext", result_action="return_value")
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """How much is measured."""
+
+    containers: int
+    listed: int
+    roles: int
+    harms: int
+    rounds: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything that was measured; times in seconds."""
+
+    sizes: Sizes
+    making: Sequence[Making]
+    healing: Sequence[Healing]
+    calls: Mapping[str, Mapping[str, int]]
+    listing: Sequence[Listing]
+    granting: Sequence[Granting]
+    grant_healed_seconds: float
+    statements: Mapping[str, Mapping[str, int]]
+    load_before: float
+    load_after: float
+
+
+@app.default
+def kinds(
+    *,
+    containers: int = 20,
+    listed: int = 1_000,
+    roles: int = 200,
+    harms: int = 5,
+    rounds: int = 3,
+    quick: bool = False,
+    json: Annotated[str | None, Parameter(help="Write JSON to this file; -: to stdout.")] = None,
+) -> int:
+    """Measure containers, roles and grants beside Docker, compose and SQL used directly.
+
+    It needs dockerd (as root) and PostgreSQL's programs. Times never decide: the exit status is 0
+    unless something went wrong.
+
+    Parameters
+    ----------
+    containers
+        So many are made at once.
+    listed
+        So many, only created, are listed.
+    roles
+        So many, each with a grant.
+    harms
+        So often each harm is done by hand.
+    rounds
+        So often each way is measured, in turns; medians are shown.
+    quick
+        Little of everything, to see that it works.
+    """
+    sizes = Sizes(4, 20, 5, 1, 1) if quick else Sizes(containers, listed, roles, harms, rounds)
+    console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 150)
+    report = uvloop.run(_run(sizes, console))
+    _show(report, console)
+    if json is not None:
+        text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+        if json == "-":
+            sys.stdout.buffer.write(text)
+        else:
+            Path(json).write_bytes(text)
+    return 0
+
+
+async def _run(sizes: Sizes, console: Console) -> Report:
+    load = os.getloadavg()[0]
+    async with running() as systems:
+        with console.status("containers: made and removed"):
+            making = await containers.making(systems, sizes.containers, sizes.rounds)
+        with console.status("containers: harmed by hand"):
+            healing = await containers.healing(systems, sizes.harms)
+        with console.status("containers: calls of a change"):
+            calls = await containers.calls(systems)
+        with console.status("roles and grants: made and removed"):
+            granting = await databases.granting(systems, sizes.roles, sizes.rounds)
+        with console.status("grants: revoked by hand"):
+            grant_healed = await databases.healing(systems, sizes.harms)
+        with console.status("roles and grants: statements of a change"):
+            statements = await databases.statements(systems)
+        with console.status("containers: listed"):
+            listing = await containers.listing(systems, sizes.listed, sizes.rounds)
+    return Report(
+        sizes, making, healing, calls, listing, granting, grant_healed, statements, load,
+        os.getloadavg()[0],
+    )  # fmt: skip
+
+
+def _show(report: Report, console: Console) -> None:
+    sizes = report.sizes
+    table = _table(f"{sizes.containers} containers", "", "declared → ready, s", "gone, s", "CPU s")
+    for each in report.making:
+        made, removed = f"{each.made_seconds:.2f}", f"{each.removed_seconds:.2f}"
+        table.add_row(each.by, made, removed, _cpu(each.cpu_seconds))
+    console.print(table)
+
+    table = _table("harmed by hand", "", "healed, s", "Docker's own time, s", "besides, s", "")
+    for each in report.healing:
+        besides = each.healed_seconds - each.by_docker_seconds
+        verdict = f"{'under' if besides < EVENT_SECONDS else 'over'} {EVENT_SECONDS:g} s"
+        times = (each.healed_seconds, each.by_docker_seconds, besides)
+        table.add_row(each.harm, *(f"{seconds:.2f}" for seconds in times), verdict)
+    table.add_row("REVOKE, listings 1 s apart", f"{report.grant_healed_seconds:.2f}", "", "", "")
+    console.print(table)
+
+    console.print(
+        _counts("calls of a change, listings that an event led to included", report.calls)
+    )
+
+    table = _table(
+        f"{sizes.roles} roles, a grant each", "", "roles, s", "grants, s", "gone, s", "CPU s"
+    )
+    for each in report.granting:
+        times = (each.roles_seconds, each.grants_seconds, each.removed_seconds)
+        table.add_row(each.by, *(f"{seconds:.2f}" for seconds in times), _cpu(each.cpu_seconds))
+    console.print(table)
+
+    console.print(_counts("statements of a change", report.statements))
+
+    table = _table(f"{sizes.listed:,} containers that are only created", "", "listed, s", "CPU s")
+    for each in report.listing:
+        table.add_row(each.by, f"{each.seconds:.2f}", _cpu(each.cpu_seconds))
+    console.print(table)
+    console.print(
+        f"Python {platform.python_version()}, {os.cpu_count()} cores; load average"
+        f" {report.load_before:.2f} before, {report.load_after:.2f} after"
+    )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number and column != "CPU s" else "left")
+    return table
+
+
+def _cpu(used: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in used.items() if seconds >= 0.01)
+
+
+def _counts(title: str, changes: Mapping[str, Mapping[str, int]]) -> Table:
+    table = _table(title, "", "all", "of these")
+    for change, counts in changes.items():
+        shown = ", ".join(f"{count} {what}" for what, count in Counter(counts).most_common())
+        table.add_row(change, str(sum(counts.values())), shown)
+    table.columns[2].justify = "left"
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(app())

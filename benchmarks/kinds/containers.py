@@ -1,0 +1,343 @@
+"""What containers cost: making, healing, changing and listing them, beside doing it by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.kinds.systems import (
+    CONCURRENCY,
+    REST_SECONDS,
+    Systems,
+    manifest,
+    until,
+)
+from events.manifest import Manifest
+from events.names import ResourceKey
+
+COMMAND = ["/bin/sleep", "1000000"]
+SMALL, LARGE = 64 << 20, 128 << 20
+_CONFIG = "bench"
+_PREFIX = "bench-"
+_LISTED = "listed-"
+
+
+class Making(msgspec.Struct, frozen=True):
+    """How long so many containers took to run, and to be gone again; by whom."""
+
+    by: str
+    made_seconds: float
+    removed_seconds: float
+    cpu_seconds: dict[str, float]
+
+
+class Healing(msgspec.Struct, frozen=True):
+    """How long a harm lasted, and how long Docker itself takes to undo it; medians."""
+
+    harm: str
+    healed_seconds: float
+    by_docker_seconds: float
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What one listing costs; the clock is that of dockerd's log."""
+
+    by: str
+    seconds: float
+    cpu_seconds: dict[str, float]
+
+
+def _container(systems: Systems, name: str, config: str = _CONFIG, **more: object) -> Manifest:
+    spec = {"image": systems.image, "command": COMMAND, "stopSeconds": 0, **more}
+    return manifest("docker/v1", "Container", name, config, **spec)
+
+
+def _body(systems: Systems, **limits: int) -> dict[str, object]:
+    return {"Image": systems.image, "Cmd": COMMAND, "StopTimeout": 0, "HostConfig": limits}
+
+
+# --- many at once
+
+
+async def making(systems: Systems, count: int, rounds: int) -> list[Making]:
+    """Make and remove the same containers in turns, by each way; the median of each."""
+    await systems.configure(_CONFIG, "docker", _PREFIX)
+    ways: dict[str, Callable[[int, int], Awaitable[tuple[float, float]]]] = {
+        "reconciler": lambda count, number: _by_us(systems, count, number),
+        f"the Engine, called directly, {CONCURRENCY} at once": lambda count, _: _directly(
+            systems, count
+        ),
+    }
+    if (compose := _compose_command()) is not None:
+        ways["docker compose up, down"] = lambda count, _: _by_compose(systems, compose, count)
+    found: dict[str, list[Making]] = {name: [] for name in ways}
+    for number in range(rounds + 1):  # the first is to warm up
+        for name, way in ways.items():
+            before, children = systems.cpu(), _children_cpu()
+            made, removed = await way(count if number else 2, number)
+            used = _difference(systems.cpu(), before)
+            used["compose"] = round(_children_cpu() - children, 2)
+            if number:
+                found[name].append(Making(name, made, removed, used))
+    return [_median(each) for each in found.values()]
+
+
+async def _by_us(systems: Systems, count: int, number: int) -> tuple[float, float]:
+    manifests = [_container(systems, f"{_PREFIX}{number}-{each}") for each in range(count)]
+    made = await systems.declared(manifests)
+    return made, await systems.withdrawn([each.key for each in manifests])
+
+
+async def _directly(systems: Systems, count: int) -> tuple[float, float]:
+    async def make(number: int) -> str:
+        answer = await systems.ask(
+            "POST", "/containers/create", _body(systems), name=f"direct-{number}"
+        )
+        uid = msgspec.json.decode(answer)["Id"]
+        await systems.ask("POST", f"/containers/{uid}/start")
+        return uid
+
+    began = time.perf_counter()
+    uids = await asyncio.gather(*map(make, range(count)))
+    made = time.perf_counter() - began
+    await asyncio.gather(
+        *(systems.ask("DELETE", f"/containers/{uid}", force="true") for uid in uids)
+    )
+    return made, time.perf_counter() - began - made
+
+
+def _compose_command() -> list[str] | None:
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) is None:
+            continue
+        done = subprocess.run([*command, "version"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return command
+    return None
+
+
+async def _by_compose(systems: Systems, command: list[str], count: int) -> tuple[float, float]:
+    service = {
+        "image": systems.image,
+        "command": COMMAND,
+        "network_mode": "bridge",
+        "stop_grace_period": "0s",
+    }
+    services = {f"s{number}": service for number in range(count)}
+    with tempfile.TemporaryDirectory(prefix="compose-") as folder:
+        path = Path(folder) / "compose.json"
+        path.write_text(json.dumps({"version": "3", "services": services}))
+        project = [*command, "-f", str(path), "-p", "composed"]
+        began = time.perf_counter()
+        await _run([*project, "up", "-d"], systems)
+        made = time.perf_counter() - began
+        await _run([*project, "down", "-t", "0"], systems)
+        return made, time.perf_counter() - began - made
+
+
+async def _run(command: list[str], systems: Systems) -> None:
+    environment = {
+        **os.environ,
+        "DOCKER_HOST": systems.engine.endpoint,
+        "COMPOSE_PARALLEL_LIMIT": str(CONCURRENCY),
+    }
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()
+
+
+def _median(rounds: list[Making]) -> Making:
+    names = rounds[0].cpu_seconds
+    return Making(
+        rounds[0].by,
+        statistics.median(each.made_seconds for each in rounds),
+        statistics.median(each.removed_seconds for each in rounds),
+        {name: statistics.median(each.cpu_seconds[name] for each in rounds) for name in names},
+    )
+
+
+# --- one that is harmed
+
+
+async def healing(systems: Systems, times: int) -> list[Healing]:
+    """Harm a container so often in each way; beside it Docker's own time for what undoes that."""
+    name = f"{_PREFIX}harmed"
+    await systems.declared([_container(systems, name, memoryBytes=SMALL)])
+    path = f"/containers/{name}"
+    limit = {"Memory": LARGE, "MemorySwap": 2 * LARGE}
+    harms: dict[str, Callable[[], Awaitable[object]]] = {
+        "docker kill": lambda: systems.ask("POST", f"{path}/kill"),
+        "docker stop": lambda: systems.ask("POST", f"{path}/stop", t="0"),
+        "docker update --memory": lambda: systems.ask("POST", f"{path}/update", limit),
+        "docker rm -f": lambda: systems.ask("DELETE", path, force="true"),
+    }
+    by_docker = await _by_docker(systems, times)
+    found: list[Healing] = []
+    for harm, do in harms.items():
+        took: list[float] = []
+        for _ in range(times):
+            await asyncio.sleep(REST_SECONDS)
+            await do()
+            took.append(await until(lambda: _is_healed(systems, name), f"{harm} is undone"))
+        found.append(Healing(harm, statistics.median(took), by_docker[harm]))
+    return found
+
+
+async def _is_healed(systems: Systems, name: str) -> bool:
+    shown: dict[str, Any] = msgspec.json.decode(
+        await systems.ask("GET", f"/containers/{name}/json")
+    )
+    return (
+        "State" in shown and shown["State"]["Running"] and (shown["HostConfig"]["Memory"] == SMALL)
+    )
+
+
+async def _by_docker(systems: Systems, times: int) -> Mapping[str, float]:
+    """Return how long the calls take that undo each harm, nothing else being done."""
+    starts: list[float] = []
+    updates: list[float] = []
+    makes: list[float] = []
+    for number in range(times):
+        began = time.perf_counter()
+        name = f"direct-{number}"
+        await systems.ask("POST", "/containers/create", _body(systems, Memory=SMALL), name=name)
+        created = time.perf_counter()
+        await systems.ask("POST", f"/containers/{name}/start")
+        started = time.perf_counter()
+        limit = {"Memory": LARGE, "MemorySwap": 2 * LARGE}
+        await systems.ask("POST", f"/containers/{name}/update", limit)
+        updates.append(time.perf_counter() - started)
+        makes.append(started - began)
+        starts.append(started - created)
+        await systems.ask("DELETE", f"/containers/{name}", force="true")
+    start, update, make = map(statistics.median, (starts, updates, makes))
+    return {
+        "docker kill": start,
+        "docker stop": start,
+        "docker update --memory": update,
+        "docker rm -f": make,
+    }
+
+
+# --- what one change takes
+
+
+async def calls(systems: Systems) -> dict[str, Counter[str]]:
+    """Count the Engine's calls for each sort of change, until all is at rest."""
+    name = f"{_PREFIX}counted"
+    key = ResourceKey("default", "Container", name)
+    changes: dict[str, Callable[[], Awaitable[object]]] = {
+        "made": lambda: systems.declared([_container(systems, name, memoryBytes=SMALL)]),
+        "changed in place (memory)": lambda: systems.declared(
+            [_container(systems, name, memoryBytes=LARGE)], 2
+        ),
+        "replaced (command)": lambda: systems.declared(
+            [_container(systems, name, memoryBytes=LARGE, command=["/bin/sleep", "7777"])], 3
+        ),
+        "killed, and healed": lambda: _killed(systems, name),
+        "withdrawn": lambda: systems.withdrawn([key], 3),
+    }
+    found: dict[str, Counter[str]] = {}
+    for change, do in changes.items():
+        await asyncio.sleep(REST_SECONDS)
+        mark, _ = systems.marks()
+        await do()
+        await asyncio.sleep(REST_SECONDS)
+        found[change] = systems.calls_since(mark)
+    found["killed, and healed"]["POST /containers/*/kill"] -= 1  # that was the hand
+    return {change: +counts for change, counts in found.items()}
+
+
+async def _killed(systems: Systems, name: str) -> None:
+    await systems.ask("POST", f"/containers/{name}/kill")
+    await asyncio.sleep(REST_SECONDS)
+
+
+# --- many that are listed
+
+
+async def listing(systems: Systems, count: int, times: int) -> list[Listing]:
+    """List containers that are only created: as often by the reconciler as directly."""
+    some = asyncio.Semaphore(CONCURRENCY)
+
+    async def create(number: int) -> None:
+        async with some:
+            name = f"{_LISTED}{number}"
+            await systems.ask("POST", "/containers/create", _body(systems), name=name)
+
+    await asyncio.gather(*map(create, range(count)))
+    await systems.configure("listed", "docker", _LISTED)  # what it finds is recorded once
+    await until(lambda: _is_known(systems, count), "all are known")
+    await asyncio.sleep(REST_SECONDS)
+    before, (mark, _) = systems.cpu(), systems.marks()
+    await systems.configure("listed", "docker", _LISTED, resync_seconds=1)
+    await until(lambda: _listed(systems, mark, times), f"{times} listings")
+    used = _difference(systems.cpu(), before)
+    ours = systems.listing_seconds(mark)[:times]
+    await systems.configure("listed", "docker", _LISTED)
+    await asyncio.sleep(REST_SECONDS)
+    return [
+        Listing("reconciler", statistics.median(ours), _each(used, times)),
+        await _listing_directly(systems, times),
+    ]
+
+
+async def _is_known(systems: Systems, count: int) -> bool:
+    await asyncio.sleep(0.5)
+    counts = (await systems.client.fleet()).counts
+    return sum(each.count for each in counts if each.outcome == "Unowned") >= count
+
+
+async def _listed(systems: Systems, mark: int, times: int) -> bool:
+    await asyncio.sleep(0.2)
+    return len(systems.listing_seconds(mark)) > times  # so many are at their end
+
+
+async def _listing_directly(systems: Systems, times: int) -> Listing:
+    """Do the same calls, eight at once as the provider does, and nothing with the answers."""
+    eight = asyncio.Semaphore(8)
+
+    async def look(uid: str) -> None:
+        async with eight:
+            await systems.ask("GET", f"/containers/{uid}/json")
+
+    before, took = systems.cpu(), list[float]()
+    for _ in range(times):
+        began = time.perf_counter()
+        shown = msgspec.json.decode(await systems.ask("GET", "/containers/json", all="true"))
+        listed = [each["Id"] for each in shown if each["Names"][0].startswith(f"/{_LISTED}")]
+        await asyncio.gather(*map(look, listed))
+        took.append(time.perf_counter() - began)
+    used = _each(_difference(systems.cpu(), before), times)
+    return Listing("the same calls, directly", statistics.median(took), used)
+
+
+def _difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(after[name] - before[name], 2) for name in after}
+
+
+def _each(used: Mapping[str, float], times: int) -> dict[str, float]:
+    return {name: round(seconds / times, 3) for name, seconds in used.items()}
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

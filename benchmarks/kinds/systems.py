@@ -1,0 +1,236 @@
+"""The systems under test: a bus, an Engine, a PostgreSQL server, and one `reconciler up`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace
+from psycopg import sql
+
+from benchmarks.converge.stack import ReconcilerProcess
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, Limits, ProviderConfigSpec, Scope
+from infra.components.docker_engine import DockerEngine
+from infra.components.postgres import Postgres
+from infra.embedded import EmbeddedServer
+from reconciler.sdk import Client, client_on
+from reconciler.wiring import connected
+from tests.engines import Hands, short_folder
+from tests.postgres import Hands as Superuser
+
+RARELY_SECONDS = 3_600.0
+PATIENCE_SECONDS = 300.0
+LEAST_RESYNC_SECONDS = 0.5
+"""As `up --with docker` declares it: an event leads to a listing no sooner after the last one."""
+
+CONCURRENCY = Limits().concurrency
+REST_SECONDS = 1.5
+
+_CALL = re.compile(r'time="([^"]+)" level=debug msg="Calling (\w+) (?:/v[\d.]+)?([^"?]*)')
+_ID = re.compile(r"(?<=^/containers/)(?!json$|create$)[^/]+")
+_STATEMENT = re.compile(r"^\S* LOG: +(?:statement|execute [^:]*): *(.*)")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Systems:
+    """What runs, who uses it past the reconciler, and what it has been asked."""
+
+    def __init__(self, engine: DockerEngine, postgres: Postgres, client: Client) -> None:
+        self.engine = engine
+        self.postgres = postgres
+        self.client = client
+        self.hands = Hands(engine.endpoint)
+        self.superuser = Superuser(postgres)
+        self.image = self.hands.import_image("bench:1", 'CMD ["/bin/sleep", "1000000"]')
+        self.http: aiohttp.ClientSession
+        self.pids: Mapping[str, int] = {}
+
+    # --- declaring
+
+    async def configure(
+        self, name: str, provider: str, prefix: str, resync_seconds: float = RARELY_SECONDS
+    ) -> None:
+        """Declare where objects of a prefix are; all else is as `up --with` declares it."""
+        of = self.engine if provider == "docker" else self.postgres
+        scope = Scope(prefix=prefix)
+        spec = ProviderConfigSpec(provider, of.endpoint, scope=scope, resync_seconds=resync_seconds)
+        if provider == "docker":
+            spec = replace(spec, least_resync_seconds=LEAST_RESYNC_SECONDS)
+        fields = msgspec.to_builtins(spec, str_keys=True)
+        metadata = Metadata(name, SYSTEM_NAMESPACE)
+        config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)
+        await self.client.declare(config)
+
+    async def declared(self, manifests: Sequence[Manifest], generation: int = 1) -> float:
+        """Declare, and return the seconds until all are ready."""
+        began = time.perf_counter()
+        await self.client.publish(manifests, timeout_seconds=PATIENCE_SECONDS)
+        wanted = {each.key: generation for each in manifests}
+        found = await self.client.wait_for_many(wanted, timeout_seconds=PATIENCE_SECONDS)
+        seconds = time.perf_counter() - began
+        wrong = [each for each in found.values() if each.outcome != "Converged"]
+        assert not wrong, wrong[0]
+        return seconds
+
+    async def withdrawn(self, keys: Sequence[ResourceKey], generation: int = 1) -> float:
+        """Withdraw, and return the seconds until all are gone."""
+        began = time.perf_counter()
+        await self.client.withdraw_many(keys, timeout_seconds=PATIENCE_SECONDS)
+        wanted = dict.fromkeys(keys, generation)
+        await self.client.wait_for_many(
+            wanted, outcomes=["Deleted"], timeout_seconds=PATIENCE_SECONDS
+        )
+        return time.perf_counter() - began
+
+    # --- by hand
+
+    async def ask(self, method: str, path: str, body: object = None, **query: str) -> bytes:
+        """Call the Engine directly; raises if it refuses."""
+        url = f"http://engine/v1.41{path}"
+        async with self.http.request(method, url, json=body, params=query) as answer:
+            content = await answer.read()
+            assert answer.status < 400 or answer.status == 404, content
+            return content
+
+    async def sql(self, text: str, *names: str) -> object:
+        """Have the superuser do something to names; gives the first value."""
+        composed = sql.SQL(text).format(*map(sql.Identifier, names))  # pyright: ignore[reportArgumentType]
+        return await self.superuser.value(composed)
+
+    # --- what they were asked, by their own logs
+
+    def calls_since(self, mark: int) -> Counter[str]:
+        """Count what the Engine was called since a mark, ids left out."""
+        return Counter(f"{method} {_ID.sub('*', path)}" for _, method, path in self._calls(mark))
+
+    def listing_seconds(self, mark: int) -> list[float]:
+        """Return how long each listing took that began since a mark, until its last look."""
+        found: list[tuple[float, float]] = []
+        for moment, method, path in self._calls(mark):
+            at = _seconds(moment)
+            if (method, path) == ("GET", "/containers/json"):
+                found.append((at, at))
+            elif found and path.startswith("/containers/"):
+                found[-1] = (found[-1][0], at)
+        return [last - first for first, last in found]
+
+    def _calls(self, mark: int) -> Iterable[tuple[str, str, str]]:
+        with self.engine.log.open("rb") as log:
+            log.seek(mark)
+            for line in log:
+                if (call := _CALL.match(line.decode(errors="replace"))) is not None:
+                    yield call[1], call[2], call[3]
+
+    def statements_since(self, mark: int) -> list[str]:
+        """Return what PostgreSQL was asked since a mark."""
+        with self.postgres.log.open("rb") as log:
+            log.seek(mark)
+            text = log.read().decode(errors="replace").replace("\n\t", " ")
+        lines = text.splitlines()  # a statement of several lines goes on behind tabs
+        return [found[1] for line in lines if (found := _STATEMENT.match(line)) is not None]
+
+    def marks(self) -> tuple[int, int]:
+        """Return how far the logs of Engine and server are."""
+        return self.engine.log.stat().st_size, self.postgres.log.stat().st_size
+
+    def cpu(self) -> dict[str, float]:
+        """Return the CPU seconds of each system until now, with children that have ended."""
+        return {name: _cpu_of_tree(pid) for name, pid in self.pids.items()}
+
+
+@asynccontextmanager
+async def running() -> AsyncGenerator[Systems]:
+    """Start everything in an empty folder, and end it all."""
+    with short_folder() as folder:
+        folder.chmod(0o755)  # as root PostgreSQL runs as another user
+        bus = EmbeddedServer()
+        # Their logs say what they were asked, by whomever.
+        engine = DockerEngine("--log-level=debug", beside_others=True)
+        postgres = Postgres("log_statement=all", "log_line_prefix=%a ")
+        up: ReconcilerProcess | None = None
+        systems: Systems | None = None
+        try:
+            url = await bus.start(folder / "nats")
+            await engine.start(folder / "docker")
+            await postgres.start(folder / "postgres")
+            up = ReconcilerProcess("decider,worker,observer,projector", url, folder / "up")
+            await up.start()
+            connector = aiohttp.UnixConnector(
+                engine.endpoint.removeprefix("unix://"), limit=CONCURRENCY
+            )
+            async with (
+                connected(url) as nc,
+                client_on(nc, source="benchmark") as client,
+                aiohttp.ClientSession(connector=connector) as http,
+            ):
+                systems = Systems(engine, postgres, client)
+                systems.http = http
+                systems.pids = {
+                    "reconciler": up.pid,
+                    "nats-server": bus.pid,
+                    "dockerd": _pid_of(folder / "docker" / "docker.pid"),
+                    "PostgreSQL": postgres.pid,
+                }
+                yield systems
+                await systems.superuser.close()
+        finally:
+            if up is not None:
+                await up.stop()
+            if systems is not None and engine.is_running:
+                await asyncio.to_thread(systems.hands.remove_all, "")
+            await engine.stop()
+            await postgres.stop()
+            await bus.stop()
+
+
+async def until(holds: Callable[[], Awaitable[object]], what: str) -> float:
+    """Wait until something holds; return the seconds, to 5 ms."""
+    began = time.perf_counter()
+    while not await holds():
+        assert time.perf_counter() - began < PATIENCE_SECONDS, what
+        await asyncio.sleep(0.005)
+    return time.perf_counter() - began
+
+
+def manifest(api_version: str, kind: str, name: str, config: str, **spec: object) -> Manifest:
+    """Declare one resource of a configuration."""
+    fields: Fields = {"providerConfigRef": {"name": config}, **spec}
+    return Manifest(api_version, kind, Metadata(name), fields)
+
+
+def _pid_of(file: Path) -> int:
+    return int(file.read_text())
+
+
+def _seconds(moment: str) -> float:
+    """Read dockerd's time of day, which has nanoseconds."""
+    hours, minutes, seconds = moment.partition("T")[2].rstrip("Z").split("+")[0].split(":")
+    return int(hours) * 3_600 + int(minutes) * 60 + float(seconds)
+
+
+def _cpu_of_tree(root: int) -> float:
+    parents: dict[int, list[int]] = {}
+    used: dict[int, float] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents.setdefault(int(fields[1]), []).append(pid)
+            used[pid] = sum(map(int, fields[11:15])) / _TICKS
+    total, waiting = 0.0, [root]
+    while waiting:
+        pid = waiting.pop()
+        total += used.get(pid, 0.0)
+        waiting += parents.get(pid, [])
+    return total
