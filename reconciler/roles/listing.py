@@ -117,7 +117,8 @@ async def observations(
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
-    strays = await _stray_count(objects, known, config, log_id)
+    is_ours = _claimed_by(config, log_id)
+    strays = None if is_ours is None else await _stray_count(objects, known, is_ours)
     losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
     async for some in in_slices(objects.items()):
@@ -129,7 +130,9 @@ async def observations(
                 continue
             found += [
                 (key, _observed(listing, each.name, each, strays, taken_by=taken))
-                for key, taken in _interested(listing, each, mine, strays)
+                for key, taken in _interested(
+                    listing, each, mine, strays, is_claimed=is_ours is not None and is_ours(each)
+                )
             ]
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
@@ -229,10 +232,12 @@ def _interested(
     seen: ExternalObject,
     rows: Sequence[StatusRow],
     strays: StrayCount | None,
+    *,
+    is_claimed: bool,
 ) -> Iterable[tuple[ResourceKey, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
-    Beside each, which other one has the object.
+    Beside each, which other one has the object. ``is_claimed``: undeclared, it counts as ours.
     """
     shown = digest(seen)
     for row in rows:
@@ -245,7 +250,7 @@ def _interested(
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
         is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
-        if is_news or _may_pass_now(row, strays):
+        if is_news or _may_pass_now(row, strays, is_claimed=is_claimed):
             yield row.key, taken
 
 
@@ -275,22 +280,19 @@ def _has(row: StatusRow) -> bool:
     return row.declared or row.owned or row.action_id != ""
 
 
-def _may_pass_now(row: StatusRow, strays: StrayCount | None) -> bool:
-    """A stray that the guard holds back is shown again when the numbers are others."""
-    held = row.outcome == "Held" and row.reason == "DeletionGuard"
-    return held and strays is not None and (strays.strays, strays.total) != (row.strays, row.total)
+def _may_pass_now(row: StatusRow, strays: StrayCount | None, *, is_claimed: bool) -> bool:
+    """An undeclared object is shown again when the configuration or the numbers are others."""
+    if row.outcome == "Held" and row.reason == "DeletionGuard":
+        return strays is None or (strays.strays, strays.total) != (row.strays, row.total)
+    return is_claimed and row.outcome == "Unowned" and not row.taken_by
 
 
 async def _stray_count(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
-    config: ProviderConfigSpec,
-    log_id: str,
-) -> StrayCount | None:
-    """Count what would be removed because nobody declared it; None where nothing ever is."""
-    is_ours = _claimed_by(config, log_id)
-    if is_ours is None:
-        return None
+    is_ours: Callable[[ExternalObject], bool],
+) -> StrayCount:
+    """Count what would be removed because nobody declared it."""
     strays, total = 0, 0
     async for some in in_slices(objects.items()):
         ours = [name for name, each in some if is_ours(each)]

@@ -9,7 +9,7 @@ from events.log import (
     OwnershipReleased,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.scenarios.harness import World, every, names, only, shape
+from tests.scenarios.harness import World, api_config, every, names, only, shape
 
 
 async def test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown(world: World):
@@ -47,6 +47,32 @@ async def test_6_the_removal_of_a_stray_is_told_on_the_outcome_stream(exclusive_
     await world.observed_again()
 
     assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Deleted"]
+
+
+async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world: World):
+    await world.human.makes("bar")
+    await world.until_outcome("bar", "Unowned")
+
+    await world.configure(api_config(world.human.url, exclusive=True))
+
+    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    assert await world.human.effects("bar") == ["human POST", "DELETE"]
+
+
+async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(
+    exclusive_world: World,
+):
+    world = exclusive_world
+    await world.stop_reconciler()
+    for name in ("bar-1", "bar-2", "bar-3"):
+        await world.human.makes(name)
+    await world.start_reconciler()
+    await world.until_outcome("bar-1", "Held", reason="DeletionGuard")
+
+    await world.configure(api_config(world.human.url))
+
+    await world.until_outcome("bar-1", "Unowned")
+    assert await world.human.effects() == ["human POST"] * 3
 
 
 async def test_6_the_guard_holds_a_mass_deletion_until_a_few_are_left(exclusive_world: World):

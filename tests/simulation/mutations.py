@@ -381,9 +381,10 @@ def _everything_seen_is_told(patch: Patch) -> None:
     """An observer that does not compare with what the log knows."""
 
     def interested(
-        _name: Any, _seen: Any, rows: Sequence[StatusRow] | None, _config: Any, _kind: Any
-    ) -> list[ResourceKey]:
-        return [row.key for row in rows or ()]
+        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, *, is_claimed: bool
+    ) -> list[tuple[ResourceKey, str]]:
+        del is_claimed
+        return [(row.key, "") for row in rows]
 
     patch.setattr("reconciler.roles.listing._interested", interested)
 
