@@ -17,7 +17,7 @@ from events.names import ResourceKey, name_for_external
 from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
 from reconciler.resource.observation import LOOKING
-from reconciler.resource.owner_label import OWNER_LABEL, is_of_log
+from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner
 from reconciler.roles.slices import in_slices
 
 
@@ -131,7 +131,7 @@ async def observations(
             found += [
                 (key, _observed(listing, each.name, each, strays, taken_by=taken))
                 for key, taken in _interested(
-                    listing, each, mine, strays, is_claimed=is_ours is not None and is_ours(each)
+                    listing, each, mine, strays, ours=log_id if is_ours and is_ours(each) else ""
                 )
             ]
     doubtful: list[StatusRow] = []
@@ -233,11 +233,12 @@ def _interested(
     rows: Sequence[StatusRow],
     strays: StrayCount | None,
     *,
-    is_claimed: bool,
+    ours: str,
 ) -> Iterable[tuple[ResourceKey, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
-    Beside each, which other one has the object. ``is_claimed``: undeclared, it counts as ours.
+    Beside each, which other one has the object. ``ours``: the log, if an object that nobody
+    declared counts as its.
     """
     shown = digest(seen)
     for row in rows:
@@ -250,7 +251,7 @@ def _interested(
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
         is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
-        if is_news or _may_pass_now(row, strays, is_claimed=is_claimed):
+        if is_news or _may_pass_now(row, seen, strays, ours):
             yield row.key, taken
 
 
@@ -280,11 +281,15 @@ def _has(row: StatusRow) -> bool:
     return row.declared or row.owned or row.action_id != ""
 
 
-def _may_pass_now(row: StatusRow, strays: StrayCount | None, *, is_claimed: bool) -> bool:
+def _may_pass_now(
+    row: StatusRow, seen: ExternalObject, strays: StrayCount | None, ours: str
+) -> bool:
     """An undeclared object is shown again when the configuration or the numbers are others."""
     if row.outcome == "Held" and row.reason == "DeletionGuard":
         return strays is None or (strays.strays, strays.total) != (row.strays, row.total)
-    return is_claimed and row.outcome == "Unowned" and not row.taken_by
+    if not ours or row.outcome != "Unowned" or row.taken_by:
+        return False
+    return seen.labels.get(OWNER_LABEL) in (None, owner(ours, row.key))
 
 
 async def _stray_count(

@@ -381,9 +381,9 @@ def _everything_seen_is_told(patch: Patch) -> None:
     """An observer that does not compare with what the log knows."""
 
     def interested(
-        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, *, is_claimed: bool
+        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, *, ours: str
     ) -> list[tuple[ResourceKey, str]]:
-        del is_claimed
+        del ours
         return [(row.key, "") for row in rows]
 
     patch.setattr("reconciler.roles.listing._interested", interested)
