@@ -24,15 +24,26 @@ class _Intake(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """How every intake message is written: camelCase."""
 
 
+class PlanRef(_Intake, frozen=True):
+    """What somebody has planned: the resource's version by then, and the digest of the turn.
+
+    The digest is that of ``reconciler.resource.foresight.turn_digest``.
+    """
+
+    version: int
+    digest: str
+
+
 class Declared(_Intake, frozen=True):
     """A service declares the desired state of one resource.
 
     With ``expected_generation`` the declaration is refused unless the resource's generation is that
-    one (0: it does not exist yet).
+    one (0: it does not exist yet); with ``plan``, unless exactly what was planned would come of it.
     """
 
     manifest: Manifest
     expected_generation: int | None = None
+    plan: PlanRef | None = None
 
 
 class Withdrawn(_Intake, frozen=True):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import Annotated
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from events.manifest import InvalidManifestError, Manifest, take_apart
 from events.names import KIND_DEFINITION_KIND, system_rank
 from reconciler.cli.client import client_of
-from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.errors import CommandError
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, Problem, Read, read_all
 from reconciler.cli.naming import check_names
@@ -25,15 +28,23 @@ from reconciler.cli.results import (
 )
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import KindRegistry, installed_kinds
+from reconciler.resource.decide import PLAN_OUTDATED
 from reconciler.roles.definitions import defined
 from reconciler.sdk.client import Client
 
+if TYPE_CHECKING:
+    from reconciler.sdk.plan import PlannedResource
+
 GOOD = ("Converged",)
+
+_CATCH_UP_SECONDS = 5.0
+_AGAIN_SECONDS = 0.2
 
 
 def apply(
     *,
-    file: Files,
+    file: Files = (),
+    plan: Path | None = None,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
     dry_run: bool = False,
     wait: bool = False,
@@ -53,9 +64,14 @@ def apply(
         reconciler apply -f shapes/ -f config.yaml --wait --timeout 2m
         reconciler get Shape foo -o json | ... | reconciler apply -f -
         reconciler apply -f shapes/ --dry-run
+        reconciler apply --plan today.plan
 
     Parameters
     ----------
+    plan
+        Declare what `reconciler plan --out` has written, in the place of files: of each resource
+        exactly what was planned comes, or it is refused. Nothing is declared if any would become
+        something else by now.
     namespace
         Namespace of documents that name none (a ProviderConfig is always in system).
     dry_run
@@ -68,6 +84,16 @@ def apply(
         How to print the results.
     """
     check_names(namespace=namespace)
+    if plan is not None:
+        if file or dry_run:
+            raise UsageError("--plan goes without --file and --dry-run: it has its documents")
+        results = run_async(_apply_plan(connection, plan, wait, timeout))
+        print_results(results, output, good=GOOD)
+        return exit_status(results, GOOD if wait else None)
+    if not file:
+        raise UsageError(
+            "say what to declare: --file FILE, or --plan FILE (see `reconciler apply --help`)"
+        )
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
         raise CommandError(f"{', '.join(file)}: no documents found")
@@ -107,6 +133,52 @@ async def _declare_group(client: Client, group: list[Read], timeout_seconds: flo
         [read.manifest for read in group], timeout_seconds=timeout_seconds
     )
     return [result_of(read.key, answer) for read, answer in zip(group, answers, strict=True)]
+
+
+async def _apply_plan(
+    connection: Connection, path: Path, wait: bool, timeout_seconds: float
+) -> list[Result]:
+    """Declare what was planned, if all of it still holds; raises ``CommandError`` if not."""
+    from reconciler.cli.log_replay import log_of  # noqa: PLC0415
+    from reconciler.cli.plan import make_plan, moved, read_plan  # noqa: PLC0415 - who plans pays
+
+    planned = read_plan(path)
+    declared = [each for each in planned.resources if each.manifest is not None]
+    refused = [each for each in declared if each.says in ("Refused", "Unreadable")]
+    if refused:
+        raise CommandError(f"{refused[0].resource}: the plan says that it is refused: plan again")
+    async with bus(connection) as nc:
+        if (await log_of(nc)).log_id != planned.log:
+            raise CommandError("the plan is of another log: plan again, on this server")
+        now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
+    if others := list(moved(planned, now)):
+        raise CommandError(f"nothing was declared, plan again: {'; '.join(others)}")
+    results: list[Result] = []
+    async with client_of(connection) as client:
+        for rank in sorted({system_rank(each.key.kind) for each in declared}):
+            group = [each for each in declared if system_rank(each.key.kind) == rank]
+            results += await _apply_group(client, group, timeout_seconds)
+        if wait:
+            await wait_for_results(client, results, timeout_seconds)
+    return results
+
+
+async def _apply_group(
+    client: Client, group: list[PlannedResource], timeout_seconds: float
+) -> list[Result]:
+    """Declare; a decider that has not read the plan's configurations yet is asked again."""
+    results: dict[str, Result] = {}
+    waiting, deadline = group, time.monotonic() + min(timeout_seconds, _CATCH_UP_SECONDS)
+    while waiting:
+        answers = await client.apply_planned(waiting, timeout_seconds=timeout_seconds)
+        for each, answer in zip(waiting, answers, strict=True):
+            results[each.resource] = result_of(each.key, answer)
+        outdated = {name for name, each in results.items() if each.reason == PLAN_OUTDATED}
+        if not outdated or time.monotonic() > deadline:
+            break
+        waiting = [each for each in group if each.resource in outdated]
+        await asyncio.sleep(_AGAIN_SECONDS)
+    return [results[each.resource] for each in group]
 
 
 def _check_all(documents: Documents, kinds: KindRegistry) -> None:

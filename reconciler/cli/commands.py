@@ -13,6 +13,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("up", RUN, "Start everything on this machine: server, example API, all roles."),
     ("init", RUN, "Make or upgrade the streams on a NATS server."),
     ("run", RUN, "Run one role in a process of its own."),
+    ("plan", USE, "Show what would be done if files were applied."),
     ("apply", USE, "Declare what files say."),
     ("get", USE, "List resources and how they stand."),
     ("describe", USE, "Tell everything about one resource."),

@@ -9,5 +9,6 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
+    DIFFERENCES = 2
     TIMEOUT = 3
     INTERRUPTED = 130

@@ -28,9 +28,18 @@ from events.intake import (
     Unreferenced,
     Withdrawn,
 )
-from events.log import SOURCE, LogEvent, ResourceEvent, event_id, event_type
+from events.log import (
+    SOURCE,
+    ActionDecided,
+    LogEvent,
+    OutcomeRecorded,
+    ResourceEvent,
+    event_id,
+    event_type,
+)
 from reconciler.resource import api_health, declaration, holds, observation, result
 from reconciler.resource.evolve import evolve
+from reconciler.resource.foresight import turn_digest
 from reconciler.resource.next_step import next_step
 from reconciler.resource.outcome import outcome_to_record
 from reconciler.resource.state import ResourceState
@@ -43,7 +52,11 @@ from reconciler.resource.turn import (
     Turn,
     accepted,
     is_handled,
+    refused,
 )
+
+PLAN_OUTDATED = "PlanOutdated"
+"""Why a declaration is refused of which something else would come than was planned."""
 
 _MAX_STEPS = 16  # four are the most that a turn takes: more would be a loop without an end
 
@@ -61,7 +74,9 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
     answers: list[Answer | None] = []
     repeats: list[Command] = []
     for command in commands:
-        facts = facts_of(command, history.state, context)
+        facts = _otherwise_than_planned(command, history.state, context) or facts_of(
+            command, history.state, context
+        )
         history.record(facts.events, command)
         if facts.shows_object:
             history.record(observation.loss_and_drift(history.state, context), command)
@@ -118,6 +133,37 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.see_definition(said, state)
         case TimerFired():
             return NOTHING_NEW  # a hint: that the resource is looked at is all it does
+
+
+def _otherwise_than_planned(
+    command: Command, state: ResourceState, context: Context
+) -> Facts | None:
+    """Refuse a declaration of which something else would come than its sender has planned."""
+    said = command.data
+    if not isinstance(said, Declared) or said.plan is None or is_handled(command, state):
+        return None
+    turn = decide(state, [replace(command, data=replace(said, plan=None))], context)
+    (answer,) = turn.answers
+    if answer is None or not answer.accepted:
+        return None  # it is refused for a better reason
+    if state.version != said.plan.version:
+        moved = f"it was planned at version {said.plan.version}, and is at {state.version}"
+        return refused(state, command, PLAN_OUTDATED, f"{moved}: plan again")
+    if turn_digest(turn.events) == said.plan.digest:
+        return None
+    now = ", ".join(_told(each) for each in turn.events) or "nothing"
+    otherwise = f"something else would come of it now than was planned ({now}): plan again"
+    return refused(state, command, PLAN_OUTDATED, otherwise)
+
+
+def _told(event: LogEvent) -> str:
+    match event.data:
+        case ActionDecided(action):
+            return action.operation
+        case OutcomeRecorded(outcome=outcome, reason=reason):
+            return f"{outcome} {reason}".strip()
+        case _:
+            return event_type(event.data)
 
 
 def _take_steps(history: _History, cause: Command) -> None:

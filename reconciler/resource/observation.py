@@ -128,10 +128,10 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
         return True
     if known.doubted is not None and shown is not None:
         return True
-    is_held = state.outcome is not None and state.outcome.outcome == "Held"
+    is_left = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
     strays = said.exclusive
-    # Other numbers may let a held stray through the guard.
-    if is_held and strays and (strays.strays, strays.total) != (known.strays, known.total):
+    # Other numbers may let a held stray through the guard; one left alone may be a stray now.
+    if is_left and strays and (strays.strays, strays.total) != (known.strays, known.total):
         return True
     # Our writes conflict, and this is the version that we did not know.
     if state.waits.conflicts and shown and known.object and shown.version != known.object.version:

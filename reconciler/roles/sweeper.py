@@ -26,6 +26,7 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from events.secret import SecretRef
 from projections.read_models import ReadModels
 from projections.status import StatusRow
@@ -130,7 +131,7 @@ class Sweeper:
         waking = [
             self._wake(row.key, "ConfigChanged")
             for row in rows
-            if self._has_its_configuration_now(row)
+            if has_its_configuration_now(row, self._configurations.by_name, self._kinds)
         ]
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
         concerned = self._concerned()
@@ -248,18 +249,22 @@ class Sweeper:
             digests[secret] = "" if found is None else found.digest
         return digests
 
-    def _has_its_configuration_now(self, row: StatusRow) -> bool:
-        config = self._configurations.by_name.get(row.provider_config)
-        match row.outcome, row.reason:
-            case "Held", "ProviderConfigMissing":
-                return config is not None
-            case "Held", "WrongProvider":
-                kind = self._kinds.find(row.kind)
-                return config is None or (kind is not None and kind.provider == config.provider)
-            case _:
-                return False
-
     def _wake(
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]
     ) -> IntakeMessageOut:
         return IntakeMessageOut("timer", key, TimerFired(purpose), self._new_id())
+
+
+def has_its_configuration_now(
+    row: StatusRow, configs: Mapping[str, ProviderConfigSpec], kinds: KindRegistry
+) -> bool:
+    """Return whether a resource is held for a configuration that is as it needs it by now."""
+    config = configs.get(row.provider_config)
+    match row.outcome, row.reason:
+        case "Held", "ProviderConfigMissing":
+            return config is not None
+        case "Held", "WrongProvider":
+            kind = kinds.find(row.kind)
+            return config is None or (kind is not None and kind.provider == config.provider)
+        case _:
+            return False

@@ -59,6 +59,7 @@ from reconciler.sdk.messages import (
     withdrawal,
 )
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
+from reconciler.sdk.plan import PlannedResource
 
 ResourceName = ResourceKey | str
 AnyManifest = Manifest | Mapping[str, Any]
@@ -101,6 +102,20 @@ class Client:
         All are checked before the first is sent. Raises as ``declare``, but gives refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
+        return await self._ask(messages, timeout_seconds)
+
+    async def apply_planned(
+        self, planned: Iterable[PlannedResource], *, timeout_seconds: float = 30.0
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Declare what was planned: of each exactly that comes, or it is refused (PlanOutdated).
+
+        Gives and raises as ``declare_many``; what a plan only follows is left out.
+        """
+        messages = [
+            declaration(each.manifest, plan=each.ref)
+            for each in planned
+            if each.manifest is not None
+        ]
         return await self._ask(messages, timeout_seconds)
 
     async def withdraw(

@@ -22,6 +22,7 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     IntakeData,
+    PlanRef,
     Withdrawn,
 )
 from events.manifest import InvalidManifestError, Manifest, take_apart
@@ -57,11 +58,13 @@ def as_key(resource: ResourceKey | str) -> ResourceKey:
 
 
 def declaration(
-    manifest: Manifest | Mapping[str, Any], expected_generation: int | None = None
+    manifest: Manifest | Mapping[str, Any],
+    expected_generation: int | None = None,
+    plan: PlanRef | None = None,
 ) -> IntakeMessageOut:
     """Make the message that declares a manifest; raises as ``checked_manifest``."""
     checked = checked_manifest(manifest)
-    return _message("desired", checked.key, Declared(checked, expected_generation))
+    return _message("desired", checked.key, Declared(checked, expected_generation, plan))
 
 
 def withdrawal(

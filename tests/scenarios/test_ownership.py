@@ -57,6 +57,7 @@ async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world
 
     await world.until(lambda: is_gone(world, "bar"), "bar is removed")
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
+    assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Unowned", "Deleted"]
 
 
 async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(

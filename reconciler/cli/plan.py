@@ -1,0 +1,250 @@
+"""`reconciler plan`: what would come of declarations, before anything is declared."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from cyclopts import Parameter
+from nats.aio.client import Client
+from rich.text import Text
+
+from events.manifest import Manifest
+from events.names import SYSTEM_NAMESPACE
+from infra.secrets import open_stores
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import console
+from reconciler.cli.errors import CommandError
+from reconciler.cli.exits import Exit
+from reconciler.cli.live_object import secrets_here
+from reconciler.cli.log_replay import current_models, log_of
+from reconciler.cli.manifests import read_all
+from reconciler.cli.naming import check_names
+from reconciler.cli.options import Files, Output
+from reconciler.cli.output import harmless, print_structured
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.provider.kind import installed_kinds
+from reconciler.resource.foresight import UNKNOWN
+from reconciler.roles.foresight import Foresight
+from reconciler.roles.providers import ProviderPool
+from reconciler.sdk.plan import (
+    PLAN_FORMAT,
+    Plan,
+    PlannedAction,
+    PlannedChange,
+    PlannedResource,
+    plan_of,
+)
+
+_SIGNS: Final = {"Create": ("+", "green"), "Update": ("~", "yellow"), "Delete": ("-", "red")}
+_MAX_VALUE_CHARACTERS: Final = 120
+
+
+def plan(
+    *,
+    file: Files,
+    namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
+    out: Path | None = None,
+    refresh: bool = False,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Show what would be done if files were applied, and do nothing.
+
+    Each resource's actions are those that the decider would decide, later
+    ones as if those before had succeeded; what only the API will tell is
+    "(known after apply)". Also shown: what follows for other resources, what
+    would be adopted, held by a guard, or refused.
+
+    Exit status: 0 nothing would be done, 2 something would, 1 a document
+    cannot be used.
+
+    For example:
+
+        reconciler plan -f shapes/
+        reconciler plan -f shapes/ --out today.plan && reconciler apply --plan today.plan
+        reconciler plan -f config.yaml --refresh
+        reconciler plan -f shapes/ -o json
+
+    Parameters
+    ----------
+    namespace
+        Namespace of documents that name none (a ProviderConfig is always in system).
+    out
+        Write the plan to this file, for `reconciler apply --plan`.
+    refresh
+        List the APIs first, from here: without it objects are as the observers last told.
+    output
+        How to print the plan.
+    """
+    check_names(namespace=namespace)
+    documents = read_all(file, namespace)
+    if not documents.good and not documents.bad:
+        raise CommandError(f"{', '.join(file)}: no documents found")
+    manifests = [each.manifest for each in documents.good]
+    made = run_async(_plan(connection, manifests, refresh=refresh))
+    for problem in documents.problems():
+        sys.stderr.write(f"error: {problem}\n")
+    if out is not None:
+        _write(out, made)
+    if output == "table":
+        _print(made)
+    else:
+        print_structured(made, output)
+    if documents.bad or any(each.says in ("Refused", "Unreadable") for each in made.resources):
+        return Exit.FAILED
+    return Exit.DIFFERENCES if made.changes else Exit.OK
+
+
+async def _plan(connection: Connection, manifests: Sequence[Manifest], *, refresh: bool) -> Plan:
+    async with bus(connection) as nc:
+        return await make_plan(nc, manifests, refresh=refresh)
+
+
+async def make_plan(nc: Client, manifests: Sequence[Manifest], *, refresh: bool = False) -> Plan:
+    """Foresee what would come of manifests, by the log as it is now."""
+    log, models, now = await log_of(nc), await current_models(nc), datetime.now(UTC)
+    position = models.position
+    foresight = Foresight(log, models, installed_kinds(), now)
+    await foresight.load()
+    system = [each for each in manifests if each.metadata.namespace == SYSTEM_NAMESPACE]
+    await foresight.declare(system)
+    if refresh:
+        await _list(foresight)
+    await foresight.declare([each for each in manifests if each not in system])
+    return plan_of(foresight, manifests, log=log.log_id, position=position, now=now)
+
+
+async def _list(foresight: Foresight) -> None:
+    """List every scope as it would be configured; raises ``CommandError``."""
+    name = ""
+    pool = ProviderPool(foresight.kinds, foresight.configurations, open_stores(secrets_here()))
+    try:
+        for name, config in sorted(foresight.configurations.by_name.items()):
+            for kind in foresight.kinds.of_provider(config.provider):
+                if not kind.lists:
+                    continue
+                provider = pool.get(name, kind.name)
+                pages = provider.pages(config.scope, page_size=config.limits.page_size)
+                found = [each async for page in pages for each in page]
+                objects = {f"{each.name}\n{each.uid}": each for each in found}
+                await foresight.observe(name, kind.name, objects)
+    except (ProviderError, ConfigurationError) as error:
+        raise CommandError(f"--refresh: {name}: {error}") from None
+    finally:
+        await pool.close()
+
+
+# --- the file
+
+
+def _write(path: Path, made: Plan) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan's file; raises ``CommandError``."""
+    try:
+        made = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise CommandError(f"{path}: this is no plan: {error}: make one with --out") from None
+    if made.format != PLAN_FORMAT:
+        raise CommandError(f"{path}: a plan of format {made.format}: make it again")
+    return made
+
+
+# --- for people
+
+
+def _print(made: Plan) -> None:
+    out = console()
+    shown = [each for each in made.resources if each.says != "NoChange"]
+    for each in shown:
+        _print_resource(each)
+    if shown:
+        out.print()
+    out.print(f"{_summary(made.resources)} (as of log position {made.position})")
+
+
+def _summary(resources: Sequence[PlannedResource]) -> str:
+    new = [each for one in resources for each in one.actions if not each.under_way]
+    actions = Counter(each.operation for each in new)
+    words = [f"{actions[each]} to {each.lower()}" for each in _SIGNS if actions[each]]
+    says = Counter(each.says for each in resources)
+    names = {"Refused": "refused", "Held": "held", "Waiting": "waiting", "Unreadable": "unreadable"}
+    words += [f"{says[each]} {name}" for each, name in names.items() if says[each]]
+    if says["NoChange"]:
+        words.append(f"{says['NoChange']} unchanged")
+    return "Plan: " + (", ".join(words) or "nothing to do")
+
+
+def _print_resource(each: PlannedResource) -> None:
+    out = console()
+    heading = Text(f"{each.resource}")
+    if not each.is_declared:
+        heading.append("  (follows)", "dim")
+    out.print(heading, style="bold")
+    for name in each.adopts:
+        out.print(Text(f"  = takes over {name}", "cyan"))
+    for action in each.actions:
+        _print_action(action)
+    for name in each.releases:
+        out.print(Text(f"  = lets go {name}", "cyan"))
+    if each.says in ("Refused", "Held", "Waiting", "Unreadable"):
+        why = ": ".join(one for one in (each.reason, each.message) if one)
+        colour = "red" if each.says in ("Refused", "Unreadable") else "yellow"
+        out.print(Text(harmless(f"  ! {each.says.lower()}: {why}"), colour))
+    elif not each.actions and each.outcome:
+        why = ": ".join(one for one in (each.reason, each.message) if one)
+        out.print(Text(harmless(f"  → {each.outcome} {why}".rstrip()), "dim"))
+
+
+def _print_action(action: PlannedAction) -> None:
+    sign, colour = _SIGNS[action.operation]
+    words = f"  {sign} {action.operation} {action.external_name}"
+    if action.purpose != "Converge":
+        words += f" ({action.purpose})"
+    if action.under_way:
+        words += " (under way)"
+    console().print(Text(words, colour))
+    for each in action.changes:
+        console().print(Text(harmless(f"      {_change(action, each)}")))
+
+
+def _change(action: PlannedAction, each: PlannedChange) -> str:
+    if action.operation == "Create":
+        return f"{each.path}: {_value(each.wanted)}"
+    applied = "" if each.applied == each.observed else f"  (applied: {_value(each.applied)})"
+    return f"{each.path}: {_value(each.observed)} → {_value(each.wanted)}{applied}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if value == UNKNOWN:
+        return UNKNOWN
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"
+
+
+def moved(before: Plan, after: Plan) -> Iterable[str]:
+    """Say of each declared resource of a plan whether it would become something else now."""
+    now = {each.resource: each for each in after.resources}
+    for each in before.resources:
+        if not each.is_declared or each.says in ("Refused", "Unreadable"):
+            continue
+        other = now[each.resource]
+        if other.version != each.version:
+            yield f"{each.resource}: planned at version {each.version}, is at {other.version}"
+        elif other.digest != each.digest:
+            yield f"{each.resource}: something else would come of it: {_summary([other])}"

@@ -1,0 +1,168 @@
+"""What is expected of an action, so that `decide` can be asked what would follow (ADR 0038).
+
+Pure: it makes the report of a worker for whom all goes well. What only the API will tell, such as
+an id or an address, is `UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import Reported
+from events.log import Action, DueScheduled, LogEvent, RetryScheduled
+from events.manifest import Fields, InvalidManifestError
+from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.resource.state import ResourceState
+
+UNKNOWN: Final = "(known after apply)"
+"""A value that is not there yet, in what is foreseen."""
+
+_WORKER: Final = "foresight"
+_STAND_INS: Final[tuple[Any, ...]] = (UNKNOWN, 1, "1", 1.5, True, "2000-01-01T00:00:00Z", [], {})
+"""What the kind's schema is shown for a value that nobody knows: one of these it takes."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def turn_digest(events: Iterable[LogEvent]) -> str:
+    """Digest what a turn appends, waits left out: these are of its moment."""
+    said = [each.data for each in events if not isinstance(each.data, _OF_THE_MOMENT)]
+    return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
+
+
+_OF_THE_MOMENT = (RetryScheduled, DueScheduled)
+
+
+def expected_report(
+    action: Action, attempt: int, state: ResourceState, outputs: Sequence[str], now: datetime
+) -> Reported:
+    """Return the report of an action that succeeds.
+
+    ``outputs``: paths of what others want to know of a new object.
+    """
+    return Reported(
+        action_id=action.action_id,
+        attempt=attempt,
+        started_at=now,
+        finished_at=now,
+        worker=_WORKER,
+        object=_expected_object(action, state, outputs),
+    )
+
+
+def _expected_object(
+    action: Action, state: ResourceState, outputs: Sequence[str]
+) -> ExternalObject | None:
+    if action.operation == "Delete":
+        return None
+    before = state.observed.object if action.operation == "Update" else None
+    return ExternalObject(
+        name=action.external_name,
+        fields=action.fields,
+        uid=UNKNOWN if before is None else before.uid,
+        version=UNKNOWN,
+        labels=action.labels,
+        written_by=action.idempotency_key,
+        # A change in place is expected to leave addresses and the like as they are.
+        outputs=_unknown(outputs) if before is None else before.outputs,
+    )
+
+
+def _unknown(paths: Sequence[str]) -> Fields:
+    outputs: Fields = {}
+    for path in paths:
+        place = outputs
+        *parents, last = path.removeprefix("outputs.").split(".")
+        for name in parents:
+            place = cast("Fields", place.setdefault(name, {}))
+        place[last] = UNKNOWN
+    return outputs
+
+
+def foreseeing(kind: Kind) -> Kind:
+    """Return a kind that takes unknown values, and expects its new objects to become ready."""
+
+    def ready(fields: Fields, shown: ExternalObject) -> Readiness:
+        return READY if shown.version == UNKNOWN else kind.ready(fields, shown)
+
+    def due(fields: Fields, shown: ExternalObject) -> datetime | None:
+        return None if shown.version == UNKNOWN else kind.due(fields, shown)
+
+    given: dict[str, Any] = {
+        each.name: getattr(kind, each.name) for each in dataclasses.fields(kind)
+    }
+    given["ready"] = ready
+    if kind.has_due:
+        given["due"] = due
+    return _ForeseeingKind(**given)
+
+
+class _ForeseeingKind(Kind):
+    def checked_fields(self, fields: Fields) -> Fields:
+        """Validate fields; what is unknown may turn out to be anything that the schema takes."""
+        refusal: InvalidManifestError | None = None
+        for stand_in in (*_STAND_INS, *_enumerated(msgspec.json.schema(self.schema))):
+            try:
+                checked = super().checked_fields(_with(fields, stand_in))
+            except InvalidManifestError as error:
+                refusal = refusal or error
+                if not _has_unknown(fields):
+                    break
+                continue
+            if stand_in is UNKNOWN or not _has_unknown(fields):
+                return checked
+            return _unknown_again(checked, fields)
+        assert refusal is not None
+        raise refusal
+
+
+def _enumerated(schema: Any) -> Iterator[Any]:
+    """Return every value that a schema allows by name."""
+    if isinstance(schema, dict):
+        place = cast("Fields", schema)
+        yield from place.get("enum", ())
+        for each in place.values():
+            yield from _enumerated(each)
+    elif isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            yield from _enumerated(each)
+
+
+def _with(value: Any, stand_in: Any) -> Any:
+    return _mapped(value, lambda each: stand_in if each == UNKNOWN else each)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {name: _mapped(each, change) for name, each in cast("Fields", value).items()}
+    if isinstance(value, list):
+        return [_mapped(each, change) for each in cast("list[Any]", value)]
+    return change(value)
+
+
+def _has_unknown(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_unknown, cast("Fields", value).values()))
+    if isinstance(value, list):
+        return any(map(_has_unknown, cast("list[Any]", value)))
+    return value == UNKNOWN
+
+
+def _unknown_again(checked: Any, given: Any) -> Any:
+    """Put what is unknown back where it was given, after the kind has checked a stand-in."""
+    if given == UNKNOWN:
+        return UNKNOWN
+    if isinstance(checked, dict) and isinstance(given, dict):
+        fields, said = cast("Fields", checked), cast("Fields", given)
+        return {name: _unknown_again(each, said.get(name)) for name, each in fields.items()}
+    if isinstance(checked, list) and isinstance(given, list):
+        both = zip(cast("list[Any]", checked), cast("list[Any]", given), strict=False)
+        return [_unknown_again(each, said) for each, said in both]
+    return cast("Any", checked)

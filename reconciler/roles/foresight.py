@@ -1,0 +1,359 @@
+"""What would happen: the whole loop in memory, by the functions that the roles decide with.
+
+Resources are loaded from the log, and everything that would be appended goes into a copy of the
+read models and nowhere else. Each action is answered as if it succeeded, references are told as the
+sweeper tells them, and a configuration that changes has its known objects listed again (ADR 0038).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
+from typing import Final, cast
+
+from events.external import ExternalObject
+from events.intake import Declared, IntakeData, ListingBegan, Reported, SecretSeen, TimerFired
+from events.log import (
+    Action,
+    ActionDecided,
+    FieldDifference,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+from events.manifest import Manifest
+from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
+from events.provider_config import ProviderConfigSpec
+from projections.read_models import ReadModels
+from reconciler.ports import EventLog
+from reconciler.provider.kind import KindRegistry
+from reconciler.resource.decide import decide
+from reconciler.resource.difference import LABELS, open_differences
+from reconciler.resource.foresight import expected_report, foreseeing, turn_digest
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.definitions import Definitions
+from reconciler.roles.listing import ListingAssembler, observations
+from reconciler.roles.reference_graph import Graph, graph_from, targets_of
+from reconciler.roles.reference_index import ReferenceIndex, rows_of
+from reconciler.roles.references import definition_messages, reference_messages
+from reconciler.roles.repository import KeptResource, ResourceRepository
+from reconciler.roles.sweeper import has_its_configuration_now
+
+AFTER_EVERYTHING: Final = 2**53
+"""Positions from here on are foreseen: no stream has so many messages."""
+
+MAX_ROUNDS: Final = 1_000
+_ACTOR: Final = "foresight"
+_UNKNOWN_DIGEST: Final = "unknown"
+
+
+class EndlessForesightError(RuntimeError):
+    """What is foreseen comes to no end: a defect, reported instead of looping."""
+
+
+@dataclass(slots=True)
+class ForeseenAction:
+    """An action that would be decided, with what it would change."""
+
+    action: Action
+    changes: list[tuple[FieldDifference, object]]  # with what was applied last
+    was_under_way: bool = False
+
+
+@dataclass(slots=True)
+class ForeseenResource:
+    """How a resource stands, and what would become of it."""
+
+    key: ResourceKey
+    base: KeptResource
+    state: ResourceState
+    turn: Turn | None = None  # of its declaration
+    claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
+    releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
+    actions: list[ForeseenAction] = field(default_factory=list[ForeseenAction])
+
+    @property
+    def digest(self) -> str:
+        """Digest of what its declaration would append."""
+        return "" if self.turn is None else turn_digest(self.turn.events)
+
+    @property
+    def outcome_changes(self) -> bool:
+        """Whether it would stand otherwise."""
+        before, after = self.base.state.outcome, self.state.outcome
+        if before is None or after is None:
+            return before is not after
+        return (before.outcome, before.reason) != (after.outcome, after.reason)
+
+
+class Foresight:
+    """The resources of a log as they would become; ask it once, and read ``found``."""
+
+    def __init__(
+        self, log: EventLog, models: ReadModels, kinds: KindRegistry, now: datetime
+    ) -> None:
+        self.found: dict[ResourceKey, ForeseenResource] = {}
+        self.unread: dict[ResourceKey, str] = {}
+        self.elsewhere: dict[str, int] = {}  # objects of configurations that move to another API
+        self.configurations = Configurations()
+        self.kinds = kinds
+        self._log = log
+        self._models = models
+        self._definitions = Definitions(kinds)
+        self._now = now
+        self._repository = ResourceRepository(log)
+        self._index = ReferenceIndex()
+        self._positions = count(AFTER_EVERYTHING)
+        self._redefined: set[str] = set()
+        self._reconfigured: set[str] = set()
+        self._refers: Graph = {}
+        self._places: dict[str, str] = {}
+
+    async def load(self) -> None:
+        """Read what every decision rests on."""
+        await self._definitions.load(self._log)
+        await self.configurations.load(self._log)
+        self._index.build(self._models.status.items())
+        self._index.take_moved()  # what is under way already is not of this plan
+        self._definitions.listen(self._redefined.add)
+        self.configurations.listen(self._reconfigured.add)
+        configs = self.configurations.by_name.items()
+        self._places = {name: config.endpoint for name, config in configs}
+
+    async def declare(self, manifests: Iterable[Manifest]) -> None:
+        """Declare, and follow what comes of it to its end."""
+        by_rank: dict[int, list[Manifest]] = {}
+        for each in manifests:
+            by_rank.setdefault(system_rank(each.kind), []).append(each)
+        for rank in sorted(by_rank):
+            work = {each.key: [Declared(each)] for each in by_rank[rank]}
+            await self._decide(work, declaring=True)
+        await self._to_the_end()
+
+    async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
+        """Take in a complete listing, and follow what comes of it to its end."""
+        await self._decide(await self._seen(config, kind, objects))
+        await self._to_the_end()
+
+    # --- from one turn to the next
+
+    async def _to_the_end(self) -> None:
+        for _ in range(MAX_ROUNDS):
+            work = self._results()
+            for key, data in await self._told():
+                work.setdefault(key, []).append(data)
+            if not work:
+                return
+            await self._decide(work)
+        raise EndlessForesightError(f"no end after {MAX_ROUNDS} rounds")
+
+    async def _decide(
+        self, work: Mapping[ResourceKey, Sequence[IntakeData]], *, declaring: bool = False
+    ) -> None:
+        await self._meet(work)
+        for key, said in work.items():
+            if key not in self.found:
+                continue
+            mine = self.found[key]
+            commands = [self._command(data) for data in said]
+            turn = decide(mine.state, commands, self._context(key))
+            if declaring:
+                mine.turn = turn
+            self._take(mine, turn)
+
+    async def _meet(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
+        """Load what is met for the first time, and whom new declarations refer to."""
+        new = [key for key in work if key not in self.found]
+        kept = await self._repository.get(new)
+        for key in new:
+            if key in kept:
+                self.found[key] = ForeseenResource(key, kept[key], kept[key].state)
+            else:
+                self.unread[key] = str(self._repository.broken.get(key, "it cannot be read"))
+        targets = {
+            each
+            for key, said in work.items()
+            for each in targets_of(
+                [self._command(data) for data in said], self.kinds.find(key.kind), key
+            )
+        }
+        if targets:
+            self._refers = await graph_from(targets, self._repository)
+            for key, mine in self.found.items():  # what is foreseen is newer than the log
+                if (spec := mine.state.desired.spec) is not None:
+                    self._refers[str(key)] = tuple(each.target for each in spec.references)
+
+    def _take(self, mine: ForeseenResource, turn: Turn) -> None:
+        mine.state = turn.state
+        for event in turn.events:
+            row = self._models.apply(next(self._positions), event)
+            self._index.note(event.subject, self._models.status.get(event.subject, row))
+            if event.key.namespace == SYSTEM_NAMESPACE:
+                self._definitions.apply(event)
+                self.configurations.apply(event)
+            match event.data:
+                case ActionDecided(action):
+                    mine.actions.append(ForeseenAction(action, self._changes(mine, action)))
+                case OwnershipClaimed():
+                    mine.claims.append(event.data)
+                case OwnershipReleased():
+                    mine.releases.append(event.data)
+                case _:
+                    pass
+
+    def _changes(
+        self, mine: ForeseenResource, action: Action
+    ) -> list[tuple[FieldDifference, object]]:
+        """Say what an action changes: each path with what is wanted, seen, and applied last."""
+        if action.operation == "Delete":
+            return []
+        if action.operation == "Create":
+            found = [FieldDifference(path, each, None) for path, each in action.fields.items()]
+            found += [
+                FieldDifference(f"{LABELS}.{name}", each, None)
+                for name, each in action.labels.items()
+            ]
+            return [(each, None) for each in found]
+        applied = None if mine.state.owned is None else mine.state.owned.applied
+        found = list(open_differences(mine.state, self._context(mine.key)))
+        if applied is None:
+            return [(each, None) for each in found]
+        return [(each, _at(each.path, applied.fields, applied.labels)) for each in found]
+
+    # --- what comes in
+
+    def _results(self) -> dict[ResourceKey, list[IntakeData]]:
+        """Answer each action that is under way: it succeeds."""
+        results: dict[ResourceKey, list[IntakeData]] = {}
+        for key, mine in self.found.items():
+            flight = mine.state.actions.in_flight
+            if flight is None or flight.held:
+                continue
+            if not any(each.action.action_id == flight.action.action_id for each in mine.actions):
+                mine.actions.append(ForeseenAction(flight.action, [], was_under_way=True))
+            results[key] = [self._report(key, mine)]
+        return results
+
+    def _report(self, key: ResourceKey, mine: ForeseenResource) -> Reported:
+        flight = mine.state.actions.in_flight
+        assert flight is not None
+        wanted = [
+            name
+            for referrer in self._index.referrers(str(key))
+            for reference in self._models.status[referrer].refers
+            if reference.target == str(key)
+            for name in reference.fields
+            if name.startswith("outputs.")
+        ]
+        return expected_report(flight.action, flight.attempt, mine.state, wanted, self._now)
+
+    async def _told(self) -> list[tuple[ResourceKey, IntakeData]]:
+        """Return what the sweeper and the observer would tell by now."""
+        rows, damaged = self._models.status, self._models.damage
+        concerned = self._index.take_moved()
+        messages = reference_messages(concerned, self._index, rows, damaged)
+        for name in sorted(self._redefined):
+            kind = self.kinds.find(name)
+            if kind is not None and kind.definition is not None:
+                messages += definition_messages(kind.definition, name, rows, damaged)
+        self._redefined.clear()
+        told: list[tuple[ResourceKey, IntakeData]] = [(each.key, each.data) for each in messages]
+        told += [
+            (row.key, SecretSeen(secret, _UNKNOWN_DIGEST))
+            for row in rows_of(concerned.targets, rows)
+            for secret, known in row.secrets.items()
+            if not known and row.declared and row.key in self.found
+        ]
+        changed, self._reconfigured = sorted(self._reconfigured), set()
+        for name in changed:
+            told += await self._reconsidered(name)
+        return told
+
+    async def _reconsidered(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
+        """Wake who waits for a configuration that is another one now, and list again."""
+        configs = self.configurations.by_name
+        rows = [row for row in self._models.status.values() if row.provider_config == name]
+        told: list[tuple[ResourceKey, IntakeData]] = [
+            (row.key, TimerFired("ConfigChanged"))
+            for row in rows
+            if has_its_configuration_now(row, configs, self.kinds)
+        ]
+        config = configs.get(name)
+        if config is None:
+            return told
+        if self._places.get(name, config.endpoint) != config.endpoint:
+            self.elsewhere[name] = sum(row.owned for row in rows)
+            return told  # what is there, only a listing can tell
+        await self._meet({row.key: () for row in rows})
+        for kind in self.kinds.of_provider(config.provider):
+            objects = self._known_objects(name, kind.name, config)
+            if objects:
+                seen = await self._seen(name, kind.name, objects)
+                told += [(key, each) for key, said in seen.items() for each in said]
+        return told
+
+    def _known_objects(
+        self, name: str, kind: str, config: ProviderConfigSpec
+    ) -> dict[str, ExternalObject]:
+        """Return the objects of a configuration's scope that the log knows."""
+        known: dict[str, ExternalObject] = {}
+        for mine in self.found.values():
+            seen = mine.state.observed.object
+            is_of_it = mine.state.provider_config == name and mine.key.kind == kind
+            if is_of_it and seen is not None and config.scope.has(seen.name, seen.labels):
+                known[f"{seen.name}\n{seen.uid}"] = seen
+        return known
+
+    async def _seen(
+        self, name: str, kind: str, objects: Mapping[str, ExternalObject]
+    ) -> dict[ResourceKey, list[IntakeData]]:
+        config, known = self.configurations.by_name[name], self.kinds.find(kind)
+        capabilities = None if known is None else known.capabilities
+        unique = capabilities is None or capabilities.deterministic_names
+        scope = config.scope
+        began = ListingBegan(name, kind, next(self._positions), scope.prefix, scope.labels)
+        listing = ListingAssembler(began, self._now, unique_names=unique)
+        listing.add(objects.values())
+        complete = listing.complete(len(objects))
+        rows = self._models.status
+        found = await observations(listing, complete, rows, config, self._log.log_id)
+        work: dict[ResourceKey, list[IntakeData]] = {}
+        for key, seen in found.observed:
+            work.setdefault(key, []).append(seen)
+        return work
+
+    # --- the inputs of `decide`
+
+    def _command(self, data: IntakeData) -> Command:
+        position = next(self._positions)
+        message_id = f"foreseen-{position}"
+        return Command(position, message_id, _ACTOR, data, position, self._now)
+
+    def _context(self, key: ResourceKey) -> Context:
+        kind = self.kinds.find(key.kind)
+        return Context(
+            key=key,
+            now=self._now,
+            jitter=0.0,
+            log_id=self._log.log_id,
+            epoch=self._log.epoch,
+            kind=None if kind is None else foreseeing(kind),
+            configs=self.configurations.by_name,
+            providers=self.kinds.providers,
+            refers=self._refers,
+            check_definition=self._definitions.check,
+            missing_hint=self.kinds.missing_hint,
+        )
+
+
+def _at(path: str, fields: Mapping[str, object], labels: Mapping[str, str]) -> object:
+    """Return what is at the path of a difference; None where nothing is."""
+    if path.startswith(f"{LABELS}."):
+        return labels.get(path.removeprefix(f"{LABELS}."))
+    place: object = fields
+    for name in path.split("."):
+        place = cast("Mapping[str, object]", place).get(name) if isinstance(place, dict) else None
+    return place

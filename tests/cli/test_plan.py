@@ -1,0 +1,248 @@
+"""`plan` says exactly what `apply` does, and `apply --plan` does exactly that, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import pytest
+
+from events.log import ActionDecided, OutcomeName
+from reconciler.sdk import Client, connect
+from reconciler.sdk.plan import Plan
+from tests.cli.runner import Cli, Inside, Up, shape, up
+
+_T = TypeVar("_T")
+
+
+def config(running: Up, name: str, **scope: str) -> str:
+    body = {"provider": "shapes", "endpoint": running.ready["apiUrl"], "resyncSeconds": 0.5}
+    document = {
+        "apiVersion": "reconciler/v1",
+        "kind": "ProviderConfig",
+        "metadata": {"name": name, "namespace": "system"},
+        "spec": {**body, "scope": {"prefix": f"{name}-", **scope}},
+    }
+    return json.dumps(document) + "\n"
+
+
+def of_config(name: str, config: str, color: str = "Red", **spec: Any) -> str:
+    manifest = {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"name": name},
+        "spec": {
+            "type": "Square",
+            "color": color,
+            "providerConfigRef": {"name": config},
+            **spec,
+        },
+    }
+    return json.dumps(manifest) + "\n"
+
+
+def actions(found: Any) -> dict[str, list[tuple[str, Any]]]:
+    """The actions of a plan by resource, each with what it changes."""
+    return {
+        each["resource"]: [
+            (one["operation"], {change["path"]: change["wanted"] for change in one["changes"]})
+            for one in each["actions"]
+        ]
+        for each in found["resources"]
+    }
+
+
+def decided(running: Up, resource: str) -> list[str]:
+    history = asked(running, lambda client: client.history(resource))
+    return [
+        each.event.data.action.operation
+        for each in history
+        if isinstance(each.event.data, ActionDecided)
+    ]
+
+
+def asked(running: Up, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+    """Ask by the SDK."""
+
+    async def answer() -> _T:
+        async with connect(running.ready["natsUrl"], source="tests") as client:
+            return await ask(client)
+
+    return asyncio.run(answer())
+
+
+def until(running: Up, name: str, outcome: OutcomeName) -> None:
+    """Wait for an outcome of a shape that nobody declared."""
+    asked(
+        running,
+        lambda client: client.wait_for(f"default/Shape/{name}", generation=0, outcomes=[outcome]),
+    )
+
+
+def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
+    live.write("plan-a.yaml", shape("plan-a") + "---\n" + shape("plan-mauve", "Mauve"))
+    ran = live.run("plan", "-f", "plan-a.yaml")
+    assert ran.status == 1, "a document is refused"
+    assert "  + Create plan-a\n" in ran.out
+    assert '      color: "Red"\n' in ran.out
+    assert "  ! refused: Invalid: spec: Invalid enum value 'Mauve'" in ran.out
+    assert "Plan: 1 to create, 1 refused (as of log position" in ran.out
+    assert live.run("describe", "plan-a").status == 1, "the log knows nothing of it"
+
+    live.write("plan-a.yaml", shape("plan-a"))
+    assert live.run("plan", "-f", "plan-a.yaml").status == 2
+    live.ok("apply", "-f", "plan-a.yaml", "--wait")
+    ran = live.ok("plan", "-f", "plan-a.yaml")
+    assert ran.out.startswith("Plan: 1 unchanged (as of log position")
+
+    live.write("plan-a.yaml", shape("plan-a", "Green"))
+    ran = live.run("plan", "-f", "plan-a.yaml")
+    assert (ran.status, ran.out.splitlines()[:3]) == (
+        2,
+        ["default/Shape/plan-a", "  ~ Update plan-a", '      color: "Red" → "Green"'],
+    )
+    ran = live.run("plan", "-f", "plan-a.yaml", "-o", "json")
+    (change,) = ran.json["resources"][0]["actions"][0]["changes"]
+    assert change == {"path": "color", "applied": "Red", "observed": "Red", "wanted": "Green"}
+
+
+def test_what_follows_through_references_is_planned(live: Cli) -> None:
+    target = shape("plan-target")
+    referrer = shape("plan-referrer").replace(
+        "type: Square", "type: {$ref: Shape/plan-target, field: outputs.type}"
+    )
+    referrer = referrer.replace("color: Red", "color: {$ref: Shape/plan-target, field: name}")
+    live.write("plan-ref.yaml", f"{referrer}---\n{target}")
+    ran = live.run("plan", "-f", "plan-ref.yaml", "-o", "json")
+    by_name = {each["resource"]: each for each in ran.json["resources"]}
+    assert by_name["default/Shape/plan-target"]["says"] == "Change"
+    # A name is no colour: the plan finds out what the decider would.
+    assert by_name["default/Shape/plan-referrer"]["reason"] == "InvalidInput"
+
+    referrer = referrer.replace("color: {$ref: Shape/plan-target, field: name}", "color: Blue")
+    live.write("plan-ref.yaml", f"{referrer}---\n{target}")
+    ran = live.run("plan", "-f", "plan-ref.yaml", "-o", "json")
+    ((operation, fields),) = actions(ran.json)["default/Shape/plan-referrer"]
+    assert operation == "Create"
+    assert (fields["type"], fields["color"]) == ("(known after apply)", "Blue")
+
+
+def test_an_exclusive_scope_is_foreseen_and_then_done(tmp_path: Path) -> None:
+    cli = Inside(tmp_path)
+    with up(cli, "--resync", "0.5") as running:
+        cli.write("own.yaml", shape("own"))
+        cli.ok("apply", "-f", "own.yaml", "--wait")
+        by_hand = {"name": "hand", "type": "Circle", "color": "Blue"}
+        httpx.post(f"{running.ready['apiUrl']}/shapes", json=by_hand).raise_for_status()
+        until(running, "hand", "Unowned")
+
+        cli.write("exclusive.yaml", config(running, "default", prefix="", mode="Exclusive"))
+        ran = cli.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
+        assert ran.status == 2
+        assert ran.out.splitlines()[2:5] == [
+            "default/Shape/hand  (follows)",
+            "  = takes over hand (ExclusiveScope)",
+            "  - Delete hand",
+        ]
+        assert "own" not in ran.out.replace("takes over", "")
+        assert httpx.get(f"{running.ready['apiUrl']}/shapes/hand").is_success, "only planned"
+
+        cli.ok("apply", "--plan", "exclusive.plan", "--wait")
+        until(running, "hand", "Deleted")
+        assert decided(running, "default/Shape/hand") == ["Delete"]
+
+
+def test_a_listing_from_here_finds_what_nobody_has_told(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    running = running_up[1]
+    live.write("plan-slow.yaml", config(running, "plans").replace("0.5", "3600"))
+    live.ok("apply", "-f", "plan-slow.yaml", "--wait")
+    live.write("plan-slow-own.yaml", of_config("plans-own", "plans"))
+    live.ok("apply", "-f", "plan-slow-own.yaml", "--wait")
+    httpx.delete(f"{running.ready['apiUrl']}/shapes/plans-own").raise_for_status()
+    live.ok("plan", "-f", "plan-slow-own.yaml")
+    ran = live.run("plan", "-f", "plan-slow-own.yaml", "--refresh")
+    assert ran.status == 2
+    assert "  + Create plans-own" in ran.out
+
+
+def test_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
+    live.write("moved.yaml", shape("moved-a") + "---\n" + shape("moved-b"))
+    assert live.run("plan", "-f", "moved.yaml", "--out", "moved.plan").status == 2
+    live.write("moved-a.yaml", shape("moved-a", "Green"))
+    live.ok("apply", "-f", "moved-a.yaml", "--wait")
+    ran = live.run("apply", "--plan", "moved.plan")
+    assert ran.status == 1
+    assert ran.err == (
+        "error: nothing was declared, plan again:"
+        " default/Shape/moved-a: planned at version 0, is at 4\n"
+    )
+    assert live.run("describe", "moved-b").status == 1
+
+
+def test_what_moves_after_the_check_is_refused_alone(live: Cli, running_up: tuple[Cli, Up]) -> None:
+    live.write("late.yaml", shape("late-a") + "---\n" + shape("late-b"))
+    live.run("plan", "-f", "late.yaml", "--out", "late.plan")
+    made = msgspec.json.decode((live.folder / "late.plan").read_bytes(), type=Plan)
+    live.write("late-a.yaml", shape("late-a", "Green"))
+    live.ok("apply", "-f", "late-a.yaml", "--wait")
+    answers = asked(running_up[1], lambda client: client.apply_planned(made.resources))
+    assert [each.reason for each in answers] == ["PlanOutdated", "Accepted"]
+    assert [each.generation for each in answers[1:]] == [1]  # pyright: ignore
+
+
+def test_a_plan_with_its_configuration_is_applied_whole(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    running = running_up[1]
+    live.write("whole.yaml", of_config("planw-a", "planw") + "---\n" + config(running, "planw"))
+    ran = live.run("plan", "-f", "whole.yaml", "--out", "whole.plan", "-o", "json")
+    assert [name for name, _ in actions(ran.json)["default/Shape/planw-a"]] == ["Create"]
+    live.ok("apply", "--plan", "whole.plan", "--wait")
+    assert decided(running, "default/Shape/planw-a") == ["Create"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "bad.plan: cannot be read: No such file or directory"),
+        ("{}", "bad.plan: this is no plan: Object missing required field `log`"),
+        ("nothing", "bad.plan: this is no plan: JSON is malformed"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_named(live: Cli, content: str | None, said: str) -> None:
+    Path(live.folder / "bad.plan").unlink(missing_ok=True)
+    if content is not None:
+        live.write("bad.plan", content)
+    ran = live.run("apply", "--plan", "bad.plan")
+    assert ran.status == 1
+    assert ran.err.startswith(f"error: {said}")
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
+    live.write("other.yaml", shape("other-log"))
+    live.run("plan", "-f", "other.yaml", "--out", "other.plan")
+    text = (live.folder / "other.plan").read_text()
+    log = json.loads(text)["log"]
+    live.write("other.plan", text.replace(f'"{log}"', '"another"'))
+    ran = live.run("apply", "--plan", "other.plan")
+    assert (ran.status, ran.err) == (
+        1,
+        "error: the plan is of another log: plan again, on this server\n",
+    )
+
+
+def test_plan_and_files_do_not_go_together(live: Cli) -> None:
+    ran = live.run("apply", "--plan", "a.plan", "-f", "b.yaml")
+    assert (ran.status, ran.err.splitlines()[0]) == (
+        2,
+        "error: --plan goes without --file and --dry-run: it has its documents",
+    )
+    assert live.run("apply").status == 2

@@ -1,0 +1,90 @@
+"""A declaration with a plan: exactly that comes of it, or it is refused; and unknown values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import msgspec
+import pytest
+
+from events.intake import Answer, Declared, PlanRef
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import ProviderConfigSpec
+from reconciler.resource.decide import PLAN_OUTDATED, decide
+from reconciler.resource.foresight import UNKNOWN, foreseeing, turn_digest
+from tests.resource.building import BLOCK, CONFIG, Story, converged, manifest, names, repainted
+
+GREEN = {"type": "Square", "color": "Green"}
+
+
+def planned(story: Story, fields: Fields = GREEN) -> Declared:
+    """Declare what was planned with the story as it is."""
+    said = Declared(manifest(fields))
+    turn = decide(story.state, [story.command(said)], story.context)
+    return Declared(said.manifest, plan=PlanRef(story.state.version, turn_digest(turn.events)))
+
+
+def test_what_was_planned_is_done():
+    story = converged()
+    said = planned(story)
+    assert names(story.turn(said)) == ["SpecDeclared", "ActionDecided"]
+    assert story.answer.accepted
+
+
+def test_what_was_planned_before_something_happened_is_refused_and_changes_nothing():
+    story = converged()
+    said = planned(story)
+    version = story.state.version
+    story.see(repainted(story.seen, color="Blue"))
+    assert story.turn(said) == []
+    assert story.answer == Answer(
+        False,
+        PLAN_OUTDATED,
+        1,
+        story.answer.position,
+        f"it was planned at version {version}, and is at {story.state.version}: plan again",
+    )
+
+
+def test_what_was_planned_for_another_configuration_is_refused():
+    story = Story()
+    said = planned(story)
+    story.configs = {CONFIG: ProviderConfigSpec("other", "http://other")}
+    assert story.turn(said) == []
+    assert story.answer.reason == PLAN_OUTDATED
+    assert story.answer.message.startswith("something else would come of it now than was planned (")
+
+
+def test_a_planned_declaration_that_comes_twice_is_a_duplicate():
+    story = Story()
+    said = planned(story)
+    first = story.command(said, message_id="same")
+    story.give([first])
+    story.give([story.command(said, message_id="same")])
+    assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
+
+
+def test_what_is_refused_anyway_says_why():
+    story = converged()
+    said = planned(story)
+    bad = manifest()
+    bad = msgspec.structs.replace(bad, spec={"colour": "Green"})
+    story.turn(Declared(bad, plan=said.plan))
+    assert story.answer.reason == "Invalid"
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    port: int
+    shape: Literal["Square", "Circle"] = "Square"
+    names: list[str] = []
+
+
+def test_a_value_that_nobody_knows_yet_may_be_any_that_the_kind_takes():
+    kind = foreseeing(dataclasses.replace(BLOCK, schema=_Fields))
+    given = {"port": UNKNOWN, "shape": "Circle", "names": ["a"]}
+    assert kind.checked_fields(given) == given
+    given = {"port": 1, "shape": UNKNOWN}
+    assert kind.checked_fields(given) == {**given, "names": []}
+    with pytest.raises(InvalidManifestError, match="port"):
+        kind.checked_fields({"port": "none", "shape": "Circle"})
