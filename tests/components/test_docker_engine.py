@@ -62,7 +62,7 @@ def mentioning(folder: Path) -> dict[int, str]:
 
 
 def bridges() -> set[str]:
-    return {name for name in os.listdir("/sys/class/net") if name.startswith("rec")}
+    return {each.name for each in Path("/sys/class/net").glob("rec*")}
 
 
 def assert_nothing_is_left(folder: Path) -> None:
