@@ -135,11 +135,13 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
         body = {"Image": image, "Cmd": ["/bin/sleep", "1000000"]}
         made = hands.post("/containers/create", body, name="half")["Id"]
         hands.post(f"/containers/{made}/start")
+        found = hands.inspect("half")
+        assert found is not None
         await engine.kill()
         tasks = folder / "exec" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
         for name in ("runtime", "shim-binary-path", "init.pid", "options.json"):
             (tasks / "moby" / made / name).unlink(missing_ok=True)  # those that are written last
-        for process in mentioning(folder):  # the shim, with it the container
+        for process in (*mentioning(folder), found["State"]["Pid"]):
             os.kill(process, signal.SIGKILL)
         await engine.start(folder)
         hands.post(f"/containers/{made}/start")
