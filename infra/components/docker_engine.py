@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,6 +29,9 @@ _POLL_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 2.0
 _TOOLS: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INSTALL: Final = "install Debian's docker.io, or Docker's own packages"
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+"""How the kernel writes what would end a word of its list of mounts."""
+
 _LOG_CHARACTERS: Final = 20_000
 
 
@@ -87,7 +91,7 @@ class DockerEngine:
             await asyncio.to_thread(self._process.wait, STOP_SECONDS)
         except subprocess.TimeoutExpired:
             await self.kill()
-        await asyncio.to_thread(self._clean_up)
+        await asyncio.to_thread(self._leave_nothing)
 
     async def kill(self) -> None:
         """End it at once (SIGKILL), as a crash does; its containerd ends with it."""
@@ -127,7 +131,7 @@ class DockerEngine:
                     " give another folder"
                 )
             time.sleep(_POLL_SECONDS)
-        self._end_containerd()
+        self._clean_up()
         asked = self._asked_beside_others
         self._beside_others = _others_run() if asked is None else asked
         (self._folder / "docker.pid").unlink(missing_ok=True)
@@ -172,20 +176,30 @@ class DockerEngine:
         _run("ip", "link", "set", self._bridge, "up")
 
     def _clean_up(self) -> None:
-        """Take away what a dockerd that was killed leaves: containers, mounts; and the bridge."""
+        """Take away what a dockerd that was killed leaves: its containers, and what it ran them by.
+
+        After a reboot that is gone, too. Where it stays, a container that was about to be started
+        at that moment can never be started again: "file exists".
+        """
         self._end_containerd()
-        tasks = self._folder / "exec" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
+        runtime = self._folder / "exec"
+        tasks = runtime / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
         for pid_file in tasks.glob("moby/*/init.pid"):
             with contextlib.suppress(OSError, ValueError):
                 pid = int(pid_file.read_text())
                 if pid_file.parent.name in Path(f"/proc/{pid}/cgroup").read_text():
                     os.kill(pid, signal.SIGKILL)
-        for pid in _naming(self._folder / "exec"):  # who looked after these containers
+        for pid in _naming(runtime):  # who looked after these containers
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for place in _mounts_beneath(self._folder):
-            _run("umount", "--lazy", place, may_fail=True)
-        if self._beside_others:
+        _unmount_beneath(runtime)
+        shutil.rmtree(runtime, ignore_errors=True)
+
+    def _leave_nothing(self) -> None:
+        """Take away what is left, and the bridge, which a start before may have made."""
+        self._clean_up()
+        _unmount_beneath(self._folder)
+        if Path("/sys/class/net", self._bridge).exists():
             _run("ip", "link", "delete", self._bridge, may_fail=True)
 
     async def _until_it_answers(self, began: int) -> None:
@@ -281,11 +295,17 @@ def _naming(folder: Path) -> list[int]:
     return found
 
 
-def _mounts_beneath(folder: Path) -> list[str]:
-    """Return what is mounted beneath a folder, the innermost first."""
+def _unmount_beneath(folder: Path) -> None:
+    """Unmount what is mounted beneath a folder, the innermost first."""
     lines = Path("/proc/self/mounts").read_bytes().splitlines()
-    places = [line.split()[1].decode("unicode_escape") for line in lines]
-    return [place for place in reversed(places) if place.startswith(f"{folder}/")]
+    places = [os.fsdecode(_ESCAPED.sub(_unescaped, line.split()[1])) for line in lines]
+    for place in reversed(places):
+        if place.startswith(f"{folder}/"):
+            _run("umount", "--lazy", place, may_fail=True)
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    return bytes([int(found[1], 8)])
 
 
 def _run(*command: str, may_fail: bool = False) -> None:

@@ -21,6 +21,8 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     out = console()
     out.print(f"reconciler is ready ({seconds:.1f} s)\n", style="bold green")
     places = Table.grid(padding=(0, 2))
+    places.add_column()
+    places.add_column(overflow="fold")  # an endpoint that ends in dots is none
     kind = "embedded" if stack.server is not None else "external"
     places.add_row("  bus", f"{stack.shown_url} ({kind}, {PARTITIONS} partitions)")
     if stack.api_url is not None:

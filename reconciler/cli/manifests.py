@@ -6,6 +6,7 @@ its number in it.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,13 +101,18 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
 def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     for path in paths:
         if path == STANDARD_INPUT:
-            yield "standard input", sys.stdin.read()
+            yield "standard input", _decoded("standard input", sys.stdin.buffer.read())
             continue
         for file in _files(Path(path)):
-            try:
-                yield str(file), file.read_text()
-            except UnicodeDecodeError as error:
-                raise CommandError(f"{file} is not UTF-8 text: {error}") from None
+            yield str(file), _decoded(str(file), file.read_bytes())
+
+
+def _decoded(file: str, content: bytes) -> str:
+    """Return a file's text: Python's own standard input lets through what is no text."""
+    try:
+        return io.StringIO(content.decode(), newline=None).read()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{file} is not UTF-8 text: {error}") from None
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -102,7 +102,8 @@ class Inside(Cli):
             redirect_stderr(err),
         ):
             patch.delenv("RECONCILER_NATS_URL", raising=False)
-            patch.setattr(sys, "stdin", io.StringIO(text))
+            given = io.BytesIO((text or "").encode())
+            patch.setattr(sys, "stdin", io.TextIOWrapper(given))
             for name, value in environment.items():
                 patch.setenv(name, value)
             # What roles in this process log meanwhile is not the command's output.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,17 @@ def test_what_is_wrong_is_told_with_file_and_number(
     told = documents.problems()[0]
     assert told.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
     assert message in told
+
+
+def test_standard_input_that_is_no_text_is_refused_like_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"a: \xff\n")
+    given = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", given)
+    for path in ("-", str(tmp_path / "a.yaml")):
+        with pytest.raises(CommandError, match="is not UTF-8 text"):
+            read_all([path], "team")
 
 
 def test_the_line_of_a_mistake_is_that_of_the_file(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def test_one_role_runs_in_a_process_of_its_own(live: Cli) -> None:
 
 
 def test_the_banner_says_where_everything_is(cli: Cli) -> None:
-    process = cli.start("up", "--port", "0", "--api-port", "0")
+    data = "d" * 90
+    process = cli.start("up", "--port", "0", "--api-port", "0", "--data", data)
     assert process.stdout is not None
     told = ""
     while "Ctrl-C stops" not in told:
@@ -130,6 +131,7 @@ def test_the_banner_says_where_everything_is(cli: Cli) -> None:
     assert process.returncode == 0
     for word in ("reconciler is ready", "bus", "nats://127.0.0.1:", "example API", "apply -f"):
         assert word in told
+    assert data in "".join(told.split()), "nothing is cut off"
     assert "\x1b" not in told
 
 

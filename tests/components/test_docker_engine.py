@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,20 +49,24 @@ def answers(endpoint: str) -> bool:
             return False
 
 
-def mentioning(folder: Path) -> list[str]:
+def mentioning(folder: Path) -> dict[int, str]:
     """The processes whose command names a folder."""
-    found: list[str] = []
+    found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if bytes(folder) in path.read_bytes():
-                found.append(path.read_text().replace("\0", " "))
+                found[int(path.parent.name)] = path.read_text().replace("\0", " ")
         except OSError:
             continue  # it has just ended
     return found
 
 
+def bridges() -> set[str]:
+    return {each.name for each in Path("/sys/class/net").glob("rec*")}
+
+
 def assert_nothing_is_left(folder: Path) -> None:
-    assert mentioning(folder) == []
+    assert mentioning(folder) == {}
     assert str(folder) not in Path("/proc/mounts").read_text()
     shutil.rmtree(folder)  # which fails where anything is mounted
 
@@ -81,7 +86,7 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
 
         await engine.kill()
         assert not engine.is_running
-        assert mentioning(folder) == []
+        assert mentioning(folder) == {}
         await engine.start(folder)
         with client_of(engine.endpoint) as client:
             assert client.get("/volumes/kept").is_success
@@ -118,6 +123,62 @@ def start_and_kill_parent(folder: Path) -> None:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "started\n"
         parent.kill()
+
+
+@pytest.mark.own_dockerd
+async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Path) -> None:
+    engine = DockerEngine(beside_others=True)
+    try:
+        await engine.start(folder)
+        hands = Hands(engine.endpoint)
+        image = hands.import_image("reconciler-test:1")
+        body = {"Image": image, "Cmd": ["/bin/sleep", "1000000"]}
+        made = hands.post("/containers/create", body, name="half")["Id"]
+        hands.post(f"/containers/{made}/start")
+        found = hands.inspect("half")
+        assert found is not None
+        await engine.kill()
+        tasks = folder / "exec" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
+        for name in ("runtime", "shim-binary-path", "init.pid", "options.json"):
+            (tasks / "moby" / made / name).unlink(missing_ok=True)  # those that are written last
+        for process in (*mentioning(folder), found["State"]["Pid"]):
+            os.kill(process, signal.SIGKILL)
+        await engine.start(folder)
+        hands.post(f"/containers/{made}/start")
+    finally:
+        await engine.stop()
+    assert_nothing_is_left(folder)
+
+
+@pytest.mark.own_dockerd
+async def test_nothing_is_left_where_a_folders_name_is_not_plain(folder: Path) -> None:
+    plain = folder.with_name("dö ck")
+    engine = DockerEngine(beside_others=True)
+    try:
+        await engine.start(plain)
+        hands = Hands(engine.endpoint)
+        body = {"Image": hands.import_image("reconciler-test:1"), "Cmd": ["/bin/sleep", "1000000"]}
+        hands.post(f"/containers/{hands.post('/containers/create', body)['Id']}/start")
+        await engine.kill()
+    finally:
+        await engine.stop()
+    assert_nothing_is_left(plain)
+
+
+@pytest.mark.own_dockerd
+async def test_the_bridge_of_an_earlier_start_is_not_left(folder: Path) -> None:
+    before = bridges()
+    engine = DockerEngine(beside_others=True)
+    try:
+        await engine.start(folder)
+        made = bridges() - before
+        await engine.kill()
+        # As at a later start, when no other Engine ran any more.
+        engine._beside_others = False  # pyright: ignore[reportPrivateUsage]
+    finally:
+        await engine.stop()
+    assert made, "others may have made one meanwhile, too"
+    assert not made <= bridges()
 
 
 @pytest.mark.own_dockerd

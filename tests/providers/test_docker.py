@@ -290,11 +290,12 @@ async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
         ({"image": "nowhere/none:1"}, "image 'nowhere/none:1' is not on this Engine"),
         ({"mounts": [{"target": "/d", "source": f"{case.prefix}-typo"}]}, "there is no volume"),
         ({"networks": [{"name": f"{case.prefix}-typo"}]}, "network .*-typo not found"),
+        ({"mounts": [{"target": "/d", "type": "bind", "source": "/nowhere"}]}, "/nowhere"),
     ]
     for spec, words in cases:
         with pytest.raises(TransientError, match=words) as caught:
             await case.made(**spec)
-        assert caught.value.status == 404, "no sign of an Engine that fails"
+        assert caught.value.status in (404, 409), "no sign of an Engine that fails"
     assert case.hands.containers(case.prefix) == []
     assert case.hands.volume(f"{case.prefix}-typo") is None
 
@@ -317,6 +318,31 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     done = await case.containers.create(create)
     assert done.replayed
     assert as_declared(done.object, create.fields)
+
+
+async def test_what_is_written_in_another_way_is_no_difference(case: Case) -> None:
+    spec: Fields = {
+        "workingDir": "//tmp/../tmp/",
+        "healthCheck": {"command": ["true"], "timeoutSeconds": 5.0000000001},
+    }
+    assert as_declared(await case.made(**spec), case.fields(**spec))
+
+
+async def test_a_network_is_declared_by_its_name(case: Case) -> None:
+    made = case.hands.post("/networks/create", {"Name": f"{case.prefix}-net"})
+    plain = await case.made("-plain")
+    for id_ in (made["Id"], made["Id"][:12]):
+        with pytest.raises(PermanentError, match=f"{case.prefix}-net"):
+            await case.made(networks=[{"name": id_}])
+        with pytest.raises(PermanentError, match=f"{case.prefix}-net"):
+            await case.updated(plain, networks=[{"name": id_}])
+    assert await case.containers.read(case.prefix) is None
+
+
+async def test_a_user_who_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
+    with pytest.raises(PermanentError, match="nobodyhere") as caught:
+        await case.made(user="nobodyhere")
+    assert caught.value.obstacle == await case.containers.read(case.prefix)
 
 
 async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
@@ -623,6 +649,19 @@ async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
                 await call()
 
 
+async def test_an_engine_that_says_why_it_fails_is_not_away(answers: tuple[_Answers, str]) -> None:
+    server, endpoint = answers
+    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.said["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
+    server.said["/v1.41/containers/other/json"] = (500, "")
+    async with provider_at(endpoint) as provider:
+        with pytest.raises(TransientError, match="this one is broken") as explained:
+            await provider.read("any")
+        with pytest.raises(TransientError) as unexplained:
+            await provider.read("other")
+    assert (explained.value.status, unexplained.value.status) == (409, 500)
+
+
 @pytest.mark.parametrize("endpoint", ["unix://var/run/docker.sock", "docker.sock", "tcp://h:1"])
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec.endpoint"):
@@ -640,6 +679,13 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         ({"image": "x", "mounts": [{"target": "/a", "type": "bind", "source": "b"}]}, "folder"),
         ({"image": "x", "networks": [{"name": "host"}, {"name": "b1"}]}, "alone"),
         ({"image": "x", "env": {"A=B": "1"}}, "spec"),
+        ({"image": "x", "user": ""}, "user"),
+        ({"image": "x", "entrypoint": [""]}, "entrypoint"),
+        ({"image": "x", "mounts": [{"target": "/a", "type": "tmpfs", "source": ""}]}, "source"),
+        ({"image": "x", "ports": [{"container": 1, "address": "localhost"}]}, "localhost"),
+        ({"image": "x", "ports": [{"container": n, "host": 80} for n in (1, 2)]}, "twice"),
+        ({"image": "x", "networks": [{"name": "n1", "address": "::1"}]}, "address"),
+        ({"image": "x", "healthCheck": {"command": ["a"], "intervalSeconds": 0}}, "interval"),
     ],
 )
 def test_what_cannot_be_declared_is_refused(fields: Fields, words: str) -> None:

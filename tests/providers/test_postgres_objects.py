@@ -423,7 +423,7 @@ async def test_a_role_with_dependants_is_kept_and_they_are_named(
     [
         ({"owner": "nobody-of-this-name"}, "not there, perhaps not yet"),
         ({"extensions": ["no_such_extension"]}, "install its package"),
-        ({"encoding": "LATIN-99"}, "LATIN-99"),
+        ({"encoding": "EUC_JP", "locale": "C.UTF-8"}, "EUC_JP"),
         ({"locale": "xx_XX.none"}, "xx_XX.none"),
         ({"template": "no_such_template"}, "no_such_template"),
     ],
@@ -437,6 +437,24 @@ async def test_what_cannot_be_made_leaves_nothing(
     query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
     names = (unique.lower(), unfinished_name(written.idempotency_key))
     assert await hands.value(query.format(*names)) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"encoding": "utf_8", "locale": "C/C"}, {"encoding": "latin-1", "locale": "C"}],
+)
+async def test_another_way_to_write_an_encoding_or_a_locale_is_no_difference(
+    databases: Provider, unique: str, fields: Fields
+) -> None:
+    thing = await made(databases, DATABASE, unique.lower(), fields)
+    wanted = DATABASE.checked_fields(fields)
+    assert {name: thing.fields[name] for name in fields} == {name: wanted[name] for name in fields}
+
+
+@pytest.mark.parametrize("encoding", ["LATIN-99", "ISO88591", "nonsense"])
+def test_an_encoding_that_no_server_shows_is_refused(encoding: str) -> None:
+    with pytest.raises(InvalidManifestError, match=encoding):
+        DATABASE.checked_fields({"encoding": encoding})
 
 
 async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(

@@ -92,12 +92,17 @@ class _Made(msgspec.Struct, frozen=True, rename="pascal"):
     id: str
 
 
+class _NetworkFound(msgspec.Struct, frozen=True, rename="pascal"):
+    name: str
+
+
 class _Info(msgspec.Struct, frozen=True, rename="pascal"):
     mem_total: int
 
 
 _listed_decoder = msgspec.json.Decoder(list[_Listed])
 _made_decoder = msgspec.json.Decoder(_Made)
+_network_decoder = msgspec.json.Decoder(_NetworkFound)
 _info_decoder = msgspec.json.Decoder(_Info)
 _anything_decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -145,6 +150,7 @@ class ContainersProvider:
             raise PermanentError(
                 f"{what} of a container cannot be changed: there is no call for it"
             )
+        await self._check_networks(action.fields)
         return Effect(await self._completed(found, action.fields))
 
     async def delete(self, action: Action) -> Effect:
@@ -234,8 +240,15 @@ class ContainersProvider:
                     f"there is no volume {volume!r}: declare it, or have it made",
                     status=HTTPStatus.NOT_FOUND,
                 )
+        await self._check_networks(fields)
+
+    async def _check_networks(self, fields: Fields) -> None:
         for network in sorted(wanted_networks(fields).keys() if "networks" in fields else ()):
-            await self._api.ask(f"/networks/{network}", _anything_decoder)
+            found = await self._api.ask(f"/networks/{network}", _network_decoder)
+            if found.name != network:  # the Engine takes an id for a name, and shows the name
+                raise PermanentError(
+                    f"there is no network of the name {network!r}: it is the id of {found.name!r}"
+                )
 
     async def _finished(self, found: Inspection, action: Action) -> ExternalObject:
         """Bring a made container to what is declared; it is there whatever comes of that."""

@@ -49,6 +49,8 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 _ABSENT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
 _TOO_OLD: Final = "client version"
 _PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
+_NOT_IN_IMAGE: Final = re.compile(r"unable to find (user|group) ", re.IGNORECASE)
+_NO_FOLDER: Final = "bind source path does not exist"
 _HEADER_BYTES: Final = 8
 _T = TypeVar("_T")
 
@@ -212,9 +214,13 @@ def engine_refusal(answer: Answer) -> ProviderError:
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
         # What it needs (an image, a network, a plugin) is not there, or is in use: both may end.
         return TransientError(text, status=status)
-    if _PORT_TAKEN.search(words):
-        # 500 in the Engine's eyes; as such it would count as an outage of the whole Engine.
+    if _PORT_TAKEN.search(words) or _NO_FOLDER in words:
         return TransientError(text, status=HTTPStatus.CONFLICT)
+    if _NOT_IN_IMAGE.search(words):
+        return PermanentError(text, status=HTTPStatus.CONFLICT)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        # An Engine that says why is not away: what fails is about one object, whose owner waits.
+        return inconclusive(answer.method)(text, status=HTTPStatus.CONFLICT)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return refusal(msgspec.structs.replace(answer, content=_encoder.encode({"detail": words})))
     return inconclusive(answer.method)(text, status=status)

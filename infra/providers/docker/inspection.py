@@ -19,13 +19,15 @@ from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
     DEFAULT_NETWORK,
     DEFAULT_RESTART,
+    DURATIONS,
     MUTABLE,
+    NANOSECONDS,
     is_secret,
+    nanoseconds_of,
     normalize,
     quota_of,
 )
 
-_NANOSECONDS: Final = 1_000_000_000
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
@@ -304,19 +306,12 @@ def _sent_bindings(fields: Fields) -> dict[str, list[dict[str, str]]]:
 
 def _sent_health_check(check: Fields) -> dict[str, Any]:
     sent: dict[str, Any] = {"Test": ["CMD", *check["command"]]}
-    for name, of_engine in _DURATIONS.items():
+    for name, of_engine in DURATIONS.items():
         if name in check:
-            sent[of_engine] = round(check[name] * _NANOSECONDS)
+            sent[of_engine] = nanoseconds_of(check[name])
     if "retries" in check:
         sent["Retries"] = check["retries"]
     return sent
-
-
-_DURATIONS: Final = {
-    "intervalSeconds": "Interval",
-    "timeoutSeconds": "Timeout",
-    "startPeriodSeconds": "StartPeriod",
-}
 
 
 # --- as it is shown
@@ -431,8 +426,8 @@ def _shown_health_check(check: _HealthCheck | None) -> Fields | None:
         return None
     shown: Fields = {"command": check.test[1:] if check.test[0] == "CMD" else check.test}
     durations = (check.interval, check.timeout, check.start_period)
-    for name, nanoseconds in zip(_DURATIONS, durations, strict=True):
-        shown[name] = nanoseconds / _NANOSECONDS if nanoseconds else None
+    for name, nanoseconds in zip(DURATIONS, durations, strict=True):
+        shown[name] = nanoseconds / NANOSECONDS if nanoseconds else None
     return {**shown, "retries": check.retries or None}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import posixpath
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -12,6 +15,14 @@ from events.secret import SecretRef
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
 """Less is refused by the Engine."""
+
+NANOSECONDS: Final = 1_000_000_000
+DURATIONS: Final = {
+    "intervalSeconds": "Interval",
+    "timeoutSeconds": "Timeout",
+    "startPeriodSeconds": "StartPeriod",
+}
+"""Of a health check: what they are called here and by the Engine."""
 
 DEFAULT_NETWORK: Final = "bridge"
 DEFAULT_RESTART: Final = "always"
@@ -26,8 +37,10 @@ def _about(text: str, **rules: Any) -> msgspec.Meta:
 
 EnvName = Annotated[str, msgspec.Meta(pattern=r"^[^=\x00\s]{1,255}(?!\n)$")]
 _Words = list[str]
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
+"""The Engine takes no less, and 0 for nothing said."""
 _Network = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}(?!\n)$")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=4096)]
 
@@ -46,7 +59,7 @@ class Mount(_Part, frozen=True):
         Literal["volume", "bind", "tmpfs"], _about("A volume, a folder of the host, or memory.")
     ] = "volume"
     source: Annotated[
-        str | None,
+        _Name | None,
         _about("The volume's name, or the folder. A volume must be there: none is made by a typo."),
     ] = None
     read_only: Annotated[bool, _about("Whether the container may only read it.")] = False
@@ -55,7 +68,7 @@ class Mount(_Part, frozen=True):
     ] = None
 
     def __post_init__(self) -> None:
-        if (self.type == "tmpfs") == bool(self.source):
+        if (self.type == "tmpfs") == (self.source is not None):
             raise ValueError("a volume and a bind have a source, a tmpfs has none")
         if self.type == "bind" and not (self.source or "").startswith("/"):
             raise ValueError("the source of a bind is a folder of the host, such as /srv/data")
@@ -73,6 +86,10 @@ class Port(_Part, frozen=True):
     address: Annotated[str, _about("The host's address; all of them without it.")] = ""
     protocol: Annotated[Literal["tcp", "udp", "sctp"], _about("What is spoken there.")] = "tcp"
 
+    def __post_init__(self) -> None:
+        if self.address:  # the Engine takes anything else for all of the host's addresses
+            _check_address("ports: address", self.address, ipaddress.ip_address)
+
 
 class Network(_Part, frozen=True):
     """A network that the container is in; it must be there."""
@@ -82,6 +99,10 @@ class Network(_Part, frozen=True):
         list[str], _about("More names that the container has there, besides its own.")
     ] = []
     address: Annotated[str | None, _about("A fixed IPv4 address there.")] = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            _check_address("networks: address", self.address, ipaddress.IPv4Address)
 
 
 class HealthCheck(_Part, frozen=True):
@@ -115,7 +136,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         dict[EnvName, str | int | float | bool | SecretRef],
         _about("Environment: values, references, or secrets."),
     ] = {}
-    user: Annotated[str | None, _about("User, or user:group, by name or number.")] = None
+    user: Annotated[_Name | None, _about("User, or user:group, by name or number.")] = None
     working_dir: Annotated[_Path | None, _about("Where the command runs.")] = None
     mounts: Annotated[list[Mount], _about("Volumes, folders of the host, and memory.")] = []
     ports: Annotated[list[Port], _about("Ports that the host passes on.")] = []
@@ -147,7 +168,13 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
     def __post_init__(self) -> None:
         if self.max_restarts and self.restart != "on-failure":
             raise ValueError("maxRestarts is for restart: on-failure")
+        if self.entrypoint == [""]:
+            raise ValueError("entrypoint: name the program; the image's own cannot be taken away")
         _check_once("mounts: target", [each.target for each in self.mounts])
+        _check_once(
+            "ports: host",
+            [f"{each.address}:{each.host}/{each.protocol}" for each in self.ports if each.host],
+        )
         _check_once("networks: name", [each.name for each in self.networks])
         if len(self.networks) > 1 and {"host", "none"} & {each.name for each in self.networks}:
             raise ValueError("networks: host and none stand alone")
@@ -163,6 +190,13 @@ class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ports: dict[str, int] = {}
     health: str | None = None
     exit_code: int | None = None
+
+
+def _check_address(what: str, value: str, kind: Callable[[str], object]) -> None:
+    try:
+        kind(value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _check_once(what: str, values: list[str]) -> None:
@@ -182,7 +216,9 @@ def normalize(fields: Fields) -> Fields:
     if given.get("networks") == [{"name": DEFAULT_NETWORK}]:
         del given["networks"]
     if "healthCheck" in given:
-        given["healthCheck"] = _without_defaults(given["healthCheck"], {})
+        given["healthCheck"] = _health_check(given["healthCheck"])
+    if "workingDir" in given:
+        given["workingDir"] = "/" + posixpath.normpath(given["workingDir"]).lstrip("/")
     if "cpus" in given:
         given["cpus"] = quota_of(given["cpus"]) / CPU_PERIOD_MICROSECONDS
     if not given.get("maxRestarts"):
@@ -201,6 +237,11 @@ def comparable(fields: Fields) -> Fields:
 def quota_of(cpus: float) -> int:
     """Return how many microseconds of each period a container may run."""
     return round(cpus * CPU_PERIOD_MICROSECONDS)
+
+
+def nanoseconds_of(seconds: float) -> int:
+    """Return a time as the Engine counts it."""
+    return round(seconds * NANOSECONDS)
 
 
 def is_secret(value: object) -> bool:
@@ -232,6 +273,13 @@ def _network(given: Fields) -> Fields:
     shown = _without_defaults(given, {})
     if "aliases" in shown:
         shown["aliases"] = sorted(set(shown["aliases"]))
+    return shown
+
+
+def _health_check(given: Fields) -> Fields:
+    shown = _without_defaults(given, {})
+    for name in DURATIONS.keys() & shown.keys():
+        shown[name] = nanoseconds_of(shown[name]) / NANOSECONDS
     return shown
 
 

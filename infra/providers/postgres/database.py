@@ -16,6 +16,15 @@ from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
+ENCODINGS = (
+    *("SQL_ASCII", "UTF8", "EUC_JP", "EUC_CN", "EUC_KR", "EUC_TW", "EUC_JIS_2004", "MULE_INTERNAL"),
+    *(f"LATIN{number}" for number in range(1, 11)),
+    *(f"ISO_8859_{number}" for number in range(5, 9)),
+    *(f"WIN{number}" for number in (866, 874, *range(1250, 1259))),
+    *("KOI8R", "KOI8U"),
+)
+"""What a database can have, as the server shows it; it takes other names for the same, too."""
+
 ALWAYS_THERE = "plpgsql"
 """The extension that every database has; it is not compared."""
 
@@ -38,6 +47,13 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     extensions: Annotated[list[Name], msgspec.Meta(max_length=100)] = []
     connection_limit: ConnectionLimit = UNLIMITED
     allow_connections: bool = True
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None and _encoding(self.encoding) not in ENCODINGS:
+            raise ValueError(
+                f"encoding: {self.encoding!r} is none that a server shows: give its own name, such"
+                " as UTF8 or LATIN1"
+            )
 
 
 class DatabaseOutputs(msgspec.Struct, frozen=True):
@@ -65,9 +81,24 @@ def normalize(fields: Fields) -> Fields:
         },
     }
     if "encoding" in given:
-        name = str(given["encoding"]).upper()
-        result["encoding"] = {"UTF-8": "UTF8", "UNICODE": "UTF8"}.get(name, name)
+        result["encoding"] = _encoding(str(given["encoding"]))
+    if "locale" in given:
+        collation, _, ctype = str(given["locale"]).partition("/")
+        result["locale"] = collation if ctype in ("", collation) else f"{collation}/{ctype}"
     return result
+
+
+def _encoding(given: str) -> str:
+    """Return an encoding's own name: the server looks at its letters and digits alone."""
+    name = _plain(given)
+    return _BY_PLAIN_NAME.get(name, name)
+
+
+def _plain(encoding: str) -> str:
+    return "".join(each for each in encoding.upper() if each.isalnum())
+
+
+_BY_PLAIN_NAME = {"UNICODE": "UTF8", **{_plain(each): each for each in ENCODINGS}}
 
 
 def comparable(fields: Fields) -> Fields:

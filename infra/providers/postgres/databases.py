@@ -367,12 +367,11 @@ def _as_object(
     row: _Row, extensions: Sequence[str], outputs: Mapping[str, object]
 ) -> ExternalObject:
     mark = row.mark
-    locale = row.collation if row.collation == row.ctype else f"{row.collation}/{row.ctype}"
     fields = normalize(
         {
             "owner": row.owner,
             "encoding": row.encoding,
-            "locale": locale,
+            "locale": f"{row.collation}/{row.ctype}",
             "connectionLimit": row.connection_limit,
             "allowConnections": row.allow_connections,
             "extensions": list(extensions),

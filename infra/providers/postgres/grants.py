@@ -306,7 +306,10 @@ class GrantsProvider:
             await session.run(*statements)
         made = await self._find(session, place, database)
         if made is None:
-            raise TransientError(f"there is nothing yet to grant privileges on: {place.name!r}")
+            raise TransientError(
+                f"there is nothing yet to grant privileges on that the role does not own:"
+                f" {place.name!r}"
+            )
         wanted = normalize(action.fields)
         if any(made.fields[name] != wanted[name] for name in ("privileges", "grantable", "uneven")):
             raise _granted_by_others(made)
