@@ -198,7 +198,7 @@ class ActionError(_Intake, frozen=True):
     ``Transient``, ``Throttled`` and ``Unknown`` are tried again with the same key; ``Conflict`` and
     ``NotFound`` say that what we knew is out of date; ``Permanent`` waits for a new generation.
     ``retry_after_seconds`` is the API's own wish. Not ``attempted``: the API's gate was closed, and
-    no call was made.
+    no call was made. ``nothing_done``: the API was asked, and certainly has done nothing.
     """
 
     error_class: ErrorClass
@@ -206,6 +206,7 @@ class ActionError(_Intake, frozen=True):
     status: int | None = None
     retry_after_seconds: float | None = None
     attempted: bool = True
+    nothing_done: bool = False
 
 
 class Reported(_Intake, frozen=True):

@@ -64,6 +64,13 @@ class TransientError(ProviderError):
     error_class: ErrorClass = "Transient"
 
 
+class NothingDoneError(TransientError):
+    """What it needs is not there: nothing was done, and the same call may succeed later.
+
+    A creation of which only this is known is given up when something newer is declared.
+    """
+
+
 class NotCalledError(TransientError):
     """No call was made, and nothing new is known of the API or of the object."""
 

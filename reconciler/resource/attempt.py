@@ -30,7 +30,7 @@ from events.provider_config import ProviderConfigSpec, Retry
 from reconciler.provider import Capabilities
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.difference import Wanted, differences
-from reconciler.resource.evolve import NOT_DONE
+from reconciler.resource.evolve import NOT_DONE, is_surely_not_done
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import InFlight, ResourceState
 from reconciler.resource.turn import PAUSED, Context, Settled, Step
@@ -119,7 +119,8 @@ def pursue(
     if flight.failed is None:
         return _under_way(flight, state)
     # A creation that is not wanted any more would leak: it is pursued to its end.
-    is_wanted = action.generation == generation or action.operation == "Create"
+    may_leak = action.operation == "Create" and not is_surely_not_done(flight)
+    is_wanted = action.generation == generation or may_leak
     if not is_wanted and not flight.unknown:
         newer = f"generation {generation} replaces generation {action.generation}"
         return _given_up(flight, newer)

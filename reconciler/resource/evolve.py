@@ -706,7 +706,8 @@ def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
     error = data.error
     # A refusal says nothing of the call that another worker may have made, or may still make.
     is_unknown = data.redelivered or (error.error_class == "Unknown" and not flight.is_lookup)
-    left_behind = error.error_class in ("Transient", "Unknown") and error.attempted
+    may_be_done = error.attempted and not error.nothing_done
+    left_behind = error.error_class in ("Transient", "Unknown") and may_be_done
     return replace(
         flight,
         failed=error,
@@ -717,6 +718,12 @@ def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
     )
 
 
+def is_surely_not_done(flight: InFlight) -> bool:
+    """Return whether every attempt at an action was answered by what says that nothing was done."""
+    said = flight.failed is not None and flight.failed.nothing_done
+    return said and not (flight.uncertain or flight.in_doubt)
+
+
 def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
     flight = state.actions.in_flight
     if flight is not None and flight.action.purpose == "Renew":
@@ -725,7 +732,8 @@ def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
         state.actions,
         in_flight=None,
         ended=_with_ended(state, flight, in_doubt=data.in_doubt),
-        uncertain_create=state.actions.uncertain_create or data.operation == "Create",
+        uncertain_create=state.actions.uncertain_create
+        or (data.operation == "Create" and (flight is None or not is_surely_not_done(flight))),
     )
     waits = replace(state.waits, failures=0, failure=None, until=None)
     applied = _perhaps_applied(state.owned, flight)

@@ -19,6 +19,7 @@ from events.log import (
     ExternalObserved,
     LogEvent,
     OutcomeRecorded,
+    OwnershipClaimed,
     OwnershipReleased,
     ReferenceAdded,
     ReferenceRemoved,
@@ -60,6 +61,7 @@ _MOVES = (  # what references may depend on, of both sides
     SpecWithdrawn,
     ExternalObserved,
     ActionSucceeded,
+    OwnershipClaimed,
     OwnershipReleased,
     OutcomeRecorded,
 )

@@ -31,6 +31,7 @@ from events.log import (
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
+    NothingDoneError,
     ProviderError,
     ThrottledError,
     UnknownResultError,
@@ -426,6 +427,7 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, NotCalledError),
+        nothing_done=isinstance(error, NothingDoneError),
     )
 
 

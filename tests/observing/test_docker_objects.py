@@ -212,6 +212,12 @@ async def test_a_strangers_name_is_a_conflict_and_a_missing_image_is_waited_for(
 
     hands.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
     await ready(docked, missing.key)
+
+    wrong = container(f"{prefix}-wrong", "reconciler-test:typing-error")
+    await docked.declare_all([wrong])
+    await docked.until_outcome(wrong.key, "Degraded")
+    await docked.declare_all([container(f"{prefix}-wrong", engine.image)])
+    await ready(docked, wrong.key, 2)
     found = hands.inspect(f"{prefix}-taken")
     assert found is not None
     assert (found["Id"], found["State"]["Status"]) == (theirs["Id"], "created")

@@ -112,9 +112,13 @@ def manifest(
 
 
 def error(
-    error_class: ErrorClass, message: str = "the API said no", retry_after: float | None = None
+    error_class: ErrorClass,
+    message: str = "the API said no",
+    retry_after: float | None = None,
+    *,
+    nothing_done: bool = False,
 ) -> ActionError:
-    return ActionError(error_class, message, None, retry_after)
+    return ActionError(error_class, message, None, retry_after, nothing_done=nothing_done)
 
 
 def thing(
@@ -272,8 +276,9 @@ class Story:
         message: str = "the API said no",
         redelivered: bool = False,
         replayed: bool = False,
+        nothing_done: bool = False,
     ) -> list[ResourceEvent]:
-        failed = error(error_class, message, retry_after)
+        failed = error(error_class, message, retry_after, nothing_done=nothing_done)
         return self.report(failed, shown=shown, redelivered=redelivered, replayed=replayed)
 
     def wake(self, seconds: float = 0) -> list[ResourceEvent]:

@@ -220,6 +220,43 @@ def test_a_create_is_never_abandoned_since_it_may_have_happened():
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
+def test_a_creation_that_certainly_did_nothing_is_given_up_for_what_is_declared_since():
+    story = Story()
+    story.declare({"color": "Red"})
+    first = story.action
+    story.fail("Transient", message="there is no such image", nothing_done=True)
+    events = story.declare({"color": "Blue"})
+    assert names(events) == [
+        "SpecDeclared",
+        "GenerationSuperseded",
+        "ActionAbandoned",
+        "ActionDecided",
+    ]
+    assert story.action.fields == {"color": "Blue"}
+    assert story.action.idempotency_key != first.idempotency_key
+    assert not story.state.actions.uncertain_create
+
+
+def test_a_creation_that_certainly_did_nothing_is_given_up_when_it_is_withdrawn():
+    story = Story()
+    story.declare()
+    story.fail("Transient", nothing_done=True)
+    story.withdraw()
+    assert story.idle
+    assert story.outcomes()[-1] == ("Deleted", 2)
+
+
+def test_an_attempt_before_that_may_have_made_it_is_not_forgotten():
+    story = Story()
+    story.declare()
+    action = story.action
+    story.fail("Transient")
+    story.wake(3600)
+    story.fail("Transient", nothing_done=True)
+    story.withdraw()
+    assert only(ActionRetried, story.wake(7200)).action == action
+
+
 def test_a_refused_generation_waits_for_a_new_one():
     story = Story()
     story.declare({"color": "Red"})

@@ -20,6 +20,7 @@ from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
+    NothingDoneError,
     PermanentError,
     ProviderError,
     ThrottledError,
@@ -260,6 +261,8 @@ def _effect(kept: Kept, *, replayed: bool) -> Effect:
 
 def _refuse(fault: OnRequest | None) -> None:
     if fault is not None and fault.strike == "refuse":
+        if round(fault.at * 1_000) % 2:
+            raise NothingDoneError("what it needs is not there", status=404)
         raise TransientError("try again later", status=503)
     if fault is not None and fault.strike == "throttle":
         raise ThrottledError("too many calls", status=429, retry_after_seconds=_RETRY_AFTER_SECONDS)

@@ -30,6 +30,7 @@ from infra.providers.docker.engine import (
     labels_to_write,
     name_problem,
     not_there,
+    nothing_made,
     partly_done,
     said,
     taken,
@@ -119,7 +120,8 @@ class ContainersProvider:
         """Make and start a container; go on with one that this action has begun."""
         name = checked_name(action.external_name)
         content = await self._configuration(action)
-        await self._check_what_it_needs(action.fields)
+        with nothing_made():
+            await self._check_what_it_needs(action.fields)
         answer = await self._api.call(
             "POST", "/containers/create", query=[("name", name)], body=content
         )
@@ -129,10 +131,11 @@ class ContainersProvider:
             if found is None or shown is None or shown.written_by != action.idempotency_key:
                 raise taken(action, shown)
             return Effect(await self._finished(found, action), replayed=True)
-        if answer.status_code == HTTPStatus.NOT_FOUND:
-            raise _missing(answer, action.fields)
-        if answer.status_code != HTTPStatus.CREATED:
-            raise engine_refusal(answer)
+        with nothing_made():
+            if answer.status_code == HTTPStatus.NOT_FOUND:
+                raise _missing(answer, action.fields)
+            if answer.status_code != HTTPStatus.CREATED:
+                raise engine_refusal(answer)
         with begun("it is made, and not as declared yet"):
             found = await self._by_id(decoded(answer, _made_decoder).id)
         return Effect(await self._finished(found, action))

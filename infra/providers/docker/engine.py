@@ -23,6 +23,7 @@ from reconciler.errors import (
     ConflictError,
     NotCalledError,
     NotFoundError,
+    NothingDoneError,
     PermanentError,
     ProviderError,
     TransientError,
@@ -245,6 +246,15 @@ def partly_done(what: str, error: ProviderError) -> UnknownResultError:
     return UnknownResultError(
         f"{what}: {error.message}", status=status, retry_after_seconds=wait, obstacle=error.obstacle
     )
+
+
+@contextmanager
+def nothing_made() -> Generator[None]:
+    """Let a failure that may end say that nothing was made: what is needed is not there."""
+    try:
+        yield
+    except TransientError as error:
+        raise NothingDoneError(error.message, status=error.status) from error
 
 
 def not_there(action: Action) -> NotFoundError:

@@ -33,6 +33,7 @@ from infra.providers.postgres.server import PostgresServer, names
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
+    NothingDoneError,
     PermanentError,
     ProviderError,
     TransientError,
@@ -269,8 +270,8 @@ class DatabasesProvider:
             missing = await session.run(query)
         for row in missing:
             if row["what"] == "role":
-                raise TransientError(f"role {row['name']!r} is not there, perhaps not yet")
-            # A creation is pursued to its end: one that waited for a package could not be given up.
+                raise NothingDoneError(f"role {row['name']!r} is not there, perhaps not yet")
+            # A package comes by hands, so its creation waits for theirs: for a new declaration.
             raise PermanentError(_not_available(row["name"]))
 
     async def _finished(

@@ -32,6 +32,7 @@ from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
+    NothingDoneError,
     PermanentError,
     ProviderError,
     TransientError,
@@ -141,7 +142,7 @@ class GrantsProvider:
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
-            raise TransientError(f"database {place.database!r} is not there, perhaps not yet")
+            raise NothingDoneError(f"database {place.database!r} is not there, perhaps not yet")
         async with self._server.transaction(_connected_to(place)) as session:
             shown = await self._find(session, place, found)
             if shown is not None:
