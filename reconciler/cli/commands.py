@@ -23,6 +23,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("release", USE, "Take off by force what keeps withdrawn resources."),
     ("explain", USE, "Show what can be declared of a kind."),
     ("watch", USE, "Show outcomes and drift as they come."),
+    ("why", LOOK, "Tell why a resource stands as it does, or a field has its value."),
     ("history", LOOK, "Tell what happened to one resource, and why."),
     ("logs", LOOK, "Show what an external object has written."),
     ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),

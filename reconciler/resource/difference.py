@@ -184,6 +184,16 @@ def is_applied(state: ResourceState, context: Context) -> bool:
     return (applied.fields, written) == (fields, labels)
 
 
+def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str]) -> object:
+    """Return what a content has at the path of a difference; None where nothing is."""
+    if path.startswith(f"{LABELS}."):
+        return labels.get(path.removeprefix(f"{LABELS}."))
+    place: object = fields
+    for name in path.split("."):
+        place = cast("Mapping[str, object]", place).get(name) if isinstance(place, dict) else None
+    return place
+
+
 # --- of two contents
 
 

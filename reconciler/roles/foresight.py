@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
-from typing import Final, cast
+from typing import Final
 
 from events.external import ExternalObject
 from events.intake import Declared, IntakeData, ListingBegan, Reported, SecretSeen, TimerFired
@@ -29,7 +29,7 @@ from projections.read_models import ReadModels
 from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
-from reconciler.resource.difference import LABELS, open_differences
+from reconciler.resource.difference import LABELS, open_differences, value_at
 from reconciler.resource.foresight import expected_report, foreseeing, turn_digest
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
@@ -221,7 +221,7 @@ class Foresight:
         found = list(open_differences(mine.state, self._context(mine.key)))
         if applied is None:
             return [(each, None) for each in found]
-        return [(each, _at(each.path, applied.fields, applied.labels)) for each in found]
+        return [(each, value_at(each.path, applied.fields, applied.labels)) for each in found]
 
     # --- what comes in
 
@@ -347,13 +347,3 @@ class Foresight:
             check_definition=self._definitions.check,
             missing_hint=self.kinds.missing_hint,
         )
-
-
-def _at(path: str, fields: Mapping[str, object], labels: Mapping[str, str]) -> object:
-    """Return what is at the path of a difference; None where nothing is."""
-    if path.startswith(f"{LABELS}."):
-        return labels.get(path.removeprefix(f"{LABELS}."))
-    place: object = fields
-    for name in path.split("."):
-        place = cast("Mapping[str, object]", place).get(name) if isinstance(place, dict) else None
-    return place

@@ -1,0 +1,197 @@
+"""Why a resource stands as it does, or a field has its value: from its own history (pure).
+
+Every event names what it rests on: an action the events that it was decided for, a result its
+action, an outcome the turn that it ends. Followed back, that leads to somebody's message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from events.log import (
+    Action,
+    ActionDecided,
+    DriftDetected,
+    LogEvent,
+    OutcomeRecorded,
+)
+from reconciler.ports import StoredEvent
+from reconciler.resource.difference import value_at
+from reconciler.resource.evolve import evolve
+from reconciler.resource.state import NEW, ResourceState
+
+FIGHT_DRIFTS: Final = 3
+FIGHT_WINDOW: Final = timedelta(hours=1)
+"""So often in that time somebody else writes a field that we write, and it is called a fight."""
+
+_MAX_STEPS: Final = 100
+
+
+class Value(msgspec.Struct, frozen=True, rename="camel"):
+    """What a field was at a time, and which event made it so; ``None``: it was not there."""
+
+    value: Any
+    version: int
+    position: int
+    time: datetime
+    event: str
+    actor: str
+
+
+class Fight(msgspec.Struct, frozen=True, rename="camel"):
+    """A field that we and somebody else keep overwriting."""
+
+    path: str
+    times: int
+    since: datetime
+    until: datetime
+    ours: Any
+    theirs: tuple[Any, ...]
+
+
+class Why(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer. ``chain`` are versions of the history, from the first cause to the outcome."""
+
+    resource: str
+    chain: tuple[int, ...]
+    fights: tuple[Fight, ...]
+    field: str = ""
+    wanted: tuple[Value, ...] = ()
+    applied: tuple[Value, ...] = ()
+    observed: tuple[Value, ...] = ()
+
+
+def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
+    """Explain the newest outcome, or what became of a field, newest value last."""
+    values = _values(history, field) if field else ((), (), ())
+    drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
+    fights = tuple(each for each in _fights(drifts) if field in ("", each.path))
+    newest = [each[-1].version for each in values if each]
+    if not field:
+        newest = [
+            each.event.resourceversion
+            for each in history
+            if isinstance(each.event.data, OutcomeRecorded)
+        ] or [len(history)]
+    version = max(newest, default=0)
+    return Why(resource, tuple(chain(history, version)), fights, field, *values)
+
+
+# --- causes
+
+
+def chain(history: Sequence[StoredEvent], version: int) -> list[int]:
+    """Return the versions that lead to one, the first cause first."""
+    by_version = {each.event.resourceversion: each.event for each in history}
+    by_id = {each.id: each for each in by_version.values()}
+    decided = {
+        data.action.action_id: event
+        for event in by_version.values()
+        if isinstance(data := event.data, ActionDecided)
+    }
+    found: list[int] = []
+    event = by_version.get(version)
+    while event is not None and event.resourceversion not in found and len(found) < _MAX_STEPS:
+        found.append(event.resourceversion)
+        event = _cause(event, by_version, by_id, decided)
+    return found[::-1]
+
+
+def _cause(
+    event: LogEvent,
+    by_version: dict[int, LogEvent],
+    by_id: dict[str, LogEvent],
+    decided: dict[str, LogEvent],
+) -> LogEvent | None:
+    """Return the event that one rests on; None if that is a message from outside."""
+    action = getattr(event.data, "action", None)
+    if isinstance(action, Action):
+        own = decided.get(action.action_id)
+        if own is not None and own is not event:
+            return own  # an attempt of it
+        return next((by_id[each] for each in reversed(action.because) if each in by_id), None)
+    action_id = getattr(event.data, "action_id", None)
+    if isinstance(action_id, str) and action_id in decided:
+        mine = decided[action_id]
+        if not isinstance(event.data, OutcomeRecorded) or not _is_of_turn(mine, event):
+            return mine
+    before = by_version.get(event.resourceversion - 1)
+    return before if before is not None and _is_of_turn(before, event) else None
+
+
+def _is_of_turn(before: LogEvent, event: LogEvent) -> bool:
+    return (before.causeid, before.causeposition) == (event.causeid, event.causeposition)
+
+
+# --- values
+
+
+def _values(
+    history: Sequence[StoredEvent], field: str
+) -> tuple[tuple[Value, ...], tuple[Value, ...], tuple[Value, ...]]:
+    """Return each value that a field had: as wanted, as applied, and as observed."""
+    wanted: list[Value] = []
+    applied: list[Value] = []
+    observed: list[Value] = []
+    state = NEW
+    for stored in history:
+        state = evolve(state, stored.event)
+        for values, value in zip((wanted, applied, observed), _now(state, field), strict=True):
+            if value != (values[-1].value if values else None):
+                values.append(_value(value, stored))
+    return tuple(wanted), tuple(applied), tuple(observed)
+
+
+def _now(state: ResourceState, field: str) -> tuple[object, object, object]:
+    desired, owned, seen = state.desired, state.owned, state.observed.object
+    labels = {} if desired.spec is None else desired.spec.labels
+    wanted = value_at(field, desired.fields, labels) if desired.is_declared else None
+    applied = None if owned is None else owned.applied
+    return (
+        wanted,
+        None if applied is None else value_at(field, applied.fields, applied.labels),
+        None if seen is None else value_at(field, seen.fields, seen.labels),
+    )
+
+
+def _value(value: object, stored: StoredEvent) -> Value:
+    event = stored.event
+    name = type(event.data).__name__
+    return Value(value, event.resourceversion, stored.position, event.time, name, event.actor)
+
+
+# --- fights
+
+
+def _fights(drifts: Sequence[StoredEvent]) -> Iterable[Fight]:
+    """Find the fields that somebody else has overwritten again and again, of late."""
+    if not drifts:
+        return
+    newest = drifts[-1].event.time
+    recent = [each.event for each in drifts if each.event.time > newest - FIGHT_WINDOW]
+    times: Counter[str] = Counter()
+    for event in recent:
+        assert isinstance(event.data, DriftDetected)
+        if not event.data.perhaps_by:
+            times.update(each.path for each in event.data.differences)
+    for path, count in times.items():
+        if count < FIGHT_DRIFTS:
+            continue
+        of_path = [
+            (event.time, each)
+            for event in recent
+            if isinstance(event.data, DriftDetected)
+            for each in event.data.differences
+            if each.path == path
+        ]
+        theirs: list[Any] = []
+        for _, each in of_path:
+            if each.observed not in theirs:
+                theirs.append(each.observed)
+        ours = of_path[-1][1].desired
+        yield Fight(path, count, of_path[0][0], of_path[-1][0], ours, tuple(theirs))
