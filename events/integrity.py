@@ -184,6 +184,7 @@ class LogChains:
 
     ``most``: of how many resources, at least, the end of their history is kept in mind, those of
     the newest events; twice as many at most. The next event of another one is taken as it is.
+    ``is_whole`` is false for the log of some resources only: others have positions between them.
     """
 
     def __init__(
@@ -192,8 +193,10 @@ class LogChains:
         *,
         after: int = 0,
         most: int | None = None,
+        is_whole: bool = True,
     ) -> None:
         self.chains: dict[str, HistoryChain] = {}
+        self._is_whole = is_whole
         self._tell = damaged
         self._position = after
         self._begins_with: int | None = None if after else 0
@@ -203,7 +206,7 @@ class LogChains:
 
     def take(self, recorded: Recorded) -> LogEvent | None:
         """Return a sound event, or None for one of a damaged resource, or of none."""
-        if recorded.position != self._position + 1:
+        if recorded.position != self._position + 1 and self._is_whole:
             self._tell_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
         log, *key = recorded.subject.split(".", _PLACE)
@@ -239,7 +242,7 @@ class LogChains:
 
     def end(self, last_position: int) -> None:
         """Say that all events up to a position were taken: those before it must have been there."""
-        if last_position > self._position:
+        if last_position > self._position and self._is_whole:
             self._tell_gap(last_position + 1, "nothing there")
             self._position = last_position
 

@@ -31,6 +31,10 @@ class WaitTimeoutError(ReconcilerError):
     """What was waited for did not happen in time; the work goes on without us."""
 
 
+class NoSuchMomentError(ReconcilerError):
+    """The log has nothing to say about that time or position; the message says what it has."""
+
+
 class ProviderError(ReconcilerError):
     """A call to an external API did not succeed; the class decides what happens next.
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
@@ -23,6 +23,7 @@ from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
 from infra.bus.intake import store_all
+from infra.bus.log_moments import log_between
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
     FollowedOutcomes,
@@ -36,7 +37,6 @@ from infra.bus.retries import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, LOG, OUTCOMES
 from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailableError
-from infra.jetstream.follow import follow as follow_stream
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
 from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
@@ -259,13 +259,10 @@ class JetStreamClientBus:
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
         """Read the log from behind a position, to its end or for ever."""
-        filters = [f"log.{tokens}.>"]
-        async with AsyncExitStack() as stack:
-            log_from = follow_stream(self._nc, LOG, filters=filters, start_seq=after + 1)
-            follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
-            async for messages in follower if follow else follower.replay():
-                if events := readable(messages, LOG):
-                    yield events
+        reading = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
+        async with aclosing(reading) as batches:
+            async for events in batches:
+                yield events
 
     # --- read models
 

@@ -57,6 +57,9 @@ from reconciler.ports import (
 _POSITION_HEADER: Final = "Reconciler-Position"
 _FACTS: Final = ".fact"
 _EVENTS_ONE_BY_ONE: Final = 2
+EVERYTHING: Final = "*.*.*"
+"""The pattern ``namespace.kind.name`` of all resources."""
+
 _LEADER_TRIES: Final = 40
 _LEADER_PAUSE_SECONDS: Final = 0.05
 
@@ -312,14 +315,21 @@ class JetStreamLog:
         *,
         damaged: DamageListener | None = None,
         max_resources: int | None = None,
+        tokens: str = EVERYTHING,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
-        """Follow the log from behind a position."""
-        return self._follow(after, LogChains(damaged or _tell, after=after, most=max_resources))
+        """Follow the log from behind a position; only what ``namespace.kind.name`` matches."""
+        is_whole = tokens == EVERYTHING
+        tell = damaged or _tell
+        chains = LogChains(tell, after=after, most=max_resources, is_whole=is_whole)
+        # Without a filter, what is under a subject of no resource is seen, and told.
+        return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
     @asynccontextmanager
-    async def _follow(self, after: int, chains: LogChains) -> AsyncGenerator[CheckedFeed]:
+    async def _follow(
+        self, after: int, chains: LogChains, subject_filter: str
+    ) -> AsyncGenerator[CheckedFeed]:
         async with AsyncExitStack() as stack:
-            log_from = follow(self._nc, LOG, start_seq=after + 1)
+            log_from = follow(self._nc, LOG, filters=[subject_filter], start_seq=after + 1)
             follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
             feed = CheckedFeed(follower, chains)
             feed.check_end()

@@ -31,7 +31,7 @@ from projections.ownership import OwnershipRow
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
-from reconciler.cli.errors import CommandError
+from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
 from reconciler.cli.log_replay import current_models
@@ -40,11 +40,14 @@ from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, print_structured
 from reconciler.cli.search import find_resource, models_of
 from reconciler.cli.summaries import Line, tell_all
+from reconciler.cli.when import At
+from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 from reconciler.provider import MeasuredProvider
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
-from reconciler.sdk.history import History
+from reconciler.sdk.history import History, Past
+from reconciler.sdk.moments import Moment, When, moment, shown
 from reconciler.sdk.outcomes import SETTLED
 
 _T = TypeVar("_T")
@@ -72,6 +75,7 @@ class Description(msgspec.Struct, rename="camel"):
     events: list[Line]
     settled_generation: int = 0
     readings: Fields | None = None
+    as_of: Moment | None = None
 
 
 def describe(
@@ -80,6 +84,7 @@ def describe(
     /,
     *,
     namespace: Namespace = None,
+    at: At = None,
     events: int = 10,
     live: bool = False,
     output: Output = "table",
@@ -94,6 +99,7 @@ def describe(
 
         reconciler describe Shape/foo
         reconciler describe payments/Shape/foo --events 50
+        reconciler describe Shape/foo --at 2h    as it stood two hours ago
         reconciler describe Stream/orders --live
         reconciler describe Shape foo -o json
 
@@ -103,6 +109,9 @@ def describe(
         NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
     name
         The name, after a kind.
+    at
+        As it stood: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC if
+        it names no zone), or a span ago (30m, 2h, 7d).
     events
         How many of the newest events to show.
     live
@@ -110,8 +119,14 @@ def describe(
     output
         For people, or for programs.
     """
+    if live and at is not None:
+        raise UsageError("--live asks the API how it is now: leave --at out")
     text = resource if name is None else f"{resource}/{name}"
-    description = run_async(_describe(connection, meant(text, namespace), events, live=live))
+    wanted = meant(text, namespace)
+    if at is None:
+        description = run_async(_describe(connection, wanted, events, live=live))
+    else:
+        description = run_async(_describe_past(connection, wanted, events, at))
     if output == "table":
         _print(description)
     else:
@@ -124,12 +139,42 @@ async def _describe(
 ) -> Description:
     async with bus(connection) as nc:
         key = await find_resource(nc, resource)
-        past = await History(nc).get(key)
-        damage = past.damage or (await current_models(nc)).damage.get(str(key))
-        description = description_of(key, past.events, events, damage)
+        past = await whole_past(nc, key)
+        description = description_of(key, past.events, events, past.damage)
         if live:
             description.readings = await _readings(nc, key)
     return description
+
+
+async def _describe_past(
+    connection: Connection, resource: Meant, events: int, when: When
+) -> Description:
+    async with bus(connection) as nc:
+        key = await find_resource(nc, resource)
+        at = await moment(nc, when)
+        past = past_of(await whole_past(nc, key), at)
+    description = description_of(key, past.events, events, past.damage)
+    description.as_of = at
+    return description
+
+
+async def whole_past(nc: Client, key: ResourceKey) -> Past:
+    """Read the past of a resource, and what the log has lost of it by what the rows remember."""
+    past = await History(nc).get(key)
+    damage = past.damage or (await current_models(nc)).damage.get(str(key))
+    return msgspec.structs.replace(past, damage=damage)
+
+
+def past_of(past: Past, at: Moment) -> Past:
+    """Return what was known at a moment; raises ``NoSuchMomentError`` if it was nothing yet."""
+    known = past.until(at.position)
+    if past.events and not known.events:
+        position, event = past.events[0]
+        raise NoSuchMomentError(
+            f"{past.id} was not known yet at {at}: "
+            f"its history begins at position {position}, {shown(event.time)}"
+        )
+    return known
 
 
 async def _readings(nc: Client, key: ResourceKey) -> Fields:
@@ -233,6 +278,8 @@ def _action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
 def _print(description: Description) -> None:
     out = console()
     out.print(description.resource, style="bold")
+    if description.as_of is not None:
+        out.print(f"as of {description.as_of}")
     status = description.status
     if status is None:
         out.print("  nothing is left of it but its history")

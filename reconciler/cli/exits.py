@@ -9,6 +9,6 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
-    DIFFERENCES = 2
+    DIFFERENT = 2  # as diff and terraform have it: found, and no error is said
     TIMEOUT = 3
     INTERRUPTED = 130

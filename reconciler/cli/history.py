@@ -12,7 +12,11 @@ from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import Line, tell_all
+from reconciler.cli.when import At
+from reconciler.ports import StoredEvent
 from reconciler.sdk.history import History
+from reconciler.sdk.moments import When, span
+from reconciler.sdk.moments import shown as shown_time
 
 _SHOWN_ID = 14
 
@@ -22,6 +26,8 @@ def history(
     /,
     *,
     namespace: Namespace = None,
+    since: At = None,
+    until: At = None,
     limit: int | None = None,
     raw: bool = False,
     output: Output = "table",
@@ -35,6 +41,8 @@ def history(
 
         reconciler history foo
         reconciler history default/Shape/foo --limit 20
+        reconciler history foo --since 2h
+        reconciler history foo --since 2026-01-31T12:00:05Z --until 1234
         reconciler history foo --output json | jq '.[].what'
         reconciler history foo --raw --output json     whole events, as stored
 
@@ -42,6 +50,11 @@ def history(
     ----------
     resource
         NAME, kind/name or namespace/kind/name.
+    since
+        Only what happened at that moment or later: a log position (1234), a time
+        (2026-01-31T12:00:05Z; UTC if it names no zone), or a span ago (30m, 2h, 7d).
+    until
+        Only what happened at that moment or earlier.
     limit
         Only so many of the newest events.
     raw
@@ -51,6 +64,7 @@ def history(
         _history(
             connection,
             meant(resource, namespace),
+            (since, until),
             limit,
             "json" if raw and output == "table" else output,
             raw,
@@ -61,27 +75,38 @@ def history(
 async def _history(
     connection: Connection,
     resource: Meant,
+    when: tuple[When | None, When | None],
     limit: int | None,
     output: Format,
     raw: bool,
 ) -> Exit:
     async with bus(connection) as nc:
         key = await find_resource(nc, resource)
+        wanted = await span(nc, *when)
         past = await History(nc).get(key)
-    stored = past.events
-    first = 0 if limit is None else max(0, len(stored) - limit)
+    told = tell_all(past.events)  # each beside what was declared before, also before the span
+    shown = [pair for pair in zip(past.events, told, strict=True) if pair[0].position in wanted]
+    if limit is not None:
+        shown = shown[max(0, len(shown) - limit) :]
     if past.damage is not None:
         sys.stderr.write(f"the log is damaged; of {key} this is what is sound: {past.damage}\n")
+    if not shown and past.events:
+        ends = f"{_place(past.events[0])} to {_place(past.events[-1])}"
+        sys.stderr.write(f"nothing of {key} is asked for: its history goes from {ends}\n")
     if raw:
-        print_structured([each.event for each in stored[first:]], output)
+        print_structured([stored.event for stored, _ in shown], output)
         return Exit.OK
-    lines = tell_all(stored)[first:]
+    lines = [line for _, line in shown]
     if output != "table":
         print_structured(lines, output)
         return Exit.OK
     sys.stdout.write(f"{key}\n")
     print_lines(lines)
     return Exit.OK
+
+
+def _place(stored: StoredEvent) -> str:
+    return f"position {stored.position}, {shown_time(stored.event.time)}"
 
 
 def print_lines(lines: list[Line]) -> None:

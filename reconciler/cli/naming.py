@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from events.log import OutcomeName
 from events.names import ResourceKey, check_token, home_of
 from reconciler.cli.errors import UsageError
 from reconciler.provider.kind import installed_kinds
@@ -48,6 +49,16 @@ def check_names(
 def same_kind(text: str, kind: str) -> bool:
     """Return whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
     return text.lower() in (kind.lower(), f"{kind.lower()}s")
+
+
+def known_outcome(text: str, *also: str) -> str:
+    """Return the outcome that is meant, or one of ``also``; ``UsageError`` names them all."""
+    # No resource is Rejected: that is the outcome of a declaration.
+    known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), *also]
+    for each in known:
+        if each.lower() == text.lower():
+            return each
+    raise UsageError(f"--outcome {text}: there is no such outcome; they are {', '.join(known)}")
 
 
 def named(

@@ -98,7 +98,7 @@ def plan(
         print_structured(made, output)
     if documents.bad or any(each.says in ("Refused", "Unreadable") for each in made.resources):
         return Exit.FAILED
-    return Exit.DIFFERENCES if made.changes else Exit.OK
+    return Exit.DIFFERENT if made.changes else Exit.OK
 
 
 async def _plan(connection: Connection, manifests: Sequence[Manifest], *, refresh: bool) -> Plan:

@@ -11,11 +11,12 @@ from projections.read_models import FleetSummary, ReadModels
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import Integrity, log_of, replay_from_start
+from reconciler.cli.log_replay import log_of, replay_from_start
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
+from reconciler.sdk.log_replay import Integrity
 
 _SHOWN = 20
 _NO_TIME = 1e-9

@@ -10,7 +10,8 @@ from nats.aio.client import Client
 
 from infra.bus.rows import JetStreamRows
 from projections.read_models import CHECKPOINT, SCHEMA, decode_checkpoint
-from reconciler.cli.log_replay import LogReplay, Progress, log_of
+from reconciler.cli.log_replay import log_of
+from reconciler.sdk.log_replay import LogReplay, Progress
 
 _LOOKS = 5
 """A projector may write while we read: a difference counts when it is seen again."""

@@ -32,6 +32,7 @@ from projections.status import StatusRow
 from reconciler.errors import (
     ConfigurationError,
     DeclarationRefusedError,
+    NoSuchMomentError,
     ReconcilerError,
     WaitTimeoutError,
 )
@@ -39,6 +40,7 @@ from reconciler.ports import StoredEvent
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, Retried
 from reconciler.sdk.listing_writer import ListingWriter
+from reconciler.sdk.moments import Moment
 from reconciler.sdk.outcomes import SETTLED, Outcome, OutcomeStream
 
 __all__ = [
@@ -61,6 +63,8 @@ __all__ = [
     "LogDamagedError",
     "Manifest",
     "Metadata",
+    "Moment",
+    "NoSuchMomentError",
     "Observed",
     "Outcome",
     "OutcomeName",

@@ -33,6 +33,7 @@ from projections.read_models import (
     decode_ownership,
     decode_status,
     ownership_name,
+    rebuild,
     status_name,
 )
 from projections.status import StatusRow
@@ -48,6 +49,7 @@ from reconciler.sdk.dead_letters import (
     prepare_retry,
 )
 from reconciler.sdk.listing_writer import ListingWriter
+from reconciler.sdk.log_replay import replayed_to
 from reconciler.sdk.messages import (
     approval,
     as_key,
@@ -58,8 +60,10 @@ from reconciler.sdk.messages import (
     forced_release,
     withdrawal,
 )
+from reconciler.sdk.moments import Moment, When, moment, span
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
 from reconciler.sdk.plan import PlannedResource
+from reconciler.sdk.timeline import Interest, newest_events
 
 ResourceName = ResourceKey | str
 AnyManifest = Manifest | Mapping[str, Any]
@@ -295,9 +299,14 @@ class Client:
 
         Raises ``LogDamagedError`` where the log does not have the history that was written.
         """
+        return await self._events_of(as_key(resource), None)
+
+    async def _events_of(self, key: ResourceKey, position: int | None) -> list[StoredEvent]:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
-        past = await History(self._nc).get(as_key(resource))
+        past = await History(self._nc).get(key)
+        if position is not None:
+            past = past.until(position)
         if past.damage is not None:
             raise LogDamagedError(past.damage)
         return list(past.events)
@@ -321,19 +330,73 @@ class Client:
             async for batch in batches:
                 yield list(batch)
 
+    async def events(
+        self,
+        *,
+        namespace: str = "*",
+        kind: str = "*",
+        name: str = "*",
+        actor: str | None = None,
+        outcome: OutcomeName | None = None,
+        since: When | None = None,
+        until: When | None = None,
+        limit: int = 50,
+    ) -> list[StoredEvent]:
+        """Read the newest events of many resources, in the log's order: at most ``limit``.
+
+        In ``actor``, ``*`` stands for anything; ``since`` and ``until`` are positions or times.
+        Raises ``InvalidNameError`` and ``NoSuchMomentError``.
+        """
+        interest = Interest(namespace, kind, name, actor, outcome)
+        between = await span(self._nc, since, until)
+        return await newest_events(self._nc, interest, between, limit)
+
+    async def moment(self, when: When) -> Moment:
+        """Find a position, or the newest event at or before a time, in the log.
+
+        Its position is what to ask for ``at`` where several answers must be of one moment. Raises
+        ``NoSuchMomentError``: the log has nothing of then.
+        """
+        return await moment(self._nc, when)
+
     # --- read models: a moment behind the log
 
-    async def status(self, resource: ResourceName) -> StatusRow | None:
-        """Read how a resource stands; None if nothing is left of it but history."""
-        row = await self._bus.row(status_name(as_key(resource)))
-        return None if row is None else decode_status(row)
+    async def status(self, resource: ResourceName, *, at: When | None = None) -> StatusRow | None:
+        """Read how a resource stands; None if nothing is left of it but history.
+
+        ``at``: how it stood at a position of the log, or at a time; that is folded from its
+        history. Raises ``NoSuchMomentError`` and ``LogDamagedError`` then.
+        """
+        key = as_key(resource)
+        if at is None:
+            row = await self._bus.row(status_name(key))
+            return None if row is None else decode_status(row)
+        then = await moment(self._nc, at)
+        history = await self._events_of(key, then.position)
+        return rebuild(history).status.get(str(key))
 
     async def statuses(
-        self, namespace: str | None = None, kind: str | None = None
+        self, namespace: str | None = None, kind: str | None = None, *, at: When | None = None
     ) -> list[StatusRow]:
-        """Read how all resources stand, sorted by key."""
-        rows = await self._bus.rows(f"{STATUS}.{_pattern(namespace or '*', kind or '*', '*')}")
-        return sorted((decode_status(row) for row in rows.values()), key=lambda row: row.key)
+        """Read how all resources stand, sorted by key.
+
+        ``at``: how they stood at a position of the log, or at a time. That reads the log up to
+        there, if it is before the read models' own position; of one namespace or kind only what it
+        has of them. Raises ``NoSuchMomentError`` then.
+        """
+        tokens = _pattern(namespace or "*", kind or "*", "*")
+        if at is None:
+            stored = await self._bus.rows(f"{STATUS}.{tokens}")
+            rows = [decode_status(row) for row in stored.values()]
+        else:
+            then = await moment(self._nc, at)
+            async with replayed_to(self._nc, then.position, tokens=tokens) as replay:
+                rows = [
+                    row
+                    for row in replay.models.status.values()
+                    if namespace in (None, row.namespace) and kind in (None, row.kind)
+                ]
+        return sorted(rows, key=lambda row: row.key)
 
     async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
         """Read which external object a resource owns or may own; None for none."""

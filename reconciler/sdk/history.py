@@ -59,6 +59,13 @@ class Past(msgspec.Struct, frozen=True):
         """How many events the resource had."""
         return self.state.version
 
+    def until(self, position: int) -> Past:
+        """Return the past as it was at a position of the log; damage that comes later is not it."""
+        before = [each for each in self.events if each.position <= position]
+        past = project(None, before) or Past(self.id, NEW, ())
+        is_damaged = self.damage is not None and self.damage.position <= position
+        return msgspec.structs.replace(past, damage=self.damage) if is_damaged else past
+
 
 def project(past: Past | None, events: Iterable[StoredEvent]) -> Past | None:
     """Fold events into the past of a resource: a `projector_func` of the library's repository."""

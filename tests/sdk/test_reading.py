@@ -2,10 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
+import pytest
+
 from events.log import SpecDeclared
-from reconciler.sdk import Client, StoredEvent
+from reconciler.sdk import Client, InvalidNameError, NoSuchMomentError, StatusRow, StoredEvent
 from tests.sdk.conftest import shape
 
 PATIENCE_SECONDS = 90
@@ -33,6 +37,54 @@ async def test_history_tells_everything_in_order(client: Client, name: str) -> N
     assert [each.event.resourceversion for each in history] == list(range(1, len(history) + 1))
     assert history[0].event.actor == "test"
     assert await client.history("default/Shape/never") == []
+
+
+async def test_how_it_stood_is_read_at_any_position_and_time(client: Client, name: str) -> None:
+    key = shape(name).key
+    rows: list[StatusRow] = []
+    for color in ("Red", "Blue"):
+        answer = await client.declare(shape(name, color))
+        await client.wait_for(key, generation=answer.generation)
+        position = (await client.history(key))[-1].position
+
+        found = await until(
+            partial(client.status, key),
+            lambda row, at=position: row is not None and row.position == at,
+        )
+        assert found is not None
+        rows.append(found)
+    first = rows[0]
+    then = await client.moment(first.position)
+    assert (then.position, then.time) == (first.position, first.changed_at)
+    for at in (first.position, then.time):
+        assert await client.status(key, at=at) == first
+        found = await client.statuses("default", "Shape", at=at)
+        assert [one for one in found if one.name == name] == [first]
+        assert {(one.namespace, one.kind) for one in found} == {("default", "Shape")}
+    assert await client.status(key, at=(await client.history(key))[0].position - 1) is None
+    now = await client.statuses(at=rows[1].position)
+    assert [one for one in now if one.name == name] == [rows[1]]
+    assert any(one.kind == "ProviderConfig" for one in now)
+    for when in (0, rows[1].position + 10_000, datetime(2000, 1, 1), datetime(2999, 1, 1)):  # noqa: DTZ001
+        with pytest.raises(NoSuchMomentError):
+            await client.statuses(at=when)
+
+
+async def test_events_of_the_fleet_are_chosen_and_the_newest_come_last(
+    client: Client, name: str
+) -> None:
+    await client.declare(shape(name))
+    await client.wait_for(shape(name).key, generation=1)
+    history = await client.history(shape(name).key)
+    assert await client.events(name=name) == history
+    assert await client.events(kind="Shape", name=name, limit=2) == history[-2:]
+    assert await client.events(name=name, outcome="Converged") == history[-1:]
+    assert await client.events(name=name, actor="test", until=history[0].position) == history[:1]
+    assert await client.events(name=name, actor="nobody*") == []
+    since = history[-1].event.time
+    assert (await client.events(name=name, since=since))[-1:] == history[-1:]
+    with pytest.raises(InvalidNameError):
+        await client.events(namespace="a.b")
 
 
 async def test_replay_ends_when_caught_up(client: Client, name: str) -> None:

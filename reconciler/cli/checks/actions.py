@@ -24,8 +24,8 @@ from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
-from reconciler.cli.log_replay import LogReplay
 from reconciler.sdk.history import History
+from reconciler.sdk.log_replay import LogReplay
 
 OVERDUE = timedelta(seconds=30)
 _LOOKS = 3

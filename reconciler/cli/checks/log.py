@@ -22,11 +22,12 @@ from projections.read_models import (
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.letters import discarded_text
-from reconciler.cli.log_replay import LogReplay, replay_from_start
+from reconciler.cli.log_replay import replay_from_start
 from reconciler.cli.row_comparison import compare, differences
 from reconciler.cli.search import models_of
 from reconciler.sdk.dead_letters import collect, matching
 from reconciler.sdk.history import History
+from reconciler.sdk.log_replay import LogReplay
 
 SAMPLE = 50
 _MAX_LETTERS = 20_000

@@ -1,0 +1,218 @@
+"""`reconciler diff`: what changed of one resource between two moments, field by field."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from cyclopts import Parameter
+from nats.aio.client import Client
+
+from events.external import ExternalObject
+from events.names import ResourceKey
+from projections.ownership import OwnershipRow
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import print_table
+from reconciler.cli.declared import Generations, last_declared, manifest_of
+from reconciler.cli.describe import known_object, whole_past
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.naming import Meant, meant
+from reconciler.cli.options import Namespace, Output
+from reconciler.cli.output import print_structured
+from reconciler.cli.search import find_resource
+from reconciler.cli.summaries import show
+from reconciler.cli.when import At
+from reconciler.ports import StoredEvent
+from reconciler.sdk.history import Past
+from reconciler.sdk.moments import Moment, When, moment
+
+Part = Literal["declared", "object", "status", "ownership"]
+
+_MOVES_ALWAYS = frozenset({"version", "position", "changed_at", "retry_seconds"})
+_SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
+_DIGESTS = frozenset({"observed_digest", "asked_digest", "retiring_digest", "foreign_identity"})
+_OF_NO_STATUS = _MOVES_ALWAYS | _SHOWN_ELSEWHERE | _DIGESTS
+_OF_NO_OBJECT = frozenset({"version", "written_by"})  # a touch is no difference, as for observers
+_NOTHING: tuple[Any, ...] = ("", None, {}, [])
+_IDENTITY = frozenset({"kind", "metadata.name", "metadata.namespace"})
+
+
+class Change(msgspec.Struct, frozen=True, rename="camel"):
+    """One field that is another at the later moment; one that is left out is not there."""
+
+    part: Part
+    path: str
+    before: Any = msgspec.UNSET
+    after: Any = msgspec.UNSET
+
+
+class Changes(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
+    """What changed of a resource between two moments."""
+
+    resource: str
+    since: Moment
+    until: Moment
+    changes: list[Change]
+
+
+class _End(NamedTuple):
+    """One end of the time that is looked at: a moment, or the end of a generation; else now."""
+
+    when: When | None
+    generation: int | None
+
+
+def diff(
+    resource: str,
+    name: str | None = None,
+    /,
+    *,
+    namespace: Namespace = None,
+    from_: Annotated[At, Parameter(name="--from")] = None,
+    to: At = None,
+    from_generation: int | None = None,
+    to_generation: int | None = None,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Show what changed of one resource between two moments, field by field.
+
+    Of what was declared, of the object as it was known, of status and of
+    ownership. Exit status: 0 nothing, 2 something, 1 it cannot be told.
+
+    For example:
+
+        reconciler diff foo --from 2h
+        reconciler diff Shape/foo --from 1234 --to 2026-01-31T12:00:05Z
+        reconciler diff foo --from-generation 2 --to-generation 3
+        reconciler diff foo --from 7d -o json | jq '.changes[].path'
+
+    Parameters
+    ----------
+    resource
+        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+    name
+        The name, after a kind.
+    from_
+        The earlier moment: a log position (1234), a time (2026-01-31T12:00:05Z; UTC
+        if it names no zone), or a span ago (30m, 2h, 7d).
+    to
+        The later moment; now by default.
+    from_generation
+        In place of --from: as it stood at the end of that generation.
+    to_generation
+        In place of --to: as it stood at the end of that generation.
+    output
+        How to print it; values are whole in JSON and YAML.
+    """
+    if (from_ is None) == (from_generation is None):
+        raise UsageError("from when? Give either --from or --from-generation")
+    if to is not None and to_generation is not None:
+        raise UsageError("give either --to or --to-generation")
+    wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
+    ends = (_End(from_, from_generation), _End(to, to_generation))
+    found = run_async(_diff(connection, wanted, ends))
+    if output == "table":
+        _print(found)
+    else:
+        print_structured(found, output)
+    return Exit.DIFFERENT if found.changes else Exit.OK
+
+
+async def _diff(connection: Connection, wanted: Meant, ends: tuple[_End, _End]) -> Changes:
+    async with bus(connection) as nc:
+        key = await find_resource(nc, wanted)
+        past = await whole_past(nc, key)
+        since, until = [await _moment(nc, key, past, end) for end in ends]
+    if past.damage is not None and past.damage.position <= max(since.position, until.position):
+        sys.stderr.write(f"the log is damaged; this is of what is sound: {past.damage}\n")
+    before, after = past.until(since.position).events, past.until(until.position).events
+    if past.events and not before and not after:
+        first = past.events[0].position
+        raise CommandError(f"{key} was known at neither moment: it begins at position {first}")
+    return Changes(str(key), since, until, list(changes(key, before, after)))
+
+
+async def _moment(nc: Client, key: ResourceKey, past: Past, end: _End) -> Moment:
+    if end.generation is None:
+        return await moment(nc, end.when)
+    return await moment(nc, Generations(key, past.events).end(end.generation))
+
+
+def changes(
+    key: ResourceKey, before: Sequence[StoredEvent], after: Sequence[StoredEvent]
+) -> Iterator[Change]:
+    """Compare what two parts of a resource's history say of it, both from its first event on."""
+    old, new = _parts(key, before), _parts(key, after)
+    for part, fields in old.items():
+        others = new[part]
+        for path in [*fields, *(path for path in others if path not in fields)]:
+            was, is_now = fields.get(path, msgspec.UNSET), others.get(path, msgspec.UNSET)
+            if _encoded(was) != _encoded(is_now):  # of Python's values 1, 1.0 and True are equal
+                yield Change(part, path, was, is_now)
+
+
+def _parts(key: ResourceKey, history: Sequence[StoredEvent]) -> dict[Part, dict[str, Any]]:
+    """Return all that is to be compared, each value by its path."""
+    models, row = ReadModels(), StatusRow(key.namespace, key.kind, key.name)
+    for position, event in history:
+        row = models.apply(position, event)  # also one that says last that it is gone
+    declared, known = last_declared(history), known_object(history)
+    manifest: dict[str, Any] = {}
+    if declared is not None:
+        manifest = msgspec.to_builtins(manifest_of(key, declared))
+    shown = None if known is None else known.object
+    owned = models.ownership.get(str(key)) or OwnershipRow()
+    return {
+        "declared": {path: value for path, value in _flat(manifest) if path not in _IDENTITY},
+        "object": {} if shown is None else dict(_flat(_plain(shown, _OF_NO_OBJECT))),
+        "status": dict(_flat(_plain(row, _OF_NO_STATUS))),
+        "ownership": dict(_flat(_plain(owned, frozenset({"position"})))),
+    }
+
+
+def _encoded(value: Any) -> bytes:
+    return b"" if value is msgspec.UNSET else msgspec.json.encode(value, order="deterministic")
+
+
+def _plain(struct: ExternalObject | StatusRow | OwnershipRow, without: frozenset[str]) -> Any:
+    """Return a struct's fields under the names that JSON has, conditions by their type."""
+    plain = {
+        field.encode_name: msgspec.to_builtins(getattr(struct, field.name), str_keys=True)
+        for field in msgspec.structs.fields(struct)
+        if field.name not in without
+    }
+    if isinstance(struct, StatusRow):
+        plain["conditions"] = {
+            each.type: {"status": each.status, "reason": each.reason, "message": each.message}
+            for each in struct.conditions
+        }
+    return plain
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        if isinstance(inner, dict) and inner:
+            yield from _flat(inner, f"{path}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+        elif inner not in _NOTHING:
+            yield f"{path}{name}", inner
+
+
+def _print(found: Changes) -> None:
+    sys.stdout.write(f"{found.resource}\nfrom {found.since}\nto   {found.until}\n")
+    if not found.changes:
+        sys.stdout.write("no differences\n")
+        return
+    rows = [
+        (each.part, each.path, _shown(each.before), _shown(each.after)) for each in found.changes
+    ]
+    print_table(("PART", "FIELD", "BEFORE", "AFTER"), rows)
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is msgspec.UNSET else show(value)

@@ -1,0 +1,210 @@
+"""`reconciler events`: what happened in the fleet, newest last."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import aclosing
+from typing import Annotated, cast
+
+from cyclopts import Parameter
+from nats.aio.client import Client
+
+from events.log import (
+    ActionDecided,
+    OutcomeName,
+    ResourceEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.names import ResourceKey
+from infra.bus.log_moments import ends_of_log
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.console import console, print_table
+from reconciler.cli.declared import last_declared
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import log_of
+from reconciler.cli.naming import check_names, known_outcome
+from reconciler.cli.options import Namespace, Output
+from reconciler.cli.output import Format, print_json_line, print_structured
+from reconciler.cli.progress import progress_bar
+from reconciler.cli.search import known_kind, log_speaks_of
+from reconciler.cli.signals import until_stopped
+from reconciler.cli.summaries import Line, tell
+from reconciler.cli.when import At
+from reconciler.ports import StoredEvent
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.sdk.moments import Span, When, span
+from reconciler.sdk.timeline import Interest, coming_events, newest_events
+
+_EVERYTHING = "*.*.*"
+
+
+class FleetLine(Line, frozen=True, rename="camel"):
+    """One event of the fleet's timeline, told."""
+
+    resource: str
+
+
+def events(
+    *,
+    namespace: Namespace = None,
+    kind: str | None = None,
+    actor: str | None = None,
+    outcome: str | None = None,
+    since: At = None,
+    until: At = None,
+    limit: int = 50,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Tell what happened in the whole fleet, newest last: when, to what, what, and by whom.
+
+    Moments are a log position (1234), a time (2026-01-31T12:00:05Z; UTC if it
+    names no zone), or a span ago (30m, 2h, 7d).
+
+    For example:
+
+        reconciler events
+        reconciler events --since 2h --limit 1000
+        reconciler events -n payments --kind Shape --outcome Failed
+        reconciler events --actor 'cli:*' --since 7d
+        reconciler events -f -o json | jq .what
+
+    Parameters
+    ----------
+    namespace
+        Only resources of this namespace; all by default.
+    kind
+        Only resources of this kind.
+    actor
+        Only what this actor caused, as the last column names it; * stands for anything.
+    outcome
+        Only this outcome: Converged, Degraded, Failed, ...
+    since
+        Only what happened at that moment or later.
+    until
+        Only what happened at that moment or earlier.
+    limit
+        Only so many of the newest.
+    follow
+        Go on with what comes, until Ctrl-C; JSON is one object a line then.
+    """
+    check_names(namespace=namespace)
+    if limit < (0 if follow else 1):
+        raise UsageError(f"--limit {limit}: at least one event")
+    if follow and until is not None:
+        raise UsageError("--follow goes on for ever: leave --until out")
+    found = None if outcome is None else cast("OutcomeName", known_outcome(outcome))
+    interest = Interest(namespace or "*", kind or "*", actor=actor, outcome=found)
+
+    async def work() -> None:
+        async with bus(connection) as nc:
+            await _events(nc, interest, (since, until), limit, output, follows=follow)
+
+    async def all_of_it() -> Exit:
+        return await until_stopped(work())
+
+    return run_async(all_of_it())
+
+
+async def _events(
+    nc: Client,
+    interest: Interest,
+    when: tuple[When | None, When | None],
+    limit: int,
+    output: Format,
+    *,
+    follows: bool,
+) -> None:
+    interest = await _checked(nc, interest)
+    wanted = await span(nc, *when)
+    _, last = await ends_of_log(nc)
+    wanted = Span(wanted.after, last if wanted.up_to is None else wanted.up_to)
+    with progress_bar("looking", max(0, last - wanted.after)) as progress:
+        found = await newest_events(nc, interest, wanted, limit, progress)
+    teller = _Teller(nc)
+    lines = [await teller.tell(one) for one in found]
+    if follows:
+        _print_lines(lines, output)
+        async with aclosing(coming_events(nc, interest, last)) as batches:
+            async for batch in batches:
+                _print_lines([await teller.tell(one) for one in batch], output)
+    elif output != "table":
+        print_structured(lines, output)
+    elif lines:
+        rows = [(one.time, str(one.position), one.resource, _what(one), one.actor) for one in lines]
+        print_table(("TIME", "POSITION", "RESOURCE", "WHAT", "ACTOR"), rows)
+    else:
+        sys.stderr.write("no events of that sort\n")
+
+
+async def _checked(nc: Client, interest: Interest) -> Interest:
+    """Find the kind that is meant; raises for one, or a namespace, of which nothing is known."""
+    await log_of(nc)
+    kind = interest.kind if interest.kind == "*" else await known_kind(nc, interest.kind)
+    tokens = f"{interest.namespace}.{kind}.*"
+    if tokens != _EVERYTHING and not await log_speaks_of(nc, tokens):
+        place = "" if interest.namespace == "*" else f" in namespace {interest.namespace}"
+        what = "nothing" if kind == "*" else f"no {kind}"
+        raise CommandError(
+            f"the log knows of {what}{place}: `reconciler get -A` lists what there is"
+        )
+    return Interest(interest.namespace, kind, actor=interest.actor, outcome=interest.outcome)
+
+
+class _Teller:
+    """Tells events of many resources in the log's order, each beside what was declared before."""
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._declared: dict[str, SpecDeclared | None] = {}
+
+    async def tell(self, stored: StoredEvent) -> FleetLine:
+        resource, data = stored.event.subject, stored.event.data
+        if resource not in self._declared and _rests_on_what_was(data):
+            self._declared[resource] = await self._declared_before(stored)
+        line = tell(stored, self._declared.get(resource))
+        if isinstance(data, SpecDeclared):
+            self._declared[resource] = data
+        elif isinstance(data, SpecWithdrawn):
+            self._declared[resource] = None
+        return FleetLine(
+            line.position,
+            line.version,
+            line.time,
+            line.event,
+            line.what,
+            line.cause,
+            line.actor,
+            resource,
+        )
+
+    async def _declared_before(self, stored: StoredEvent) -> SpecDeclared | None:
+        from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
+
+        past = await History(self._nc).get(ResourceKey.parse(stored.event.subject))
+        return last_declared(one for one in past.events if one.position < stored.position)
+
+
+def _rests_on_what_was(data: ResourceEvent) -> bool:
+    """Return whether an event is told beside the declaration before it."""
+    if isinstance(data, ActionDecided):
+        return data.action.operation == "Update" and OWNER_LABEL not in data.action.labels
+    return isinstance(data, SpecDeclared) and data.generation > 1
+
+
+def _print_lines(lines: list[FleetLine], output: Format) -> None:
+    """Print lines as they come: what comes later has no widths yet."""
+    for line in lines:
+        if output == "table":
+            text = f"{line.time}  {line.position}  {line.resource}  {_what(line)}  {line.actor}"
+            console().print(text.rstrip())
+        else:
+            print_json_line(line)
+    sys.stdout.flush()
+
+
+def _what(line: Line) -> str:
+    return f"{line.event} {line.what}".strip()

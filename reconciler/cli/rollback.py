@@ -1,0 +1,100 @@
+"""`reconciler rollback`: declare again what an older generation declared."""
+
+from __future__ import annotations
+
+from events.manifest import Manifest
+from reconciler.cli.client import ask_one, client_of
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.declared import Generations, manifest_of
+from reconciler.cli.errors import CommandError
+from reconciler.cli.exits import Exit
+from reconciler.cli.naming import Meant, meant
+from reconciler.cli.options import Duration, Namespace, Output
+from reconciler.cli.output import print_structured
+from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
+from reconciler.cli.search import find_resource
+from reconciler.sdk.history import History
+
+GOOD = ("Converged",)
+
+
+def rollback(
+    resource: str,
+    name: str | None = None,
+    /,
+    *,
+    to: int,
+    namespace: Namespace = None,
+    dry_run: bool = False,
+    wait: bool = False,
+    timeout: Duration = 60.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Declare again what an older generation declared: spec, labels, annotations, policy.
+
+    It is a new generation, checked like any other, and refused if somebody
+    declared something newer meanwhile. What was withdrawn can be brought back.
+    Exit status as for apply: 0 accepted (with --wait: Converged), 1 refused or
+    failed, 3 not in time.
+
+    For example:
+
+        reconciler rollback foo --to 3
+        reconciler rollback Shape/foo --to 3 --dry-run     only print the manifest
+        reconciler rollback payments/Shape/foo --to 3 --wait
+
+    Parameters
+    ----------
+    resource
+        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+    name
+        The name, after a kind.
+    to
+        The generation, as `reconciler history` shows it.
+    dry_run
+        Print the manifest that would be declared, and send nothing.
+    wait
+        Wait until it is settled: Converged, Failed, Held, ...
+    timeout
+        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
+    output
+        How to print the result; a dry run prints YAML, or JSON.
+    """
+    wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
+    manifest, newest = run_async(find_older(connection, wanted, to))
+    if dry_run:
+        print_structured(manifest, "json" if output == "json" else "yaml")
+        return Exit.OK
+    result = run_async(_declare(connection, manifest, newest, wait, timeout))
+    print_results([result], output, good=GOOD)
+    return exit_status([result], GOOD if wait else None)
+
+
+async def find_older(
+    connection: Connection, wanted: Meant, generation: int
+) -> tuple[Manifest, int]:
+    """Return the manifest of an older generation, and the resource's generation as of now."""
+    async with bus(connection) as nc:
+        key = await find_resource(nc, wanted)
+        past = await History(nc).get(key)
+    if past.damage is not None:
+        raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
+    generations = Generations(key, past.events)
+    return manifest_of(key, generations.declared(generation)), generations.newest
+
+
+async def _declare(
+    connection: Connection, manifest: Manifest, newest: int, wait: bool, timeout_seconds: float
+) -> Result:
+    result = await ask_one(
+        connection,
+        manifest.key,
+        lambda client: client.declare(
+            manifest, expected_generation=newest, timeout_seconds=timeout_seconds
+        ),
+    )
+    if wait:
+        async with client_of(connection) as client:
+            await wait_for_results(client, [result], timeout_seconds)
+    return result

@@ -1,0 +1,162 @@
+"""The log folded into read models, as far as somebody wants, and where it is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+from nats.aio.client import Client
+
+from events.integrity import LogDamage
+from infra.bus.event_log import EVERYTHING, CheckedFeed, JetStreamLog, open_log
+from infra.bus.rows import JetStreamRows
+from projections.read_models import OutdatedRowsError, ReadModels, restore
+from reconciler.ports import StoredEvent
+from reconciler.roles.lost_events import mark_lost
+
+Progress = Callable[[int], object]
+"""Called with the last position read."""
+
+
+def no_progress(_position: int) -> None:
+    """Show nothing."""
+
+
+class Integrity(msgspec.Struct, frozen=True, rename="camel"):
+    """What came of checking versions and digests of the whole log."""
+
+    resources: int
+    damage: list[LogDamage]
+
+
+class LogReplay:
+    """Folds the log step by step; `since` is the position before the first event that it reads.
+
+    Of the resources that `tokens`, a pattern of `namespace.kind.name`, matches.
+    """
+
+    def __init__(
+        self, log: JetStreamLog, models: ReadModels | None = None, *, tokens: str = EVERYTHING
+    ) -> None:
+        self.models = models or ReadModels()
+        self.since = self.position = self.models.position
+        self.events = 0
+        self.damage = [one for one in self.models.damage.values() if one.problem == "Lost"]
+        self._log = log
+        self._tokens = tokens
+        self._wanted = self.position
+        self._later: list[LogDamage] = []
+        self._closing = AsyncExitStack()
+        self._feed: CheckedFeed | None = None
+        self._waiting: list[StoredEvent] = []
+
+    @property
+    def integrity(self) -> Integrity:
+        """What came of checking all that was read."""
+        if self._feed is None:
+            return Integrity(0, self.damage)
+        return Integrity(len(self._feed.chains.chains), self.damage)
+
+    async def go_on(self, to: int | None = None, progress: Progress = no_progress) -> None:
+        """Fold what comes up to a position, or to the end as it is now.
+
+        It ends earlier if the log has lost its end, which is damage then.
+        """
+        last = await self._log.last_position()
+        wanted = last if to is None else to
+        if wanted <= self.position or last == 0:
+            return
+        self._wanted = wanted
+        self._tell_what_was_later()
+        if self._feed is None:
+            follow = self._log.follow(self.position, damaged=self._damaged, tokens=self._tokens)
+            self._feed = await self._closing.enter_async_context(follow)
+        while True:
+            self._apply(wanted)
+            progress(self.position)
+            if self.position >= wanted:
+                return
+            if self._feed.caught_up and await self._has_lost(wanted):
+                return
+            self._waiting = list(await self._feed.next_events())
+
+    async def close(self) -> None:
+        """Let go of the log."""
+        await self._closing.aclose()
+
+    def _apply(self, wanted: int) -> None:
+        assert self._feed is not None
+        done = 0
+        for position, event in self._waiting:
+            if position > wanted:
+                break
+            self.models.apply(position, event)
+            done += 1
+        self.events += done
+        del self._waiting[:done]
+        self.position = wanted if self._waiting else min(self._feed.position, wanted)
+
+    async def _has_lost(self, wanted: int) -> bool:
+        last = await self._log.last_position()
+        if last >= wanted:
+            return False
+        expected = f"a log that ends at position {wanted} or later, as the stored rows know it"
+        damage = LogDamage("Lost", wanted, 0, expected, f"one that ends at position {last}")
+        if damage not in self.damage:
+            self._damaged(damage)
+        return True
+
+    def _tell_what_was_later(self) -> None:
+        later, self._later = self._later, []
+        for damage in later:
+            self._damaged(damage)
+
+    def _damaged(self, damage: LogDamage) -> None:
+        if damage.position > self._wanted:  # a batch goes further than what is asked for
+            self._later.append(damage)
+            return
+        if damage not in self.damage:
+            self.damage.append(damage)
+        self.models.mark_damage(damage)
+
+
+@asynccontextmanager
+async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
+    """Let go of the log in the end."""
+    try:
+        yield replay
+    finally:
+        await replay.close()
+
+
+async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
+    """Return the read models as a projector has stored them, and what the log has lost since."""
+    try:
+        models = restore(await JetStreamRows(nc).load())
+    except OutdatedRowsError:
+        models = ReadModels()
+    if models.position > await log.last_position() or await log.missing_events():
+        await mark_lost(log, models)
+    return models
+
+
+@asynccontextmanager
+async def replayed_to(
+    nc: Client, position: int, *, tokens: str = EVERYTHING, progress: Progress = no_progress
+) -> AsyncGenerator[LogReplay]:
+    """Fold the log up to a position: from where the stored rows end, if that is before it.
+
+    Memory is that of the rows. Rows of other resources than `tokens` matches may be among them.
+    """
+    log = await open_log(nc)
+    if await log.missing_events():
+        tokens = EVERYTHING  # only who reads all of it sees which positions are missing
+    stored = await stored_models(nc, log)
+    if 0 < stored.position <= position:
+        replay = LogReplay(log, stored, tokens=tokens)
+    else:
+        replay = LogReplay(log, tokens=tokens)
+    async with closing(replay):
+        await replay.go_on(position, progress)
+        yield replay

@@ -1,0 +1,145 @@
+"""Moments of the log: a time or a position that somebody means, and where the log is then."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+from nats.aio.client import Client
+
+from infra.bus.log_moments import (
+    MILLISECOND,
+    ends_of_log,
+    event_from,
+    last_before,
+    to_the_millisecond,
+)
+from reconciler.errors import NoSuchMomentError
+from reconciler.ports import StoredEvent
+
+When = int | datetime
+"""A position of the log, or a time; one without a zone is UTC."""
+
+
+class Moment(msgspec.Struct, frozen=True, rename="camel"):
+    """What holds after the event at ``position``, of ``time``; ``newest`` is the log's last one.
+
+    ``asked`` is the time that was asked for, if one was.
+    """
+
+    position: int
+    time: datetime
+    newest: int
+    asked: datetime | None = None
+
+    def __str__(self) -> str:
+        where = f"position {self.position}, {shown(self.time)}"
+        if self.position == self.newest:
+            where += ", the log's newest event"
+        return where if self.asked is None else f"{shown(self.asked)}: {where}"
+
+
+def shown(time: datetime) -> str:
+    """Write a time as all tables do: UTC, to the millisecond."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def as_utc(time: datetime) -> datetime:
+    """Take a time without a zone for UTC; raises ``OverflowError`` at the calendar's ends."""
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+async def moment(nc: Client, when: When | None) -> Moment:
+    """Find a moment; None is now. Raises ``NoSuchMomentError``, which says what the log has."""
+    first, newest = await ends_of_log(nc)
+    if not newest:
+        raise NoSuchMomentError("the log is empty: nothing has happened yet")
+    if when is None or isinstance(when, int):
+        return await _at_position(nc, newest if when is None else when, newest)
+    asked = as_utc(when)
+    position = await last_before(nc, to_the_millisecond(asked) + MILLISECOND)
+    if not position:
+        raise await _before_the_log(nc, asked, first)
+    event = (await _event(nc, position)).event
+    if position == newest and asked > datetime.now(UTC):
+        raise NoSuchMomentError(
+            f"{shown(asked)} is still to come; the log's newest event is of {shown(event.time)} "
+            f"(position {newest})"
+        )
+    return Moment(position, event.time, newest, asked)
+
+
+async def _before_the_log(nc: Client, asked: datetime, first: int) -> NoSuchMomentError:
+    began = await _event(nc, first)
+    return NoSuchMomentError(
+        f"{shown(asked)} is before the log begins, at {shown(began.event.time)} "
+        f"(position {began.position}): nothing is known of then"
+    )
+
+
+async def _at_position(nc: Client, position: int, newest: int) -> Moment:
+    if position < 1:
+        raise NoSuchMomentError(f"there is no position {position}: the log begins at 1")
+    if position > newest:
+        last = await _event(nc, newest)
+        raise NoSuchMomentError(
+            f"the log has no position {position} yet: its newest event is at position {newest}, "
+            f"of {shown(last.event.time)}"
+        )
+    return Moment(position, (await _event(nc, position)).event.time, newest)
+
+
+async def _event(nc: Client, position: int) -> StoredEvent:
+    event = await event_from(nc, position)
+    if event is None or event.position != position:
+        raise NoSuchMomentError(
+            f"position {position} of the log holds no event that can be read: the log is damaged "
+            "there, and `reconciler replay --verify` says how; name another position"
+        )
+    return event
+
+
+class Span(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of the log: behind ``after``, up to ``up_to``; None for all that is there."""
+
+    after: int = 0
+    up_to: int | None = None
+
+    def __contains__(self, position: int) -> bool:
+        return position > self.after and (self.up_to is None or position <= self.up_to)
+
+
+async def span(nc: Client, since: When | None, until: When | None) -> Span:
+    """Find what is between two moments, both of them included.
+
+    A ``since`` before the log's first event and an ``until`` after its newest one are like any
+    other. Raises ``NoSuchMomentError`` for what cannot be meant: a position that there is not, a
+    ``since`` that is to come, an end before the beginning, or before the log's.
+    """
+    after = 0 if since is None else await _before(nc, since)
+    if until is None:
+        return Span(after)
+    if isinstance(until, int):
+        up_to = (await moment(nc, until)).position
+    else:
+        up_to = await last_before(nc, to_the_millisecond(as_utc(until)) + MILLISECOND)
+        first, newest = await ends_of_log(nc)
+        if newest and not up_to:
+            raise await _before_the_log(nc, as_utc(until), first)
+    is_turned = (
+        isinstance(since, datetime)
+        and isinstance(until, datetime)
+        and as_utc(until) < as_utc(since)
+    )
+    if up_to < after or is_turned:
+        raise NoSuchMomentError("the end is before the beginning: nothing is between them")
+    return Span(after, up_to)
+
+
+async def _before(nc: Client, since: When) -> int:
+    if isinstance(since, int):
+        return (await moment(nc, since)).position - 1
+    since = as_utc(since)
+    if since > datetime.now(UTC):
+        raise NoSuchMomentError(f"{shown(since)} is still to come: nothing can be there since then")
+    return await last_before(nc, to_the_millisecond(since))

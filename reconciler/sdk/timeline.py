@@ -1,0 +1,91 @@
+"""The fleet's timeline: the newest events of the log that are of interest, or all that come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from fnmatch import fnmatchcase
+
+import msgspec
+from nats.aio.client import Client
+
+from events.log import OutcomeName, OutcomeRecorded
+from events.names import check_token
+from infra.bus.log_moments import ends_of_log, log_between
+from reconciler.ports import StoredEvent
+from reconciler.sdk.log_replay import Progress, no_progress
+from reconciler.sdk.moments import Span
+
+_FIRST_LOOK = 1_000
+_LOOK_GROWS = 8
+"""The newest positions are looked through first, then more and more of the older ones: what is
+wanted is mostly new, and what is rare costs one reading of the log and some consumers."""
+
+
+class Interest(msgspec.Struct, frozen=True):
+    """Which events are of interest; ``*`` and None stand for any, also ``*`` in an actor's name."""
+
+    namespace: str = "*"
+    kind: str = "*"
+    name: str = "*"
+    actor: str | None = None
+    outcome: OutcomeName | None = None
+
+    @property
+    def subject_filter(self) -> str:
+        """What the server is asked for; raises ``InvalidNameError``."""
+        named = {"namespace": self.namespace, "kind": self.kind, "name": self.name}
+        tokens = ".".join(
+            value if value == "*" else check_token(value, what=what)
+            for what, value in named.items()
+        )
+        return f"log.{tokens}.>" if self.outcome is None else f"log.{tokens}.outcome.{self.outcome}"
+
+    def wants(self, stored: StoredEvent) -> bool:
+        """Return whether an event that the server sent is of interest."""
+        event = stored.event
+        if self.outcome is not None and not isinstance(event.data, OutcomeRecorded):
+            return False
+        return self.actor in (None, event.actor) or fnmatchcase(event.actor, self.actor or "")
+
+
+async def newest_events(
+    nc: Client,
+    interest: Interest,
+    span: Span,
+    limit: int,
+    progress: Progress = no_progress,
+) -> list[StoredEvent]:
+    """Read the newest events of interest, at most ``limit``, in the log's order.
+
+    Memory is that of what is returned. ``progress`` is called with the number of positions that
+    were looked through.
+    """
+    _, last = await ends_of_log(nc)
+    end = last if span.up_to is None else min(last, span.up_to)
+    found: deque[StoredEvent] = deque()
+    looked_at, size = 0, max(_FIRST_LOOK, limit)
+    while end > span.after and len(found) < limit:
+        begin = max(span.after, end - size)
+        some: deque[StoredEvent] = deque(maxlen=limit - len(found))
+        reading = log_between(nc, interest.subject_filter, after=begin, up_to=end)
+        async with aclosing(reading) as batches:
+            async for events in batches:
+                some.extend(one for one in events if interest.wants(one))
+                progress(looked_at + events[-1].position - begin)
+        found.extendleft(reversed(some))
+        looked_at += end - begin
+        end, size = begin, size * _LOOK_GROWS
+    return list(found)
+
+
+async def coming_events(
+    nc: Client, interest: Interest, after: int
+) -> AsyncGenerator[list[StoredEvent]]:
+    """Follow what is of interest from behind a position, for ever."""
+    reading = log_between(nc, interest.subject_filter, after=after, follows=True)
+    async with aclosing(reading) as batches:
+        async for events in batches:
+            if wanted := [one for one in events if interest.wants(one)]:
+                yield wanted

@@ -1,0 +1,119 @@
+"""`rollback`: an older generation is declared again, whole, and over nothing newer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import yaml
+
+from reconciler.cli import rollback
+from reconciler.cli.connection import Connection
+from reconciler.cli.naming import Meant
+from tests.cli.runner import Cli, Up, shape
+
+WHOLE = """
+apiVersion: shapes/v1
+kind: Shape
+metadata:
+  name: NAME
+  labels: {team: tiles}
+  annotations: {reconciler/external-name: NAME-there, why: "because"}
+spec:
+  type: Square
+  color: Red
+  providerConfigRef: {name: default}
+  policy: {deletion: Orphan, ignoreFields: [size.width]}
+"""
+
+
+def declared(live: Cli, name: str) -> dict[int, dict[str, Any]]:
+    """What each generation declared, as the log has it."""
+    events = [one["data"] for one in live.ok("history", name, "--raw", "-o", "json").json]
+    found = {one.pop("generation"): one for one in events if one["event"] == "SpecDeclared"}
+    return dict(sorted(found.items()))
+
+
+def test_all_that_a_generation_declared_is_declared_again(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=WHOLE.replace("NAME", "rolled"))
+    changed = WHOLE.replace("NAME", "rolled").replace("Red", "Blue").replace("Orphan", "Delete")
+    live.ok("apply", "-f", "-", "--wait", text=changed.replace("tiles", "walls"))
+    dry = live.ok("rollback", "Shape/rolled", "--to", "1", "--dry-run")
+    manifest = yaml.safe_load(dry.out)
+    assert manifest["spec"]["policy"] == {"deletion": "Orphan", "ignoreFields": ["size.width"]}
+    assert manifest["metadata"]["annotations"]["reconciler/external-name"] == "rolled-there"
+    assert live.ok("rollback", "rolled", "--to", "1", "--dry-run", "-o", "json").json == manifest
+    assert list(declared(live, "rolled")) == [1, 2]
+
+    [told] = live.ok("rollback", "Shape", "rolled", "--to", "1", "--wait", "-o", "json").json
+    assert (told["outcome"], told["generation"]) == ("Converged", 3)
+    found = declared(live, "rolled")
+    assert found[3] == found[1] != found[2]
+    live.ok("delete", "Shape", "rolled")
+
+
+def test_a_dry_run_can_be_applied(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("rolled-by-hand"))
+    live.ok("apply", "-f", "-", "--wait", text=shape("rolled-by-hand", "Blue"))
+    printed = live.ok("rollback", "rolled-by-hand", "--to", "1", "--dry-run").out
+    live.ok("apply", "-f", "-", "--wait", text=printed)
+    found = declared(live, "rolled-by-hand")
+    assert found[3] == found[1]
+
+
+def test_what_was_withdrawn_is_brought_back(live: Cli) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("back"))
+    live.ok("delete", "Shape", "back", "--wait")
+    live.ok("rollback", "back", "--to", "1", "--wait")
+    assert live.ok("get", "Shape", "back", "-o", "json").json["generation"] == 3
+
+
+@pytest.mark.parametrize(
+    ("generation", "said"),
+    [
+        ("2", "generation 2 of default/Shape/gone was a withdrawal, which declares nothing: "),
+        ("7", "default/Shape/gone has no generation 7: "),
+        ("0", "default/Shape/gone has no generation 0: "),
+    ],
+)
+def test_a_generation_without_content_is_refused_with_those_that_there_are(
+    live: Cli, generation: str, said: str
+) -> None:
+    if live.run("history", "gone").status:
+        live.ok("apply", "-f", "-", "--wait", text=shape("gone"))
+        live.ok("delete", "Shape", "gone", "--wait")
+        live.ok("apply", "-f", "-", "--wait", text=shape("gone"))
+    for more in ([], ["--dry-run"]):
+        ran = live.run("rollback", "gone", "--to", generation, *more)
+        assert (ran.status, ran.out) == (1, "")
+        assert ran.err == f"error: {said}declared were 1, 3; withdrawn with 2\n"
+
+
+def test_nothing_newer_is_overwritten_unseen(
+    live: Cli, running_up: tuple[Cli, Up], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.ok("apply", "-f", "-", "--wait", text=shape("raced"))
+    live.ok("apply", "-f", "-", "--wait", text=shape("raced", "Blue"))
+    look = rollback.find_older
+
+    async def overtaken(connection: Connection, wanted: Meant, generation: int) -> Any:
+        found = await look(connection, wanted, generation)
+        newer = shape("raced", "Purple")
+        await asyncio.to_thread(running_up[0].ok, "apply", "-f", "-", text=newer)
+        return found
+
+    monkeypatch.setattr(rollback, "find_older", overtaken)
+    ran = live.run("rollback", "raced", "--to", "1", "-o", "json")
+    assert ran.status == 1
+    assert ran.json[0]["reason"] == "StaleGeneration"
+    assert "the resource is at 3" in ran.json[0]["message"]
+    assert list(declared(live, "raced")) == [1, 2, 3]
+
+
+def test_what_is_no_generation_is_wrong_usage(live: Cli) -> None:
+    assert live.run("rollback", "foo").status == 2
+    assert live.run("rollback", "foo", "--to", "first").status == 2
+    assert live.run("rollback", "never-there", "--to", "1").err == (
+        "error: the log knows no resource 'never-there': `reconciler get -A` lists them\n"
+    )
