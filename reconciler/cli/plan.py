@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,20 +14,18 @@ from nats.aio.client import Client
 from rich.text import Text
 
 from events.manifest import Manifest
-from events.names import SYSTEM_NAMESPACE
 from infra.secrets import open_stores
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.live_object import secrets_here
-from reconciler.cli.log_replay import current_models, log_of
+from reconciler.cli.log_replay import log_of
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, Output
 from reconciler.cli.output import harmless, print_structured
 from reconciler.errors import ConfigurationError, ProviderError
-from reconciler.provider.kind import installed_kinds
 from reconciler.resource.foresight import UNKNOWN
 from reconciler.roles.foresight import Foresight
 from reconciler.roles.providers import ProviderPool
@@ -38,7 +35,7 @@ from reconciler.sdk.plan import (
     PlannedAction,
     PlannedChange,
     PlannedResource,
-    plan_of,
+    planned,
 )
 
 _SIGNS: Final = {"Create": ("+", "green"), "Update": ("~", "yellow"), "Delete": ("-", "red")}
@@ -108,16 +105,8 @@ async def _plan(connection: Connection, manifests: Sequence[Manifest], *, refres
 
 async def make_plan(nc: Client, manifests: Sequence[Manifest], *, refresh: bool = False) -> Plan:
     """Foresee what would come of manifests, by the log as it is now."""
-    log, models, now = await log_of(nc), await current_models(nc), datetime.now(UTC)
-    position = models.position
-    foresight = Foresight(log, models, installed_kinds(), now)
-    await foresight.load()
-    system = [each for each in manifests if each.metadata.namespace == SYSTEM_NAMESPACE]
-    await foresight.declare(system)
-    if refresh:
-        await _list(foresight)
-    await foresight.declare([each for each in manifests if each not in system])
-    return plan_of(foresight, manifests, log=log.log_id, position=position, now=now)
+    await log_of(nc)
+    return await planned(nc, manifests, listing=_list if refresh else None)
 
 
 async def _list(foresight: Foresight) -> None:

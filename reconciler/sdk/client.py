@@ -54,6 +54,7 @@ from reconciler.sdk.messages import (
     approval,
     as_key,
     checked_answers,
+    checked_manifest,
     declaration,
     finalizer_release,
     finalizer_request,
@@ -62,7 +63,7 @@ from reconciler.sdk.messages import (
 )
 from reconciler.sdk.moments import Moment, When, moment, span
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
-from reconciler.sdk.plan import PlannedResource
+from reconciler.sdk.plan import Plan, PlannedResource, planned
 from reconciler.sdk.timeline import Interest, newest_events
 
 ResourceName = ResourceKey | str
@@ -107,6 +108,13 @@ class Client:
         """
         messages = [declaration(manifest) for manifest in manifests]
         return await self._ask(messages, timeout_seconds)
+
+    async def plan(self, manifests: Iterable[AnyManifest]) -> Plan:
+        """Foresee exactly what would come of declarations, by the kinds that are installed here.
+
+        Nothing is declared. Raises ``InvalidManifestError`` or ``InvalidNameError``.
+        """
+        return await planned(self._nc, [checked_manifest(each) for each in manifests])
 
     async def apply_planned(
         self, planned: Iterable[PlannedResource], *, timeout_seconds: float = 30.0

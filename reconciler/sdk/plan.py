@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import msgspec
+from nats.aio.client import Client
 
 from events.intake import PlanRef
 from events.log import Operation, OutcomeName, Purpose
 from events.manifest import Manifest
-from events.names import ResourceKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import is_config
+from infra.bus.event_log import open_log
+from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.roles.foresight import ForeseenAction, ForeseenResource, Foresight
+from reconciler.sdk.log_replay import LogReplay, closing, stored_models
 
 PLAN_FORMAT: Final = 1
 
@@ -95,7 +99,34 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
         return any(each.says != "NoChange" for each in self.resources)
 
 
-def plan_of(
+async def planned(
+    nc: Client,
+    manifests: Sequence[Manifest],
+    *,
+    kinds: KindRegistry | None = None,
+    listing: Callable[[Foresight], Awaitable[None]] | None = None,
+) -> Plan:
+    """Foresee what would come of manifests, by the log as it is now; nothing is declared.
+
+    ``kinds`` are those that are installed here, by default. ``listing`` may show the foresight what
+    the APIs have, once it knows the configurations.
+    """
+    log, now = await open_log(nc), datetime.now(UTC)
+    async with closing(LogReplay(log, await stored_models(nc, log))) as replay:
+        await replay.go_on()
+        models = replay.models
+    position = models.position
+    foresight = Foresight(log, models, installed_kinds() if kinds is None else kinds, now)
+    await foresight.load()
+    system = [each for each in manifests if each.metadata.namespace == SYSTEM_NAMESPACE]
+    await foresight.declare(system)
+    if listing is not None:
+        await listing(foresight)
+    await foresight.declare([each for each in manifests if each not in system])
+    return _plan_of(foresight, manifests, log=log.log_id, position=position, now=now)
+
+
+def _plan_of(
     foresight: Foresight, manifests: Sequence[Manifest], *, log: str, position: int, now: datetime
 ) -> Plan:
     """Read a plan out of what was foreseen: the declared ones in order, then what follows."""

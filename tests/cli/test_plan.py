@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 import pytest
+import yaml
 
 from events.log import ActionDecided, OutcomeName
+from events.manifest import Manifest
 from reconciler.sdk import Client, connect
-from reconciler.sdk.plan import Plan
 from tests.cli.runner import Cli, Inside, Up, shape, up
 
 _T = TypeVar("_T")
@@ -188,8 +189,12 @@ def test_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
 
 def test_what_moves_after_the_check_is_refused_alone(live: Cli, running_up: tuple[Cli, Up]) -> None:
     live.write("late.yaml", shape("late-a") + "---\n" + shape("late-b"))
-    live.run("plan", "-f", "late.yaml", "--out", "late.plan")
-    made = msgspec.json.decode((live.folder / "late.plan").read_bytes(), type=Plan)
+    shapes = [
+        msgspec.convert(each, Manifest)
+        for each in yaml.safe_load_all((live.folder / "late.yaml").read_text())
+    ]
+    made = asked(running_up[1], lambda client: client.plan(shapes))
+    assert [each.says for each in made.resources] == ["Change", "Change"]
     live.write("late-a.yaml", shape("late-a", "Green"))
     live.ok("apply", "-f", "late-a.yaml", "--wait")
     answers = asked(running_up[1], lambda client: client.apply_planned(made.resources))
