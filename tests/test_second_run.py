@@ -35,11 +35,14 @@ def test_bad(): assert False
 
 
 def run_tests(folder: Path, *arguments: str, tests: str = TESTS) -> tuple[int, str, str]:
-    """Run `./run test` on a folder; return its status, output, and closing line."""
+    """Run `./run test` on a folder; return its status, output, and closing line.
+
+    Its temporary folder is its own: what another run left in the common one would add warnings.
+    """
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_them.py").write_text(tests)
     ran = subprocess.run(
-        [ROOT / "run", "test", str(folder), *arguments],
+        [ROOT / "run", "test", str(folder), f"--basetemp={folder / 'temporary'}", *arguments],
         env=_environment(),
         capture_output=True,
         text=True,
