@@ -24,6 +24,8 @@ from tests.engines import (
 )
 from tests.needs import faketime_problem, skip_unless_in_ci
 
+pytest.register_assert_rewrite("reconciler.provider.contract", "reconciler.provider.http_faults")
+
 _NEEDED = {
     "docker": engine_problem,
     "dockerd": dockerd_problem,
