@@ -402,6 +402,11 @@ def ownership_name(key: ResourceKey) -> str:
     return f"{OWNERSHIP}.{key.tokens}"
 
 
+def damage_name(key: ResourceKey) -> str:
+    """Name the row of the damage of a resource."""
+    return f"{DAMAGE}.{key.tokens}"
+
+
 def decode_status(payload: bytes) -> StatusRow:
     """Decode a stored status row."""
     return _status.decode(payload)

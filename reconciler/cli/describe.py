@@ -34,7 +34,6 @@ from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
-from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import as_yaml, print_structured
@@ -47,6 +46,7 @@ from reconciler.provider import MeasuredProvider
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
 from reconciler.sdk.history import History, Past
+from reconciler.sdk.log_replay import lost_events
 from reconciler.sdk.moments import Moment, When, moment, shown
 from reconciler.sdk.outcomes import SETTLED
 
@@ -161,7 +161,8 @@ async def _describe_past(
 async def whole_past(nc: Client, key: ResourceKey) -> Past:
     """Read the past of a resource, and what the log has lost of it by what the rows remember."""
     past = await History(nc).get(key)
-    damage = past.damage or (await current_models(nc)).damage.get(str(key))
+    newest = past.events[-1].position if past.events else 0
+    damage = past.damage or await lost_events(nc, key, newest)
     return msgspec.structs.replace(past, damage=damage)
 
 

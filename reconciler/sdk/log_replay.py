@@ -9,9 +9,18 @@ import msgspec
 from nats.aio.client import Client
 
 from events.integrity import LogDamage
+from events.names import ResourceKey
 from infra.bus.event_log import EVERYTHING, CheckedFeed, JetStreamLog, open_log
 from infra.bus.rows import JetStreamRows
-from projections.read_models import OutdatedRowsError, ReadModels, restore
+from projections.read_models import (
+    CHECKPOINT,
+    OutdatedRowsError,
+    ReadModels,
+    damage_name,
+    decode_checkpoint,
+    restore,
+    status_name,
+)
 from reconciler.ports import StoredEvent
 from reconciler.roles.lost_events import mark_lost
 
@@ -141,6 +150,12 @@ async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
     return models
 
 
+async def _stored_position(nc: Client) -> int:
+    """Return the position of the stored rows: one read, where all rows may be very many."""
+    payload, _ = await JetStreamRows(nc).checkpoint()
+    return decode_checkpoint(payload).position if payload else 0
+
+
 @asynccontextmanager
 async def replayed_to(
     nc: Client, position: int, *, tokens: str = EVERYTHING, progress: Progress = no_progress
@@ -152,11 +167,26 @@ async def replayed_to(
     log = await open_log(nc)
     if await log.missing_events():
         tokens = EVERYTHING  # only who reads all of it sees which positions are missing
-    stored = await stored_models(nc, log)
-    if 0 < stored.position <= position:
-        replay = LogReplay(log, stored, tokens=tokens)
-    else:
-        replay = LogReplay(log, tokens=tokens)
+    stored = ReadModels()
+    if 0 < await _stored_position(nc) <= position:
+        stored = await stored_models(nc, log)
+    replay = LogReplay(log, stored if stored.position <= position else None, tokens=tokens)
     async with closing(replay):
         await replay.go_on(position, progress)
         yield replay
+
+
+async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | None:
+    """Return what the log has lost of one resource, as its stored rows remember it.
+
+    ``newest`` is the position of the newest event that the log has of it. A history that has lost
+    its end has no hole: only what remembers more can tell.
+    """
+    names = (CHECKPOINT, status_name(key), damage_name(key))
+    rows = await JetStreamRows(nc).get(names)
+    try:
+        stored = restore(rows)
+    except OutdatedRowsError:
+        return None
+    lost = stored.lost({key: newest})
+    return lost[0] if lost else stored.damage.get(str(key))

@@ -107,15 +107,8 @@ def test_the_tour(folder: Path, running: dict[str, Any]) -> None:
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         ran.append(words[2])
     assert ran == [
-        "apply",
-        "get",
-        "why",
-        "history",
-        "describe",
-        "apply",
-        "replay",
-        "doctor",
-        "delete",
+        *("apply", "get", "why", "history", "describe", "events", "get", "describe"),
+        *("apply", "replay", "doctor", "delete"),
     ]
     assert httpx.get(running["apiUrl"] + "/shapes/foo").status_code == 404
 

@@ -1,0 +1,1 @@
+"""What it costs to ask a long log about the past."""

@@ -1,0 +1,187 @@
+"""The command: `./run python -m benchmarks.memory`: what questions about the past cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import uvloop
+from cyclopts import App
+from nats.aio.client import Client
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.converge.usage import peak_mb
+from benchmarks.memory.long_log import HOT, NAMESPACES, ONCE, Filled, fill
+from infra.bus.event_log import open_log
+from infra.bus.rows import JetStreamRows
+from infra.embedded import EmbeddedServer
+from projections.read_models import decode_checkpoint
+from reconciler.wiring import connected, initialise, running
+
+SECONDS: Final = 10.0
+"""A question about one resource, or about a few events, is answered in less, whatever the log."""
+
+_LOOK_SECONDS: Final = 0.2
+_LOOK_AT_MEMORY_SECONDS: Final = 0.01
+_DIFFERENT: Final = 2
+
+app = App(name="benchmarks.memory", help_format="plaintext", result_action="return_value")
+
+
+class Answer(NamedTuple):
+    """What one question cost a process, from its start to its end."""
+
+    question: str
+    events_read: int
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+
+class Case(NamedTuple):
+    """All answers of one log."""
+
+    filled: Filled
+    answers: Sequence[Answer]
+
+
+@app.default
+def memory(*, events: str = "10000,100000") -> int:
+    """Measure questions about the past on logs of several lengths, each with rows that are current.
+
+    The exit status is 1 if a command fails; seconds and memory never decide.
+
+    Parameters
+    ----------
+    events
+        Numbers of events, separated by commas: 10000,100000,1000000 takes some five minutes.
+    """
+    load = os.getloadavg()[0]
+    for count in events.split(","):
+        with tempfile.TemporaryDirectory(prefix="memory-") as folder:
+            case = uvloop.run(_measure(Path(folder), int(count)))
+        _show(case, load)
+    return 0
+
+
+async def _measure(folder: Path, count: int) -> Case:
+    server = EmbeddedServer()
+    await server.start(folder)
+    try:
+        async with connected(server.url) as nc:
+            await initialise(nc)
+            began = time.perf_counter()
+            filled = await fill(nc, count)
+            _tell(f"{count:,} events written in {time.perf_counter() - began:.0f} s")
+            began = time.perf_counter()
+            async with running(nc, ("projector",)):
+                await _until_current(nc)
+            _tell(f"rows are current after {time.perf_counter() - began:.0f} s")
+        answers = [
+            await asyncio.to_thread(_ask, folder, *question)
+            for question in _questions(server.url, filled)
+        ]
+    finally:
+        await server.stop()
+    return Case(filled, answers)
+
+
+async def _until_current(nc: Client) -> None:
+    last = await (await open_log(nc)).last_position()
+    rows = JetStreamRows(nc)
+    while True:
+        payload, _ = await rows.checkpoint()
+        if payload and decode_checkpoint(payload).position >= last:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _questions(url: str, filled: Filled) -> list[tuple[str, int, Sequence[str]]]:
+    """Return each question, how much of the log it reads, and the command."""
+    middle = filled.events // 2
+    one, hot, at = str(filled.example), str(HOT), str(middle)
+    own, of_hot = filled.events // filled.resources, filled.events // 100
+    ask = [sys.executable, "-m", "reconciler"]
+    plain = [sys.executable, "-m", "benchmarks.memory.plain"]
+    bus = ["--nats-url", url]
+    return [
+        ("nats-py's ordered consumer, up to the middle", middle, [*plain, "ordered", url, at]),
+        ("our follower, up to the middle", middle, [*plain, "follower", url, at]),
+        ("get -A --at, the middle", middle, [*ask, "get", "-A", "--at", at, *bus]),
+        (
+            "get -n, a tenth of the fleet, --at the middle",
+            middle // NAMESPACES,
+            [*ask, "get", "-n", "team-1", "--at", at, *bus],
+        ),
+        ("get -A --at, now", 0, [*ask, "get", "-A", "--at", "1ms", *bus]),
+        ("describe --at", own, [*ask, "describe", one, "--at", at, *bus]),
+        ("history --since", own, [*ask, "history", one, "--since", "15d", *bus]),
+        ("diff", own, [*ask, "diff", one, "--from", at, *bus]),
+        ("describe --at, the hot one", of_hot, [*ask, "describe", hot, "--at", at, *bus]),
+        ("history --since, the hot one", of_hot, [*ask, "history", hot, "--since", "1d", *bus]),
+        ("events --limit 50", 50, [*ask, "events", "--limit", "50", *bus]),
+        ("events --since 15d", 1_000, [*ask, "events", "--since", "15d", *bus]),
+        (
+            "events --actor, one of long ago",
+            filled.events,
+            [*ask, "events", "--actor", ONCE, *bus],
+        ),
+    ]
+
+
+def _ask(folder: Path, question: str, events_read: int, command: Sequence[str]) -> Answer:
+    """Run a command in a process of its own; the kernel says what it used."""
+    root = Path(__file__).parents[2]
+    written, errors = folder / "answer", folder / "errors"
+    with written.open("wb") as out, errors.open("wb") as err:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=root)
+        peak = 0.0  # not of wait4: there it is at least what this process had when it forked
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            peak = max(peak, peak_mb(process.pid))
+            time.sleep(_LOOK_AT_MEMORY_SECONDS)
+        seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, _DIFFERENT) or "error" in errors.read_text():
+        raise SystemExit(f"{' '.join(command)}: status {process.returncode}: {errors.read_text()}")
+    return Answer(question, events_read, seconds, usage.ru_utime + usage.ru_stime, peak)
+
+
+def _show(case: Case, load: float) -> None:
+    filled = case.filled
+    size = filled.bytes // filled.events
+    title = (
+        f"{filled.events:,} events of {size} bytes, {filled.resources:,} resources "
+        f"(load average {load:.1f} before)"
+    )
+    table = Table("question", title=title)
+    for heading in ("reads about", "seconds", "CPU s", "peak MB"):
+        table.add_column(heading, justify="right")
+    for each in case.answers:
+        times = (f"{each.seconds:.2f}", f"{each.cpu_seconds:.2f}", f"{each.peak_mb:.0f}")
+        table.add_row(each.question, f"{each.events_read:,}", *times)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    slowest = max(each.seconds for each in case.answers if each.events_read < filled.events // 2)
+    print(
+        f"the slowest that needs no half of the log: {slowest:.2f} s "
+        f"(target {SECONDS:g} s: {'met' if slowest < SECONDS else 'missed'})"
+    )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

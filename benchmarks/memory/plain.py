@@ -1,0 +1,49 @@
+"""The references, each a process of its own: the same messages, only read."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import uvloop
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.client import JetStreamContext
+
+from infra.bus.streams import LOG
+from infra.jetstream.connection import close, connect
+from infra.jetstream.follow import follow
+
+
+async def follower(url: str, count: int) -> None:
+    """Read the first messages with our follower, as bytes."""
+    nc = await connect(url, name="benchmark")
+    async with follow(nc, LOG) as messages:
+        async for batch in messages:
+            if batch and batch[-1].seq >= count:
+                break
+    await close(nc)
+
+
+async def ordered(url: str, count: int) -> None:
+    """Read the first messages with nats-py's own ordered consumer and a callback."""
+    plain, seen, all_came = Client(), 0, asyncio.Event()
+    await plain.connect(url)  # pyright: ignore[reportUnknownMemberType]
+
+    async def take(_message: Msg) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            all_came.set()
+
+    reading = await JetStreamContext(plain).subscribe(
+        "log.>", stream=LOG, ordered_consumer=True, cb=take
+    )
+    await all_came.wait()
+    await reading.unsubscribe()
+    await plain.close()
+
+
+if __name__ == "__main__":
+    ways = {"follower": follower, "ordered": ordered}
+    uvloop.run(ways[sys.argv[1]](sys.argv[2], int(sys.argv[3])))

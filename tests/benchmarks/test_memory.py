@@ -1,0 +1,41 @@
+"""The benchmark of questions about the past runs to its end; times are never judged here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.memory.long_log import HOT, fill
+from infra.bus.event_log import open_log
+from infra.bus.streams import ensure_topology
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import close, connect
+from reconciler.sdk.log_replay import LogReplay
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(300)
+def test_a_short_log_is_asked_everything() -> None:
+    command = [sys.executable, "-m", "benchmarks.memory", "--events", "600"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "600 events of " in done.stdout
+    assert "the slowest that needs no half of the log" in done.stdout
+
+
+async def test_the_long_log_is_one_that_the_product_takes_for_its_own(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    await server.start(tmp_path)
+    nc = await connect(server.url, name="test")
+    await ensure_topology(nc)
+    filled = await fill(nc, 1_200)
+    replay = LogReplay(await open_log(nc))
+    await replay.go_on()
+    await replay.close()
+    await close(nc)
+    await server.stop()
+    assert replay.integrity.damage == []  # versions and digests are right
+    assert (replay.events, len(replay.models.status)) == (1_200, filled.resources)
+    assert replay.models.status[str(HOT)].drifts > 0
