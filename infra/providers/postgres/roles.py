@@ -99,6 +99,10 @@ class _Row(msgspec.Struct, frozen=True):
         return mark_in(self.comment, RoleMark)
 
     @property
+    def labels(self) -> dict[str, str]:
+        return {} if self.mark is None else self.mark.labels
+
+    @property
     def out_of_bounds(self) -> str:
         """Why no resource can be it; superusers that were ours once are to be ours again."""
         if self.uid == _BOOTSTRAP_SUPERUSER:
@@ -215,8 +219,9 @@ class DatabaseRolesProvider:
             ).format(last, scope.prefix or "", page_size)
             async with self._server.session() as session:
                 rows = await session.read(_Row, await self._select(session, condition))
-            shown = [await self._shown(row) for row in rows if not row.out_of_bounds]
-            yield [each for each in shown if scope.has(each.name, each.labels)]
+            # Before it is shown: the secrets of others may be none of ours to read.
+            inside = [row for row in rows if scope.has(row.name, row.labels)]
+            yield [await self._shown(row) for row in inside if not row.out_of_bounds]
             if len(rows) < page_size:
                 return
             last = rows[-1].name
@@ -281,7 +286,7 @@ class DatabaseRolesProvider:
             normalize(fields),
             uid=row.uid,
             version=row.version,
-            labels={} if mark is None else mark.labels,
+            labels=row.labels,
             written_by=None if mark is None else mark.key,
             outputs=outputs,
         )
