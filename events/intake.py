@@ -80,20 +80,22 @@ class ForcedRelease(_Intake, frozen=True):
     orphan: bool = False
 
 
-ApprovalDecision = Literal["Proceed", "Abandon"]
+ApprovalDecision = Literal["Proceed", "Abandon", "Reject"]
 
 
 class Approved(_Intake, frozen=True):
     """A person decides about a resource that is held.
 
     ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
-    ``DataLoss``, ``DefinitionGuard``): an approval of something else is refused. ``Abandon`` ends
-    an action whose result stays unknown.
+    ``DataLoss``, ``DefinitionGuard``, ``Approval``): an approval of something else is refused.
+    ``Abandon`` ends an action whose result stays unknown. Of ``Approval``, ``plan`` is the digest
+    of the plan that is approved, or with ``Reject`` rejected; another one is left as it is.
     """
 
     hold: str
     decision: ApprovalDecision = "Proceed"
     reason: str = ""
+    plan: str = ""
 
 
 OnWithdrawal = Literal["Keep", "Release", "Ignore"]

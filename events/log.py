@@ -18,7 +18,7 @@ import msgspec
 from events.external import ExternalObject
 from events.intake import ActionError, ApprovalDecision, OnWithdrawal, TargetState
 from events.kind_definition import DefinitionRef
-from events.manifest import Fields, Policy
+from events.manifest import ApprovalLevel, Fields, Policy
 from events.names import ResourceKey
 from events.reference import Reference
 from events.subjects import LogClass
@@ -168,6 +168,14 @@ class HoldApproved(_Event, frozen=True):
     hold: str
     decision: ApprovalDecision = "Proceed"
     reason: str = ""
+    plan: str = ""
+
+
+class ApprovalRefused(_Event, frozen=True):
+    """A person rejected what waited for approval. The envelope names the actor."""
+
+    plan: str
+    reason: str = ""
 
 
 class ReferenceAdded(_Event, frozen=True):
@@ -241,6 +249,23 @@ class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     version: str | None = None
     purpose: Purpose = "Converge"
     definition: str = ""
+
+
+class ApprovalAsked(_Event, frozen=True):
+    """An action is wanted that people have to approve first (ADR 0040).
+
+    ``plan`` is the digest of its parameters and of what is there by now; ``level`` the least strict
+    one at which it has to wait.
+    """
+
+    plan: str
+    operation: Operation
+    generation: int
+    provider_config: str
+    external_name: str
+    purpose: Purpose = "Converge"
+    changes: tuple[FieldDifference, ...] = ()
+    level: ApprovalLevel = "Always"
 
 
 class ActionDecided(_Event, frozen=True):
@@ -476,6 +501,8 @@ ResourceEvent = (
     | FinalizerRemoved
     | ReleaseForced
     | HoldApproved
+    | ApprovalAsked
+    | ApprovalRefused
     | ReferenceAdded
     | ReferenceRemoved
     | TargetObserved

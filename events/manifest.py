@@ -6,7 +6,7 @@ own, ``providerConfigRef`` and ``policy``; all others belong to the kind.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
@@ -66,6 +66,8 @@ class ProviderConfigRef(ManifestStruct, frozen=True):
 Deletion = Literal["Delete", "Orphan"]
 Mode = Literal["Present", "Absent", "CreateOnly", "ObserveOnly"]
 Adoption = Literal["Adopt", "Refuse"]
+ApprovalLevel = Literal["Never", "Deletions", "Always"]
+"""Which actions wait until people have approved them: the stricter the later."""
 
 
 class Policy(ManifestStruct, frozen=True):
@@ -76,7 +78,8 @@ class Policy(ManifestStruct, frozen=True):
     ``ObserveOnly`` never writes. ``adoption``: what to do with an object of that name that is there
     already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``)
     that are left to others. ``paused``: report, but do nothing. ``owner_label``: whether our label
-    is put back when somebody takes it off, or that is only reported.
+    is put back when somebody takes it off, or that is only reported. ``approve``: which actions
+    wait for approval, besides those that the ``ProviderConfig`` says.
     """
 
     deletion: Deletion = "Delete"
@@ -85,6 +88,15 @@ class Policy(ManifestStruct, frozen=True):
     ignore_fields: tuple[str, ...] = ()
     paused: bool = False
     owner_label: Literal["Restore", "Report"] = "Restore"
+    approve: ApprovalLevel = "Never"
+
+
+def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
+    """Return the one of two by which more waits for approval."""
+    return one if _STRICTNESS.index(one) >= _STRICTNESS.index(other) else other
+
+
+_STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)
 
 
 class Declaration(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from events.manifest import ManifestStruct, Token
+from events.manifest import ApprovalLevel, ManifestStruct, Token
 from events.names import PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE, ResourceKey
 
 _PREFIX: Final = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
@@ -155,7 +155,8 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
 
     ``resync_seconds`` is between two listings. Where the API tells of changes, its word brings the
     next one forward, but not nearer than ``least_resync_seconds``; if that is not less than the
-    other, nobody asks the API for changes.
+    other, nobody asks the API for changes. ``approve``: which actions wait until people have
+    approved them; a resource's own policy can only name more.
     """
 
     provider: str
@@ -174,3 +175,4 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     deletion_guard: DeletionGuard = DeletionGuard()
     loss_guard: LossGuard = LossGuard()
     consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0
+    approve: ApprovalLevel = "Never"

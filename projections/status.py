@@ -22,6 +22,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
+    ApprovalAsked,
+    ApprovalRefused,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -51,11 +53,12 @@ from events.log import (
     TargetObserved,
     is_retired,
 )
-from events.manifest import Fields
+from events.manifest import ApprovalLevel, Fields
 from events.names import ResourceKey
 from events.reference import Reference
 
-_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard")
+_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "Approval")
+
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
 
@@ -83,7 +86,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     and ``targets`` what it knows of them; ``secrets`` are the digests that it knows of those that
     it names, empty for unknown. ``definition`` is the generation of its kind's definition that it
     rests on. ``throttled_until`` and
-    ``breaker_until`` tell how the API of a ``ProviderConfig`` answers.
+    ``breaker_until`` tell how the API of a ``ProviderConfig`` answers. ``approve`` is the policy's;
+    ``asked_plan`` waits for approval, from ``asked_level`` on.
     """
 
     namespace: str
@@ -135,6 +139,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     definition: int = 0
     throttled_until: datetime | None = None
     breaker_until: datetime | None = None
+    approve: ApprovalLevel = "Never"
+    asked_plan: str = ""
+    asked_level: ApprovalLevel = "Never"
 
     @property
     def key(self) -> ResourceKey:
@@ -194,6 +201,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case SpecWithdrawn(generation):
             row.generation = generation
             row.declared = row.paused = False
+            row.asked_plan, row.asked_level = "", "Never"
             row.due_at = None
             _stop_waiting(row)
         case GenerationSuperseded() | DeclarationSuperseded():
@@ -235,9 +243,14 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             }
         case ReleaseForced():
             row.finalizers = {}
+        case ApprovalAsked() as data:
+            row.asked_plan, row.asked_level = data.plan, data.level
+        case ApprovalRefused():
+            pass  # the outcome tells it
         case HoldApproved() as data:
             # What is held without an action waits for the next listing.
             row.doubted = not row.action_id and data.hold not in _WITHOUT_LISTING
+            row.asked_plan, row.asked_level = "", "Never"
         case ReferenceAdded(by, on_withdrawal):
             row.references = {**row.references, by: on_withdrawal}
         case ReferenceRemoved(by):
@@ -284,6 +297,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.generation = row.observed_generation = data.generation
             row.reason = data.reason
             row.message = data.message
+            if data.outcome != "Held":
+                row.asked_plan, row.asked_level = "", "Never"
             row.conditions = data.conditions
         case _:
             assert_never(event.data)
@@ -314,6 +329,8 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.secrets = {name: row.secrets.get(name, "") for name in data.secrets}
     row.definition = 0 if data.definition is None else data.definition.generation
     row.paused = data.policy.paused
+    row.approve = data.policy.approve
+    row.asked_plan, row.asked_level = "", "Never"
     _stop_waiting(row)
 
 

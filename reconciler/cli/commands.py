@@ -20,6 +20,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("delete", USE, "Withdraw declarations."),
     ("rollback", USE, "Declare again what an older generation declared."),
     ("approve", USE, "Decide about resources that are held."),
+    ("reject", USE, "Refuse what waits for approval."),
     ("finalizer", USE, "Hold a resource until a service has finished with it."),
     ("release", USE, "Take off by force what keeps withdrawn resources."),
     ("explain", USE, "Show what can be declared of a kind."),

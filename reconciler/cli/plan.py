@@ -169,6 +169,8 @@ def _summary(resources: Sequence[PlannedResource]) -> str:
     new = [each for one in resources for each in one.actions if not each.under_way]
     actions = Counter(each.operation for each in new)
     words = [f"{actions[each]} to {each.lower()}" for each in _SIGNS if actions[each]]
+    waiting = sum(each.needs_approval for each in new)
+    words += [f"{waiting} of them after approval"] if waiting else []
     says = Counter(each.says for each in resources)
     names = {"Refused": "refused", "Held": "held", "Waiting": "waiting", "Unreadable": "unreadable"}
     words += [f"{says[each]} {name}" for each, name in names.items() if says[each]]
@@ -205,6 +207,8 @@ def _print_action(action: PlannedAction) -> None:
         words += f" ({action.purpose})"
     if action.under_way:
         words += " (under way)"
+    if action.needs_approval:
+        words += " (waits for approval)"
     console().print(Text(words, colour))
     for each in action.changes:
         console().print(Text(harmless(f"      {_change(action, each)}")))

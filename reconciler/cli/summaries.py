@@ -22,6 +22,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
+    ApprovalAsked,
+    ApprovalRefused,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -50,6 +52,7 @@ from events.log import (
     TargetObserved,
 )
 from reconciler.ports import StoredEvent
+from reconciler.resource.approval import SHORT_PLAN, described
 from reconciler.resource.owner_label import OWNER_LABEL
 
 _NOTHING: Mapping[str, Any] = {}
@@ -95,7 +98,7 @@ def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
     return lines
 
 
-def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
+def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
     data: ResourceEvent, before: SpecDeclared | None = None
 ) -> str:
     """Describe what an event changed; ``before`` as in ``tell``."""
@@ -128,8 +131,13 @@ def summary(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             taken = ", ".join((*finalizers, *references)) or "nothing kept it"
             stays = "; its object, if there is one, stays" if orphan else ""
             return f"{taken}{stays}{_why(reason)}"
-        case HoldApproved(hold, decision, reason):
-            return f"{hold}: {decision.lower()}{_why(reason)}"
+        case HoldApproved(hold, decision, reason, plan):
+            which = f" with plan {plan[:SHORT_PLAN]}" if plan else ""
+            return f"{hold}: {decision.lower()}{which}{_why(reason)}"
+        case ApprovalAsked():
+            return described(data)
+        case ApprovalRefused(plan, reason):
+            return f"plan {plan[:SHORT_PLAN]}{_why(reason)}"
         case ReferenceAdded(by, on_withdrawal):
             return f"{by} refers to it; when it is withdrawn: {on_withdrawal.lower()}"
         case ReferenceRemoved(by):

@@ -38,6 +38,7 @@ from events.log import (
     event_type,
 )
 from reconciler.resource import api_health, declaration, holds, observation, result
+from reconciler.resource.approval import unless_approved
 from reconciler.resource.evolve import evolve
 from reconciler.resource.foresight import turn_digest
 from reconciler.resource.next_step import next_step
@@ -170,7 +171,8 @@ def _take_steps(history: _History, cause: Command) -> None:
     if history.context.kind is not None and history.context.kind.has_due:
         history.context = replace(history.context, bus_time=cause.stored_at)
     for _ in range(_MAX_STEPS):
-        step = next_step(history.state, history.context)
+        wanted = next_step(history.state, history.context)
+        step = unless_approved(wanted, history.state, history.context)
         if isinstance(step, Settled):
             outcome = outcome_to_record(history.state, step)
             history.record(() if outcome is None else (outcome,), cause)

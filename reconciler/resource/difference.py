@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from events.external import ExternalObject
-from events.log import FieldDifference
+from events.log import Action, FieldDifference
 from events.manifest import Fields, Policy
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -155,6 +155,25 @@ def differences_from(
     if state.desired.spec is None or context.kind is None:
         return ()
     return differences(wanted(state, context), seen, context.kind)
+
+
+def changes(
+    action: Action, state: ResourceState, context: Context
+) -> list[tuple[FieldDifference, object]]:
+    """Say what an action changes: each path as wanted and as seen, and what was applied last."""
+    if action.operation == "Delete":
+        return []
+    if action.operation == "Create":
+        found = [FieldDifference(path, each, None) for path, each in action.fields.items()]
+        found += [
+            FieldDifference(f"{LABELS}.{name}", each, None) for name, each in action.labels.items()
+        ]
+        return [(each, None) for each in found]
+    applied = None if state.owned is None else state.owned.applied
+    found = open_differences(state, context)
+    if applied is None:
+        return [(each, None) for each in found]
+    return [(each, value_at(each.path, applied.fields, applied.labels)) for each in found]
 
 
 def api_keeps_its_own(state: ResourceState, context: Context) -> bool:

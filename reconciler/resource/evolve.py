@@ -21,6 +21,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
+    ApprovalAsked,
+    ApprovalRefused,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -53,10 +55,13 @@ from events.log import (
 from reconciler.resource.difference import LABELS, ignored_paths, united, without_ignored
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import (
+    APPROVAL,
     NEW,
+    NOT_APPROVED,
     Actions,
     ApiHealth,
     Applied,
+    ApprovalState,
     Due,
     Ended,
     Finalizer,
@@ -121,7 +126,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 position=event.causeposition,
                 declaration_ids=_with_id(state, event),
             )
-            holds = replace(state.holds, approved="")
+            holds = replace(state.holds, approved="", approval=None)
             return replace(
                 state, desired=desired, waits=_NO_WAITS, holds=holds, due=None, because=event.id
             )
@@ -199,6 +204,9 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case DueScheduled() as data:
             return replace(state, due=Due(data.due, data.at))
         case OutcomeRecorded() as data:
+            is_past = data.reason not in (APPROVAL, NOT_APPROVED)
+            if is_past and state.actions.in_flight is None:
+                state = _with_approval(state, None)
             if data.outcome not in SETTLED:
                 return replace(state, outcome=data)
             desired = replace(state.desired, settled_generation=data.generation)
@@ -221,6 +229,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _remembered(_in_flight(state, abandoned=True) if data.orphan else state, event)
         case HoldApproved() as data:
             return _approved(state, data, event)
+        case ApprovalAsked() as data:
+            return _with_approval(state, ApprovalState(data.plan))
+        case ApprovalRefused() as data:
+            rejected = ApprovalState(data.plan, "Reject", event.actor, data.reason)
+            return _remembered(_with_approval(state, rejected), event)
         case ReferenceAdded() as data:
             references = {**state.holds.references, data.by: data.on_withdrawal}
             return replace(state, holds=replace(state.holds, references=references))
@@ -328,7 +341,9 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         observed=observed,
         actions=replace(state.actions, has_created=False) if is_new else state.actions,
         waits=_NO_WAITS,
-        holds=replace(state.holds, release_forced=False, orphan_forced=False, approved=""),
+        holds=replace(
+            state.holds, release_forced=False, orphan_forced=False, approved="", approval=None
+        ),
         due=None,
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.
@@ -449,7 +464,14 @@ def _to_be_repeated(state: ResourceState, event: LogEvent, **changes: object) ->
     )
 
 
+def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
+    return replace(state, holds=replace(state.holds, approval=approval))
+
+
 def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
+    if data.hold == APPROVAL:
+        approved = ApprovalState(data.plan, "Proceed", event.actor, data.reason)
+        return _remembered(replace(_with_approval(state, approved), because=event.id), event)
     flight = state.actions.in_flight
     if flight is not None and flight.held:
         # Who says that it was not done has looked: what is met now is known to be another's.
@@ -482,6 +504,7 @@ def _doubted(state: ResourceState, data: ActionDoubted) -> ResourceState:
 
 
 def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
+    state = _with_approval(state, _rest_of(state.holds.approval, data))
     if data.late:
         return _succeeded_late(state, data, event)
     flight = state.actions.in_flight
@@ -507,6 +530,14 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
     )
     state = _with_result(state, flight, data)
     return state if data.refused is None else _refused_rest(state, flight, data.refused)
+
+
+def _rest_of(approval: ApprovalState | None, data: ActionSucceeded) -> ApprovalState | None:
+    """An approval is for one action; but of a replacement that made way the creation is left."""
+    made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
+    if approval is None or approval.decision != "Proceed" or not made_way:
+        return None
+    return replace(approval, is_replacing=True)
 
 
 def _refused_rest(

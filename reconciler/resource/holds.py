@@ -26,12 +26,13 @@ from events.log import (
     TargetObserved,
 )
 from events.names import InvalidNameError, check_finalizer
+from reconciler.resource import approval
 from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, DELETION_GUARD, LOSS_GUARD
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import APPROVAL, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Facts, accepted, refused
 
-APPROVABLE = (DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS, DEFINITION_GUARD)
+APPROVABLE = (APPROVAL, DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS, DEFINITION_GUARD)
 MAX_FINALIZERS = 32
 
 
@@ -88,7 +89,9 @@ def force_release(said: ForcedRelease, command: Command, state: ResourceState) -
 
 
 def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
-    """Lift the hold that an approval names."""
+    """Lift the hold that an approval names, or decide about the plan that waits."""
+    if said.hold == APPROVAL:
+        return approval.decide_about(said, command, state)
     outcome = state.outcome
     hold = outcome.reason if outcome is not None and outcome.outcome == "Held" else ""
     if outcome is not None and outcome.generation != state.desired.generation:
@@ -98,6 +101,8 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
         return refused(state, command, "NotHeld", otherwise)
     if said.decision == "Abandon" and hold != UNKNOWN_RESULT:
         return refused(state, command, "Invalid", f"Abandon decides about {UNKNOWN_RESULT} only")
+    if said.decision == "Reject":
+        return refused(state, command, "Invalid", f"Reject decides about {APPROVAL} only")
     if state.holds.approved == hold:
         return accepted(state, command, reason="Unchanged")
     return accepted(state, command, HoldApproved(hold, said.decision, said.reason))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 17
+STATE_SCHEMA = 18
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -166,6 +167,23 @@ class Finalizer(msgspec.Struct, frozen=True):
     holder: str
 
 
+APPROVAL: Final = "Approval"
+"""Reason of the outcome of an action that waits for approval, and what an approval names."""
+
+NOT_APPROVED: Final = "NotApproved"
+"""Reason of the outcome after somebody has rejected it; that can be thought over."""
+
+
+class ApprovalState(msgspec.Struct, frozen=True):
+    """The plan that people were asked about, and what they decided."""
+
+    plan: str
+    decision: Literal["", "Proceed", "Reject"] = ""
+    by: str = ""
+    reason: str = ""
+    is_replacing: bool = False  # of an approved replacement the old one is gone
+
+
 class Holds(msgspec.Struct, frozen=True):
     """What keeps a resource, and what people decided about that."""
 
@@ -175,6 +193,7 @@ class Holds(msgspec.Struct, frozen=True):
     orphan_forced: bool = False  # and the object stays in the API
     approved: str = ""  # the hold that a person has lifted
     approved_position: int = 0
+    approval: ApprovalState | None = None
 
 
 class ApiHealth(msgspec.Struct, frozen=True):

@@ -14,7 +14,15 @@ from itertools import count
 from typing import Final
 
 from events.external import ExternalObject
-from events.intake import Declared, IntakeData, ListingBegan, Reported, SecretSeen, TimerFired
+from events.intake import (
+    Approved,
+    Declared,
+    IntakeData,
+    ListingBegan,
+    Reported,
+    SecretSeen,
+    TimerFired,
+)
 from events.log import (
     Action,
     ActionDecided,
@@ -29,9 +37,9 @@ from projections.read_models import ReadModels
 from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
-from reconciler.resource.difference import LABELS, open_differences, value_at
+from reconciler.resource.difference import changes
 from reconciler.resource.foresight import expected_report, foreseeing, turn_digest
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import APPROVAL, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import Definitions
@@ -61,6 +69,7 @@ class ForeseenAction:
     action: Action
     changes: list[tuple[FieldDifference, object]]  # with what was applied last
     was_under_way: bool = False
+    needs_approval: bool = False
 
 
 @dataclass(slots=True)
@@ -71,6 +80,7 @@ class ForeseenResource:
     base: KeptResource
     state: ResourceState
     turn: Turn | None = None  # of its declaration
+    is_approved: bool = False  # by the foresight: its next action needs somebody's approval
     claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
     releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
     actions: list[ForeseenAction] = field(default_factory=list[ForeseenAction])
@@ -196,7 +206,7 @@ class Foresight:
                 self.configurations.apply(event)
             match event.data:
                 case ActionDecided(action):
-                    mine.actions.append(ForeseenAction(action, self._changes(mine, action)))
+                    mine.actions.append(self._foreseen(mine, action))
                 case OwnershipClaimed():
                     mine.claims.append(event.data)
                 case OwnershipReleased():
@@ -204,32 +214,24 @@ class Foresight:
                 case _:
                     pass
 
-    def _changes(
-        self, mine: ForeseenResource, action: Action
-    ) -> list[tuple[FieldDifference, object]]:
-        """Say what an action changes: each path with what is wanted, seen, and applied last."""
-        if action.operation == "Delete":
-            return []
-        if action.operation == "Create":
-            found = [FieldDifference(path, each, None) for path, each in action.fields.items()]
-            found += [
-                FieldDifference(f"{LABELS}.{name}", each, None)
-                for name, each in action.labels.items()
-            ]
-            return [(each, None) for each in found]
-        applied = None if mine.state.owned is None else mine.state.owned.applied
-        found = list(open_differences(mine.state, self._context(mine.key)))
-        if applied is None:
-            return [(each, None) for each in found]
-        return [(each, value_at(each.path, applied.fields, applied.labels)) for each in found]
+    def _foreseen(self, mine: ForeseenResource, action: Action) -> ForeseenAction:
+        approved, mine.is_approved = mine.is_approved, False
+        found = changes(action, mine.state, self._context(mine.key))
+        return ForeseenAction(action, found, needs_approval=approved)
 
     # --- what comes in
 
     def _results(self) -> dict[ResourceKey, list[IntakeData]]:
-        """Answer each action that is under way: it succeeds."""
+        """Answer each action that is under way: it succeeds; and approve those that wait for it."""
         results: dict[ResourceKey, list[IntakeData]] = {}
         for key, mine in self.found.items():
-            flight = mine.state.actions.in_flight
+            flight, outcome = mine.state.actions.in_flight, mine.state.outcome
+            asked = mine.state.holds.approval
+            waits = flight is None and outcome is not None and outcome.reason == APPROVAL
+            if waits and asked is not None:
+                mine.is_approved = True
+                results[key] = [Approved(APPROVAL, plan=asked.plan)]
+                continue
             if flight is None or flight.held:
                 continue
             if not any(each.action.action_id == flight.action.action_id for each in mine.actions):

@@ -26,6 +26,7 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
+from events.manifest import stricter
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.secret import SecretRef
@@ -268,5 +269,8 @@ def has_its_configuration_now(
         case "Held", "WrongProvider":
             kind = kinds.find(row.kind)
             return config is None or (kind is not None and kind.provider == config.provider)
+        case "Held", "Approval" | "NotApproved":
+            level = row.approve if config is None else stricter(config.approve, row.approve)
+            return stricter(level, row.asked_level) != level
         case _:
             return False

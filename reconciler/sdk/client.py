@@ -39,6 +39,7 @@ from projections.read_models import (
 from projections.status import StatusRow
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
+from reconciler.resource.state import APPROVAL
 from reconciler.sdk.dead_letters import (
     ANSWERED,
     DeadLetter,
@@ -194,6 +195,25 @@ class Client:
         Gives and raises as ``declare_many``.
         """
         messages = [approval(resource, hold, decision, reason) for resource in resources]
+        return await self._ask(messages, timeout_seconds)
+
+    async def decide_plans(
+        self,
+        plans: Iterable[tuple[ResourceName, str]],
+        *,
+        approve: bool,
+        reason: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Approve or reject what waits for approval: of each resource exactly this plan.
+
+        The plan is ``asked_plan`` of its status; if another one waits by then, it is refused
+        (``PlanOutdated``), and nothing is done. Gives and raises as ``declare_many``.
+        """
+        decision: ApprovalDecision = "Proceed" if approve else "Reject"
+        messages = [
+            approval(resource, APPROVAL, decision, reason, plan) for resource, plan in plans
+        ]
         return await self._ask(messages, timeout_seconds)
 
     async def force_release_many(

@@ -88,10 +88,14 @@ def finalizer_release(
 
 
 def approval(
-    resource: ResourceKey | str, hold: str, decision: ApprovalDecision, reason: str
+    resource: ResourceKey | str,
+    hold: str,
+    decision: ApprovalDecision,
+    reason: str,
+    plan: str = "",
 ) -> IntakeMessageOut:
     """Make the message that decides about a hold; raises ``InvalidNameError``."""
-    return _message("approval", resource, Approved(hold, decision, reason))
+    return _message("approval", resource, Approved(hold, decision, reason, plan))
 
 
 def forced_release(resource: ResourceKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:

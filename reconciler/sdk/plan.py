@@ -37,7 +37,10 @@ class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
-    """An action that would be decided; ``under_way``: it is already."""
+    """An action that would be decided; ``under_way``: it is already.
+
+    ``needs_approval``: it waits until a person has approved it.
+    """
 
     operation: Operation
     purpose: Purpose
@@ -46,6 +49,7 @@ class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
     uid: str | None = None
     changes: tuple[PlannedChange, ...] = ()
     under_way: bool = False
+    needs_approval: bool = False
 
 
 class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
@@ -201,4 +205,5 @@ def _action(each: ForeseenAction) -> PlannedAction:
             for one, applied in each.changes
         ),
         under_way=each.was_under_way,
+        needs_approval=each.needs_approval,
     )

@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from reconciler.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
 STOP_SECONDS = 90
+PATIENCE_SECONDS = 90
+"""For what takes a second, on a machine with better things to do."""
 COMMAND = (sys.executable, "-m", "reconciler")
 
 
@@ -153,3 +156,14 @@ def shape(name: str, color: str = "Red", **metadata: str) -> str:
         f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}{more}}}\n"
         f"spec: {{type: Square, color: {color}}}\n"
     )
+
+
+def until(live: Cli, arguments: tuple[str, ...], good: Callable[[Any], bool]) -> Any:
+    """Run a command that prints JSON until it says what is waited for."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = live.run(*arguments, "-o", "json")
+        said: Any = json.loads(found.out or "[]")
+        if good(said):
+            return said
+        assert time.monotonic() < deadline, f"{arguments}: {found}"

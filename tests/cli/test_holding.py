@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import time
-from collections.abc import Callable
 from typing import Any, get_args
 
 import httpx
@@ -18,22 +15,9 @@ from infra.jetstream.reads import stream_state
 from reconciler.cli.approve import Hold
 from reconciler.resource.holds import APPROVABLE
 from reconciler.sdk import connect
-from tests.cli.runner import STOP_SECONDS, Cli, Up, shape, up
+from tests.cli.runner import PATIENCE_SECONDS, STOP_SECONDS, Cli, Up, shape, until, up
 
 INVOICE = "billing/last-invoice"
-PATIENCE_SECONDS = 90
-"""For what takes a second, on a machine with better things to do."""
-
-
-def until(live: Cli, arguments: tuple[str, ...], good: Callable[[Any], bool]) -> Any:
-    """Run a command that prints JSON until it says what is waited for."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        found = live.run(*arguments, "-o", "json")
-        said: Any = json.loads(found.out or "[]")
-        if good(said):
-            return said
-        assert time.monotonic() < deadline, f"{arguments}: {found}"
 
 
 def until_outcome(live: Cli, name: str, outcome: str) -> Any:
@@ -194,7 +178,7 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
-        ("approve Shape foo", 2, "Choose from: 'DeletionGuard', 'LossGuard', 'UnknownResult'"),
+        ("approve Shape foo", 2, "Choose from: Approval, DeletionGuard, LossGuard"),
         ("approve --hold LossGuard", 2, "Give KIND NAME... or --all, one of them"),
         ("approve Shape foo --all --hold LossGuard", 2, "one of them"),
         ("approve Shape --hold LossGuard", 2, "Give at least one name"),

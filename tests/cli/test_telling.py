@@ -25,6 +25,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
+    ApprovalAsked,
+    ApprovalRefused,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -100,6 +102,22 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "billing/invoice, shop/ShapeRef/a; its object, if there is one, stays: shut down",
     ),
     (HoldApproved("LossGuard", reason="really"), "LossGuard: proceed: really"),
+    (
+        HoldApproved("Approval", reason="agreed", plan="41162a45fb694374"),
+        "Approval: proceed with plan 41162a45fb69: agreed",
+    ),
+    (
+        ApprovalAsked(
+            "41162a45fb694374",
+            "Update",
+            3,
+            "default",
+            "foo",
+            changes=(FieldDifference("color", "Blue", "Red"),),
+        ),
+        "plan 41162a45fb69: Update 'foo', color: 'Red' → 'Blue'",
+    ),
+    (ApprovalRefused("41162a45fb694374", "not now"), "plan 41162a45fb69: not now"),
     (
         ReferenceAdded("shop/ShapeRef/a", "Keep"),
         "shop/ShapeRef/a refers to it; when it is withdrawn: keep",

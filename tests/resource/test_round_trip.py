@@ -34,6 +34,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
+    ApprovalAsked,
+    ApprovalRefused,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -57,6 +59,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    Purpose,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -70,7 +73,7 @@ from events.log import (
     event_id,
     event_type,
 )
-from events.manifest import Adoption, Deletion, Mode, Policy
+from events.manifest import Adoption, ApprovalLevel, Deletion, Mode, Policy
 from reconciler.resource.evolve import HistoryGapError, fold
 from reconciler.resource.state import (
     NEW,
@@ -215,7 +218,19 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     FinalizerAdded: st.builds(FinalizerAdded, texts, texts),
     FinalizerRemoved: st.builds(FinalizerRemoved, texts, st.booleans(), texts),
     ReleaseForced: st.builds(ReleaseForced, texts, st.booleans(), names, names),
-    HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts),
+    HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts, texts),
+    ApprovalAsked: st.builds(
+        ApprovalAsked,
+        texts,
+        literal(Operation),
+        numbers,
+        texts,
+        texts,
+        literal(Purpose),
+        differences,
+        literal(ApprovalLevel),
+    ),
+    ApprovalRefused: st.builds(ApprovalRefused, texts, texts),
     ReferenceAdded: st.builds(ReferenceAdded, texts, literal(OnWithdrawal)),
     ReferenceRemoved: st.builds(ReferenceRemoved, texts),
     TargetObserved: st.builds(

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from events.manifest import Fields
+from events.manifest import ApprovalLevel, Fields
 from tests.simulation import plan as p
 from tests.simulation.chance_of_holds import of_holders, possible
 from tests.simulation.chance_of_inputs import with_inputs
@@ -187,7 +187,15 @@ def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
         starting_seconds=float(starting),
         listing=random.random() < 0.85 or traits.exclusive,
         two_calls=random.random() < 0.25 and can_be_marked,
+        approve=_approve(random, traits, lifetime),
     )
+
+
+def _approve(random: Random, traits: p.ApiTraits, lifetime: int) -> ApprovalLevel:
+    """Not where objects end for ever, or where a stray has a name that somebody declares."""
+    level: ApprovalLevel = random.choice(("Never", "Never", "Deletions", "Always"))
+    is_unclear = traits.exclusive and not traits.names
+    return "Never" if lifetime or is_unclear else level
 
 
 def _of_lost_timers(seed: int, traits: p.ApiTraits, duration: float) -> list[p.Step]:

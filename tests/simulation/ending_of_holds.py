@@ -65,16 +65,25 @@ def _references(world: World) -> Iterator[str]:
         told = state.outcome and (state.outcome.outcome, state.outcome.reason)
         if told != wanted:
             yield f"{key}: its target should make it {wanted}, told is {told}"
-    damaged = {str(key) for key in world.damaged}
+    unclear = {str(key) for key in world.damaged}
+    unclear |= {str(key) for key, state in states.items() if _is_a_later_claim(state)}
     for key in _sound(world):
-        known = {by: each for by, each in states[key].holds.references.items() if by not in damaged}
-        if known != expected.get(key, {}):
+        known, wanted = states[key].holds.references, expected.get(key, {})
+        known = {by: each for by, each in known.items() if by not in unclear}
+        if known != {by: each for by, each in wanted.items() if by not in unclear}:
             yield f"{key}: it knows the references {known}, not those there are"
 
 
 def _refers(state: ResourceState) -> bool:
     """Whether a resource refers to what its spec says: until its object is gone, too."""
     return bool(state.desired.is_declared or state.owned or state.actions.in_flight)
+
+
+def _is_a_later_claim(state: ResourceState) -> bool:
+    """Whether its withdrawal had ended when a stray of its name became ours: it may still refer."""
+    desired = state.desired
+    has_ended = not desired.is_declared and desired.settled_generation == desired.generation
+    return has_ended and state.owned is not None
 
 
 def _rows_of_finalizers(world: World) -> Iterator[str]:

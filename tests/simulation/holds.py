@@ -10,6 +10,9 @@ from events.log import (
     Action,
     ActionAbandoned,
     ActionDecided,
+    ActionSucceeded,
+    ApprovalAsked,
+    ApprovalRefused,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -31,6 +34,7 @@ GUARD = 2
 """So many undeclared objects may go at a time."""
 
 _MAX_PERCENT = 50
+_MADE_WAY = "made way"
 
 
 class HoldChecks:
@@ -44,8 +48,10 @@ class HoldChecks:
         self.forced: set[ResourceKey] = set()
         self.given_up: set[str] = set()
         self._approved: dict[ResourceKey, str] = {}
+        self._asked: dict[ResourceKey, tuple[str, object]] = {}
+        self._plans: dict[ResourceKey, object] = {}
 
-    def look_at(
+    def look_at(  # noqa: C901, PLR0912 - one match
         self, key: ResourceKey, state: ResourceState, event: LogEvent, told: Observed | None
     ) -> None:
         """Judge an event by the state before it; ``told``: the observation that it rests on."""
@@ -67,8 +73,21 @@ class HoldChecks:
                 self.references[key][by] = on_withdrawal
             case ReferenceRemoved(by):
                 self.references[key].pop(by, None)
+            case ApprovalAsked(plan):
+                self._asked[key] = (plan, _world_of(state))
+                self._plans.pop(key, None)
+            case ApprovalRefused():
+                self._plans.pop(key, None)
+            case HoldApproved(hold="Approval", plan=plan):
+                asked, self._plans[key] = self._asked[key]
+                if plan != asked:
+                    self._fail(f"{event.id}: a plan was approved that was not asked for")
             case HoldApproved(hold):
                 self._approve(key, state, event, hold)
+            case ActionSucceeded(operation="Delete", purpose="Replace") if key in self._plans:
+                self._plans[key] = _MADE_WAY
+            case ActionSucceeded():
+                self._plans.pop(key, None)
             case ActionAbandoned(action_id=ended) if key in self._approved:
                 self.given_up.add(ended)
             case ActionAbandoned(action_id=ended) if key in self.forced:
@@ -82,6 +101,7 @@ class HoldChecks:
         match event.data:
             case ActionDecided(action):
                 self._redefined(key, state, event, action)
+                self._needs_approval(key, state, event, action)
                 if action.operation == "Delete" and action.purpose == "Converge":
                     self._let_go(key, state, event, "deleted", kept_by=("Keep", "Release"))
                 self._approved.pop(key, None)
@@ -109,6 +129,21 @@ class HoldChecks:
         if event.actor != PERSON:
             self._fail(f"{event.id}: {event.actor} is no person, and approved it")
         self._approved[key] = hold
+
+    def _needs_approval(
+        self, key: ResourceKey, state: ResourceState, event: LogEvent, action: Action
+    ) -> None:
+        """What a person has to approve was approved, of this generation and this object."""
+        level, approved = self._traits.approve, self._plans.get(key)
+        is_deletion = action.operation == "Delete" or action.purpose == "Replace"
+        if level == "Never" or action.purpose == "Retire":
+            return
+        if level == "Deletions" and not is_deletion:
+            return
+        if action.operation == "Create" and approved == _MADE_WAY:
+            return
+        if approved != _world_of(state):
+            self._fail(f"{event.id}: {action.operation}, and nobody approved it as it is")
 
     def _let_go(
         self,
@@ -160,3 +195,10 @@ class HoldChecks:
             self._fail(
                 f"{event.id}: believed that {losses.missing} of {losses.owned} are gone at once"
             )
+
+
+def _world_of(state: ResourceState) -> object:
+    """Return what an approval rests on: what is wanted, and what is there."""
+    seen = state.observed.object
+    there = None if seen is None else (seen.fields, seen.labels, seen.uid)
+    return (state.desired.generation, state.desired.is_declared, state.desired.fields, there)

@@ -11,7 +11,7 @@ from events.external import ExternalObject
 from events.integrity import HistoryChain
 from events.log import FinalizerRemoved, HoldApproved, OwnershipClaimed
 from projections.status import StatusRow
-from reconciler.resource import evolve, holds, next_step, observation
+from reconciler.resource import approval, decide, evolve, holds, next_step, observation
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, Facts
 from reconciler.roles import sweeper
@@ -103,6 +103,24 @@ def _approvals_lift_nothing(patch: Patch) -> None:
     patch.setattr(evolve, "_after", after)
 
 
+def _approval_not_asked_for(patch: Patch) -> None:
+    def unless_approved(step: Any, _state: Any, _context: Any) -> Any:
+        return step
+
+    patch.setattr(decide, "unless_approved", unless_approved)
+
+
+def _approvals_outlive_what_they_were_for(patch: Patch) -> None:
+    """The plan's digest leaves out what is there."""
+    really = approval._digest  # pyright: ignore[reportPrivateUsage]
+
+    def digest(action: Any, state: Any, context: Any) -> str:
+        blind = replace(state, observed=replace(state.observed, object=None))
+        return really(replace(action, fields={}, labels={}), blind, context)
+
+    patch.setattr(approval, "_digest", digest)
+
+
 def _declared_resources_released_by_force(patch: Patch) -> None:
     really = holds.force_release
 
@@ -176,6 +194,8 @@ MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
     Mutation("dangling told once", _dangling_told_once),
     Mutation("deletion guard ignored", _deletion_guard_ignored),
     Mutation("loss guard ignored", _loss_guard_ignored),
+    Mutation("approval not asked for", _approval_not_asked_for),
+    Mutation("approvals outlive what they were for", _approvals_outlive_what_they_were_for),
     Mutation("approvals lift nothing", _approvals_lift_nothing),
     Mutation("declared resources released by force", _declared_resources_released_by_force),
     Mutation("strangers removed", _strangers_adopted_where_absence_is_declared),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from events.intake import OnWithdrawal
-from events.manifest import Fields
+from events.manifest import ApprovalLevel, Fields
 from reconciler.roles.process import Role
 
 Sort = Literal[
@@ -363,6 +363,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     ends so long after it was written, 0 for never. ``starting_seconds``: so long after a write it
     cannot be used, and shows that. ``listing``: whether there is one; else objects are read one by
     one. ``two_calls``: an object is made White by one call, and painted by a second.
+    ``approve``: which actions wait for a person.
     ``addresses``: an object has one, of its id and its colour. ``defined``: the resources' kind is
     defined at run time, over an installed one.
     """
@@ -383,6 +384,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     two_calls: bool = False
     addresses: bool = False
     defined: bool = False
+    approve: ApprovalLevel = "Never"
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -37,7 +37,7 @@ from events.subjects import Intake
 from events.subjects import intake as intake_subject
 from events.subjects import listing as listing_subject
 from infra.jetstream.errors import StreamFullError
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import APPROVAL, ResourceState
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.bus.intake import IntakeStream
@@ -53,7 +53,7 @@ CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
 DEFINITION_KEY = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Shape")
-_APPROVED = ("DeletionGuard", "LossGuard", "DefinitionGuard")
+_APPROVED = ("DeletionGuard", "LossGuard", "DefinitionGuard", APPROVAL)
 _WHAT: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",
@@ -154,6 +154,7 @@ class Publisher:
             deletion_guard=DeletionGuard(max_count=GUARD),
             loss_guard=LossGuard(min_count=traits.loss_guard or _NEVER),
             consistency_grace_seconds=traits.grace_seconds,
+            approve=traits.approve,
         )
         metadata = Metadata(CONFIG_KEY.name, SYSTEM_NAMESPACE)
         fields = msgspec.to_builtins(spec, str_keys=True)
@@ -193,7 +194,9 @@ class Publisher:
         hold = _APPROVED[0]
         if state is not None and state.outcome is not None and is_held_for_a_person(state):
             hold = state.outcome.reason
-        self.publish(key, Approved(hold), source=PERSON)
+        asked = None if state is None else state.holds.approval
+        plan = "" if asked is None else asked.plan
+        self.publish(key, Approved(hold, plan=plan), source=PERSON)
 
     def let_go(self) -> None:
         """Take off whatever holds a resource, as whoever may do it."""

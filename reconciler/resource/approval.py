@@ -1,0 +1,130 @@
+"""Approval: an action waits until a person has decided about exactly this one (ADR 0040).
+
+What is asked for is a *plan*: the action's parameters, and what is there by then. When either
+changes, the plan is another one, and whatever was decided about the one before counts no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from events.intake import Approved
+from events.log import Action, ActionDecided, ApprovalAsked, ApprovalRefused, HoldApproved
+from events.manifest import ApprovalLevel, stricter
+from reconciler.resource.difference import changes
+from reconciler.resource.state import APPROVAL, NOT_APPROVED, ApprovalState, ResourceState
+from reconciler.resource.turn import Command, Context, Facts, Settled, Step, accepted, refused
+
+SHORT_PLAN: Final = 12
+"""So many characters of a plan's digest name it among those of one resource."""
+
+_MAX_DESCRIBED = 5
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
+    """Return the step, or what comes in its place while people have not approved it."""
+    if not isinstance(step, ActionDecided) or not _needs_approval(step.action, state, context):
+        return step
+    asked = _asked(step.action, state, context)
+    known = state.holds.approval
+    if known is None or known.plan != asked.plan:
+        return asked
+    if known.decision == "Proceed":
+        return step
+    if known.decision == "Reject":
+        return Settled("Held", NOT_APPROVED, f"{described(asked)}: rejected {_by(known)}")
+    return Settled("Held", APPROVAL, f"{described(asked)}: approve or reject it")
+
+
+def decide_about(said: Approved, command: Command, state: ResourceState) -> Facts:
+    """ApprovalLevel or reject the plan that waits, and no other."""
+    asked, outcome = state.holds.approval, state.outcome
+    is_asked = outcome is not None and outcome.reason in (APPROVAL, NOT_APPROVED)
+    if asked is None or not is_asked:
+        return refused(state, command, "NotHeld", "nothing of it waits for approval")
+    if said.decision == "Abandon":
+        return refused(state, command, "Invalid", "a plan is approved or rejected")
+    if said.plan != asked.plan:
+        meant = f"not {said.plan[:SHORT_PLAN]}" if said.plan else "and none was named"
+        other = f"plan {asked.plan[:SHORT_PLAN]} waits, {meant}: look at it first"
+        return refused(state, command, "PlanOutdated", other)
+    if asked.decision == said.decision:
+        return accepted(state, command, reason="Unchanged")
+    if said.decision == "Reject":
+        return accepted(state, command, ApprovalRefused(asked.plan, said.reason))
+    return accepted(state, command, HoldApproved(APPROVAL, "Proceed", said.reason, asked.plan))
+
+
+def _needs_approval(action: Action, state: ResourceState, context: Context) -> bool:
+    spec, config = state.desired.spec, context.configs.get(action.provider_config)
+    policy: ApprovalLevel = "Never" if spec is None else spec.policy.approve
+    level = policy if config is None else stricter(config.approve, policy)
+    if _is_rest_of_what_was_approved(action, state):
+        return False
+    return stricter(level, level_of(action)) == level
+
+
+def level_of(action: Action) -> ApprovalLevel:
+    """Return the least strict level at which an action needs approval."""
+    return "Deletions" if action.operation == "Delete" or action.purpose == "Replace" else "Always"
+
+
+def _is_rest_of_what_was_approved(action: Action, state: ResourceState) -> bool:
+    """A replacement is approved as a whole: that the old one goes, and that a new one comes."""
+    approval = state.holds.approval
+    is_second_half = approval is not None and approval.is_replacing
+    return action.purpose == "Retire" or (action.operation == "Create" and is_second_half)
+
+
+def _asked(action: Action, state: ResourceState, context: Context) -> ApprovalAsked:
+    found = tuple(each for each, _ in changes(action, state, context))
+    return ApprovalAsked(
+        plan=_digest(action, state, context),
+        operation=action.operation,
+        generation=action.generation,
+        provider_config=action.provider_config,
+        external_name=action.external_name,
+        purpose=action.purpose,
+        changes=found,
+        level=level_of(action),
+    )
+
+
+def _digest(action: Action, state: ResourceState, context: Context) -> str:
+    """Digest what would be done and what it is done to; ids and versions change with every look."""
+    seen = state.observed.object
+    there = None
+    if seen is not None and context.kind is not None:
+        there = (context.kind.normalize(seen.fields), seen.labels, seen.uid)
+    said = (
+        *(action.operation, action.purpose, action.generation, action.provider_config),
+        *(_name(action), action.fields, action.labels, action.uid, there),
+    )
+    return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
+
+
+def _name(action: Action) -> str:
+    """Leave out a replacement's own name: it is made of the version."""
+    return "" if action.purpose == "Replace" else action.external_name
+
+
+def described(asked: ApprovalAsked) -> str:
+    """Tell in one line what waits."""
+    what = f"plan {asked.plan[:SHORT_PLAN]}: {asked.operation} {asked.external_name!r}"
+    if asked.purpose != "Converge":
+        what += f" ({asked.purpose})"
+    if asked.operation != "Update" or not asked.changes:
+        return what
+    listed = [f"{each.path}: {each.observed!r} → {each.desired!r}" for each in asked.changes]
+    more = len(listed) - _MAX_DESCRIBED
+    shown = [*listed[:_MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])]
+    return f"{what}, {', '.join(shown)}"
+
+
+def _by(known: ApprovalState) -> str:
+    return f"by {known.by}{f': {known.reason}' if known.reason else ''}"

@@ -1,0 +1,244 @@
+"""Actions that wait until a person has approved exactly them: scenario 28."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as changed
+
+from events.intake import Approved
+from events.log import (
+    ActionDecided,
+    ApprovalAsked,
+    ApprovalRefused,
+    HoldApproved,
+    ResourceEvent,
+)
+from events.manifest import ApprovalLevel
+from events.provider_config import Scope
+from projections.status import StatusRow, fold_status
+from tests.resource.building import (
+    BLOCK,
+    CONFIG,
+    EXCLUSIVE,
+    FOO,
+    SHARED,
+    Story,
+    every,
+    only,
+    thing,
+)
+
+RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
+CIRCLE = {"type": "Circle", "color": "Red"}
+
+
+def story_of(approve: ApprovalLevel, **kind: object) -> Story:
+    config = changed(SHARED, approve=approve)
+    return Story(kind=replace(BLOCK, **kind), configs={CONFIG: config})
+
+
+def made(approve: ApprovalLevel, **kind: object) -> Story:
+    story = story_of("Never", **kind)
+    story.declare(RED)
+    story.succeed()
+    story.configs = {CONFIG: changed(SHARED, approve=approve)}
+    return story
+
+
+def asked(story: Story) -> ApprovalAsked:
+    *_, last = every(ApprovalAsked, [event.data for event in story.log])
+    return last
+
+
+def approve(story: Story, plan: str | None = None) -> list[ResourceEvent]:
+    return list(story.turn(Approved("Approval", plan=asked(story).plan if plan is None else plan)))
+
+
+def reject(story: Story, reason: str = "") -> list[ResourceEvent]:
+    return list(story.turn(Approved("Approval", "Reject", reason, asked(story).plan)))
+
+
+def operations(story: Story) -> list[tuple[str, str]]:
+    decided = every(ActionDecided, [event.data for event in story.log])
+    return [(each.action.operation, each.action.purpose) for each in decided]
+
+
+def test_28_a_change_waits_and_what_was_approved_is_done():
+    story = made("Always")
+    before = len(operations(story))
+    story.declare(BLUE)
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Held", "Approval")
+    (difference,) = asked(story).changes
+    assert (difference.path, difference.observed, difference.desired) == ("color", "Red", "Blue")
+    assert "color: 'Red' → 'Blue'" in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
+    assert story.wake() == [], "it is asked once"
+    events = approve(story)
+    assert only(HoldApproved, events).plan == asked(story).plan
+    assert only(ActionDecided, events).action.fields["color"] == "Blue"
+    assert len(operations(story)) == before + 1
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_creation_and_a_deletion_wait_too():
+    story = story_of("Always")
+    story.declare(RED)
+    assert (asked(story).operation, story.reason) == ("Create", "Approval")
+    approve(story)
+    story.succeed()
+    story.withdraw()
+    assert (asked(story).operation, story.reason) == ("Delete", "Approval")
+    approve(story)
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+
+def test_deletions_alone_wait_where_the_configuration_says_so():
+    story = story_of("Deletions")
+    story.declare(RED)
+    story.succeed()
+    story.declare(BLUE)
+    story.succeed()
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "Approval")
+
+
+@pytest.mark.parametrize(
+    ("config", "policy", "waits"),
+    [("Never", "Always", True), ("Always", "Never", True), ("Never", "Deletions", False)],
+)
+def test_a_policy_can_only_ask_for_more(config: ApprovalLevel, policy: ApprovalLevel, waits: bool):
+    story = story_of(config)
+    story.declare(RED, policy={"approve": policy})
+    assert (story.reason == "Approval") == waits
+
+
+def test_what_changes_meanwhile_voids_an_approval():
+    story = made("Always")
+    story.declare(BLUE)
+    first = asked(story).plan
+    story.declare({"type": "Square", "color": "Green"})
+    approve(story, first)
+    assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
+    second = asked(story).plan
+    story.see(changed(story.seen, fields={"type": "Square", "color": "Black"}, version="9"))
+    assert asked(story).plan not in (first, second), "others have changed the object"
+    approve(story, second)
+    assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
+    approve(story)
+    assert story.action.fields["color"] == "Green"
+
+
+def test_a_look_that_shows_nothing_new_voids_nothing():
+    story = made("Always")
+    story.declare(BLUE)
+    assert not every(ApprovalAsked, story.see(changed(story.seen, version="another")))
+
+
+def test_an_approval_names_its_plan():
+    story = made("Always")
+    story.declare(BLUE)
+    approve(story, "")
+    assert not story.answer.accepted
+    assert "none was named" in story.answer.message
+    story.turn(Approved("Approval", "Abandon", plan=asked(story).plan))
+    assert story.answer.reason == "Invalid"
+    assert story.idle
+
+
+def test_an_approval_is_for_once():
+    story = made("Always")
+    story.declare(BLUE)
+    approve(story)
+    story.succeed()
+    story.see(changed(story.seen, fields=RED, version="by hand"))
+    assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift is another question"
+    assert story.idle
+
+
+def test_what_was_approved_goes_on_after_a_conflict_that_changed_nothing_of_it():
+    story = made("Always")
+    story.declare(BLUE)
+    approve(story)
+    story.fail("Conflict", shown=changed(story.seen, version="moved"))
+    assert (story.action.operation, len(every(ApprovalAsked, _data(story)))) == ("Update", 1)
+    story.fail("Conflict", shown=changed(story.seen, fields={"type": "Square", "color": "Black"}))
+    assert (story.idle, story.reason) == (True, "Approval")
+
+
+def _data(story: Story) -> list[ResourceEvent]:
+    return [event.data for event in story.log]
+
+
+def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
+    story = made("Always")
+    story.declare(BLUE)
+    events = reject(story, "not on a Friday")
+    assert only(ApprovalRefused, events).reason == "not on a Friday"
+    assert (story.outcome, story.reason) == ("Held", "NotApproved")
+    assert "by tests: not on a Friday" in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
+    assert (story.wake(), reject(story)) == ([], [])
+    approve(story)
+    assert story.action.fields["color"] == "Blue"
+
+
+def test_a_new_declaration_is_asked_for_anew_after_a_rejection():
+    story = made("Always")
+    story.declare(BLUE)
+    reject(story)
+    story.declare({"type": "Square", "color": "Green"})
+    assert (story.outcome, story.reason) == ("Held", "Approval")
+    story.declare(RED)
+    assert story.outcome == "Converged", "there is nothing left to ask for"
+    approve(story)
+    assert story.answer.reason == "NotHeld"
+
+
+@pytest.mark.parametrize("approve_at", ["Always", "Deletions"])
+@pytest.mark.parametrize("has_second_name", [True, False])
+def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_second_name: bool):
+    story = made(approve_at, immutable=frozenset({"type"}), has_second_name=has_second_name)
+    story.declare(CIRCLE)
+    assert (story.idle, asked(story).purpose) == (True, "Replace")
+    approve(story)
+    story.succeed()
+    assert not story.idle, "the other half needs no second approval"
+    story.succeed()
+    assert story.outcome == "Converged"
+    story.see(changed(story.seen, fields=BLUE, version="by hand"))
+    assert story.idle
+
+
+def test_an_undeclared_object_of_an_exclusive_scope_waits():
+    config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
+    story = Story(configs={CONFIG: config})
+    story.see(thing(uid="h1"), strays=(1, 60))
+    assert (story.idle, story.reason, asked(story).operation) == (True, "Approval", "Delete")
+    approve(story)
+    assert story.action.uid == "h1"
+
+
+def test_where_nothing_needs_approval_any_more_it_is_done():
+    story = made("Always")
+    story.declare(BLUE)
+    story.configs = {CONFIG: SHARED}
+    story.wake()
+    assert story.action.fields["color"] == "Blue"
+
+
+def test_the_row_says_what_waits_until_it_does_no_more():
+    story = made("Always")
+    story.declare(BLUE)
+    row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
+    position = 0
+    for position, event in enumerate(story.log, 1):
+        fold_status(row, position, event)
+    assert (row.asked_plan, row.asked_level) == (asked(story).plan, "Always")
+    told = len(story.log)
+    approve(story)
+    for later, event in enumerate(story.log[told:], position + 1):
+        fold_status(row, later, event)
+    assert (row.asked_plan, row.asked_level) == ("", "Never")
