@@ -5,6 +5,8 @@
                                        ``approval``, ``reference``, ``observed``, ``result``,
                                        ``timer``; the server stores it in the intake stream as
 ``in.<partition>.<what>.<ns>...``      partitioned by resource
+``rec.<what>=<user>.<ns>...``          the same, by a user of the bus: permissions bind the token,
+                                       so that the server vouches for the name (ADR 0042)
 ``listing.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
 ``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``, or
                                        ``action.<config>`` for the workers of one configuration
@@ -36,7 +38,11 @@ REPLY_HEADER = "Reconciler-Reply-To"
 """Header with the inbox that wants the decider's answer (the reply subject proper is answered by
 the server, when the message is stored)."""
 
+USER_SIGN = "="
+"""Between what is published and who publishes it: no name has one."""
+
 _INTAKE_TOKENS = 6
+_WHAT_PLACE = 2
 _PUBLISHED_TOKENS = 5
 _LOG_TOKENS = 5
 
@@ -50,24 +56,44 @@ _NAMESPACE_PLACES = {
 }
 
 
-def intake(what: Intake, key: ResourceKey) -> str:
-    """Where to publish what is wanted, seen, done or due of one resource."""
-    return f"rec.{what}.{key.tokens}"
+def intake(what: Intake, key: ResourceKey, user: str = "") -> str:
+    """Where to publish what is wanted, seen, done or due of one resource; ``user``: of the bus."""
+    return f"rec.{what}{USER_SIGN}{user}.{key.tokens}" if user else f"rec.{what}.{key.tokens}"
 
 
-def stored_intake_filter(what: Intake, key: ResourceKey) -> str:
-    """Where the intake has them, whatever its partition."""
-    return f"in.*.{what}.{key.tokens}"
+def stored_intake(key: ResourceKey) -> str:
+    """All that the intake has of one resource, whatever its partition, and whoever sent it."""
+    return f"in.*.*.{key.tokens}"
 
 
-def every_stored_intake(what: Intake) -> str:
-    """All that the intake has of one sort."""
-    return f"in.*.{what}.>"
+EVERY_STORED_INTAKE = "in.>"
+
+
+def what_is_stored(subject: str) -> str:
+    """Return what a message of the intake is about, by the subject that it is stored under."""
+    parts = subject.split(".", 3)
+    return parts[2].partition(USER_SIGN)[0] if len(parts) > _WHAT_PLACE else ""
+
+
+def user_of(subject: str) -> str:
+    """Return who published, as far as the subject says it; empty for the plain form."""
+    parts = subject.split(".", 3)
+    return parts[_WHAT_PLACE].partition(USER_SIGN)[2] if len(parts) > _WHAT_PLACE else ""
 
 
 def stored_tokens(subject: str) -> str:
     """Return the part of ``in.<partition>.<what>.<ns>.<kind>.<name>`` that names the resource."""
     return subject.split(".", 3)[-1]
+
+
+def actor(user: str, source: str) -> str:
+    """Name who published: ``user=source`` where the server vouches for the user, else the source.
+
+    A source that looks so without being vouched for is anonymous.
+    """
+    if user:
+        return f"{user}{USER_SIGN}{source}"
+    return f"anonymous{USER_SIGN}{source}" if USER_SIGN in source else source
 
 
 def listing(provider_config: str, kind: str, listing_id: str) -> str:
@@ -154,7 +180,9 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
             f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>, "
             "each of the characters A-Z a-z 0-9 _ -"
         )
-    what = parts[2]
+    what, sign, user = parts[_WHAT_PLACE].partition(USER_SIGN)
+    if sign:
+        check_token(user, what="user")
     for known in INTAKE_KINDS:
         if what == known:
             return known, ResourceKey.checked(parts[3], parts[4], parts[5])

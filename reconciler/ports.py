@@ -156,7 +156,8 @@ class IntakeDelivery(msgspec.Struct, frozen=True):
     """A message of the intake, to be acknowledged when its events are in the log.
 
     ``position`` is its place in the intake. ``receipt`` belongs to the implementation.
-    ``stored_at`` is when the bus got it, by the bus's clock.
+    ``stored_at`` is when the bus got it, by the bus's clock. ``user`` published it, as the bus's
+    server vouches; empty where it does not.
     """
 
     position: int
@@ -167,6 +168,7 @@ class IntakeDelivery(msgspec.Struct, frozen=True):
     delivered: int
     receipt: object
     stored_at: datetime | None = None
+    user: str = ""
 
 
 class IntakeReader(Protocol):

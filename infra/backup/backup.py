@@ -16,6 +16,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
+from events.subjects import what_is_stored
 from infra.backup.file import BackupWriter, Header, Saved, new_backup
 from infra.bus.streams import INTAKE, LOG, PARTITIONS, LogIdentity, decider_consumers
 from infra.jetstream.connection import api_request
@@ -113,9 +114,9 @@ async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int,
         first = floors.get(partition, 0) + 1
         while True:
             messages = await read_subject(
-                nc, INTAKE, f"in.{partition}.desired.>", start_seq=first, limit=_AT_ONCE
+                nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_AT_ONCE
             )
-            writer.add(b"D", messages)
+            writer.add(b"D", [one for one in messages if what_is_stored(one.subject) == "desired"])
             if len(messages) < _AT_ONCE:
                 break
             first = messages[-1].seq + 1

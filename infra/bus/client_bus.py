@@ -18,7 +18,7 @@ from events.envelope import encode_intake, encode_listing_part
 from events.intake import Answer, ListingPart
 from events.log import LogEvent
 from events.names import ResourceKey
-from events.subjects import REPLY_HEADER, log, outcome
+from events.subjects import REPLY_HEADER, log, outcome, parse_intake
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
@@ -36,6 +36,7 @@ from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.retries import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, LOG, OUTCOMES
+from infra.bus.user import user_of_connection
 from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailableError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
@@ -59,10 +60,12 @@ class JetStreamClientBus:
         self._answers = AnswerBox(nc)
         self._rows = JetStreamRows(nc)
         self._is_bound = False
+        self._user = ""
 
     async def open(self) -> None:
-        """Listen for answers."""
+        """Listen for answers, and find out in whose name we publish."""
         await self._answers.open()
+        self._user = await user_of_connection(self._nc)
 
     async def close(self) -> None:
         """Listen no more."""
@@ -127,7 +130,7 @@ class JetStreamClientBus:
     ) -> OutgoingMessage:
         identity = message.message_id
         return OutgoingMessage(
-            intake_subject(message.what, message.key),
+            intake_subject(message.what, message.key, self._user),
             encode_intake(identity, self._source, message.data, time=datetime.now(UTC)),
             {MESSAGE_ID: identity + suffix, **headers},
         )
@@ -157,10 +160,15 @@ class JetStreamClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
     ) -> tuple[int, Answer | None]:
-        """Store a message of the intake as it is, under an id that is new to the stream."""
+        """Store a message of the intake as it is, under an id that is new to the stream.
+
+        In our own name, whoever sent it before.
+        """
+        what, key = parse_intake(subject)
+        mine = intake_subject(what, key, self._user)
         with self._answers.round(1) as question:
             headers = {MESSAGE_ID: message_id, REPLY_HEADER: question.reply_to(0)}
-            stored = await publish(self._nc, subject, payload, headers=headers)
+            stored = await publish(self._nc, mine, payload, headers=headers)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(answer_seconds):
                     await question.complete.wait()

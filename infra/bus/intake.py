@@ -12,10 +12,12 @@ from nats.aio.client import Client
 from events.envelope import encode_intake
 from events.names import ResourceKey
 from events.subjects import (
+    EVERY_STORED_INTAKE,
     REPLY_HEADER,
-    every_stored_intake,
-    stored_intake_filter,
+    stored_intake,
     stored_tokens,
+    user_of,
+    what_is_stored,
 )
 from events.subjects import intake as intake_subject
 from infra.bus.removals import telling_what_to_do
@@ -37,6 +39,7 @@ from infra.jetstream.reads import (
     stream_state,
     subject_counts,
 )
+from infra.jetstream.wire import FastClient
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
@@ -79,6 +82,8 @@ class JetStreamIntakeReader:
         self._nc = nc
         self._group = PullGroup(nc, INTAKE, decider_consumers(), group=DECIDER_GROUP)
         self._counted: SubjectCounts | None = None
+        # Where nobody has to say who he is, anybody may publish in anybody's name.
+        self._vouches = isinstance(nc, FastClient) and nc.server_knows_its_users
 
     @property
     def share(self) -> int:
@@ -88,7 +93,7 @@ class JetStreamIntakeReader:
     async def next_batch(self) -> Sequence[IntakeDelivery]:
         """Wait for messages of any partition."""
         with telling_what_to_do():
-            return [_delivery(each) for each in await self._group.next_batch()]
+            return [self._delivery(each) for each in await self._group.next_batch()]
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         """Say that these are done with."""
@@ -106,9 +111,15 @@ class JetStreamIntakeReader:
 
         One request tells of which there is something newer at all.
         """
-        subjects = [each.subject for each in deliveries]
-        newest = {one.subject: one for one in await last_for_subjects(self._nc, INTAKE, subjects)}
-        return [await self._newer(each, newest.get(each.subject)) for each in deliveries]
+        filters = [_of_the_same(each.subject) for each in deliveries]
+        newest: dict[str, list[StoredMessage]] = {}
+        for one in await last_for_subjects(self._nc, INTAKE, filters):
+            if what_is_stored(one.subject) == "desired":
+                newest.setdefault(stored_tokens(one.subject), []).append(one)
+        return [
+            await self._newer(each, newest.get(stored_tokens(each.subject), ()))
+            for each in deliveries
+        ]
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -118,42 +129,58 @@ class JetStreamIntakeReader:
         It counts before it reads: most resources have none but those at the positions that are
         known.
         """
-        keys = await self._with_unknown_declarations(known)
+        subjects = await self._with_unknown_declarations(known)
+        keys = list(subjects)
         found: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
         for start in range(0, len(keys), _READS_AT_ONCE):
             some = keys[start : start + _READS_AT_ONCE]
-            subjects = [stored_intake_filter("desired", key) for key in some]
-            read = await asyncio.gather(
-                *(read_subject(self._nc, INTAKE, subject) for subject in subjects)
-            )
-            for key, messages in zip(some, read, strict=True):
-                found[key] = [_looked_at(each) for each in messages]
+            read = await asyncio.gather(*(self._read(subjects[key]) for key in some))
+            found.update(zip(some, read, strict=True))
         return found
+
+    async def _read(
+        self, subjects: Sequence[str], *, after: int = 0, limit: int | None = None
+    ) -> list[IntakeDelivery]:
+        """Read the declarations that are stored under some subjects, in order."""
+        read = [
+            one
+            for subject in subjects
+            for one in await read_subject(
+                self._nc, INTAKE, subject, start_seq=after + 1, limit=limit
+            )
+        ]
+        declared = [one for one in read if what_is_stored(one.subject) == "desired"]
+        return [self._looked_at(one) for one in sorted(declared, key=lambda one: one.seq)]
 
     async def _with_unknown_declarations(
         self, known: Mapping[ResourceKey, Collection[int]]
-    ) -> Sequence[ResourceKey]:
+    ) -> Mapping[ResourceKey, Sequence[str]]:
+        """Return the subjects of the declarations of those who have some that are not known."""
         if len(known) > _MAX_COUNTED_ALONE:
             newest = max(max(positions, default=0) for positions in known.values())
             answers = [await self._all_declarations(up_to=newest)]
         else:
             self._counted = None  # the flood is over
-            filters = [stored_intake_filter("desired", key) for key in known]
+            filters = [stored_intake(key) for key in known]
             answers = await asyncio.gather(
                 *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
             )
-        counts = {
-            stored_tokens(subject): count
-            for answer in answers
-            for subject, count in answer.counts.items()
-        }
+        counts: dict[str, int] = {}
+        declared: dict[str, list[str]] = {}
+        for answer in answers:
+            for subject, count in answer.counts.items():
+                if what_is_stored(subject) == "desired":
+                    tokens = stored_tokens(subject)
+                    counts[tokens] = counts.get(tokens, 0) + count
+                    declared.setdefault(tokens, []).append(subject)
         oldest = max(answer.first_seq for answer in answers)  # what is gone counts as not known
-        return [
-            key
+        return {
+            # Of one that a page of a very long answer has missed, the subject is not known.
+            key: declared.get(key.tokens) or [stored_intake(key)]
             for key, positions in known.items()
             # Fewer than are known: a page of a very long answer has missed it.
             if counts.get(key.tokens, 0) != sum(each >= oldest for each in set(positions))
-        ]
+        }
 
     async def _all_declarations(self, *, up_to: int) -> SubjectCounts:
         """Count the declarations of every resource, at least those up to a position.
@@ -161,18 +188,42 @@ class JetStreamIntakeReader:
         A flood is counted once: what it takes to count grows with it, as the number of turns does.
         """
         if self._counted is None or self._counted.last_seq < up_to:
-            self._counted = await subject_counts(self._nc, INTAKE, every_stored_intake("desired"))
+            self._counted = await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)
         return self._counted
 
     async def _newer(
-        self, delivery: IntakeDelivery, newest: StoredMessage | None
+        self, delivery: IntakeDelivery, newest: Sequence[StoredMessage]
     ) -> list[IntakeDelivery]:
-        if newest is None or newest.seq <= delivery.position:
-            return []
-        found = await read_subject(
-            self._nc, INTAKE, delivery.subject, start_seq=delivery.position + 1, limit=_MAX_NEWER
+        subjects = [one.subject for one in newest if one.seq > delivery.position]
+        found = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER)
+        return found[:_MAX_NEWER]
+
+    def _looked_at(self, message: StoredMessage) -> IntakeDelivery:
+        return IntakeDelivery(
+            position=message.seq,
+            subject=message.subject,
+            payload=message.payload,
+            message_id=(message.headers or {}).get(_MESSAGE_ID_HEADER) or f"intake-{message.seq}",
+            reply_to=None,
+            delivered=0,
+            receipt=None,
+            stored_at=_time_of(message),
+            user=user_of(message.subject) if self._vouches else "",
         )
-        return [_looked_at(each) for each in found]
+
+    def _delivery(self, delivered: Delivered) -> IntakeDelivery:
+        headers = delivered.headers or {}
+        return IntakeDelivery(
+            position=delivered.seq,
+            subject=delivered.subject,
+            payload=delivered.payload,
+            message_id=headers.get(_MESSAGE_ID_HEADER) or f"intake-{delivered.seq}",
+            reply_to=_checked_reply(headers.get(REPLY_HEADER)),
+            delivered=delivered.delivered,
+            receipt=delivered,
+            stored_at=_time_of(delivered),
+            user=user_of(delivered.subject) if self._vouches else "",
+        )
 
     async def close(self) -> None:
         """Return the partitions back."""
@@ -196,31 +247,10 @@ async def store_all(nc: Client, messages: Sequence[OutgoingMessage]) -> None:
             raise result
 
 
-def _looked_at(message: StoredMessage) -> IntakeDelivery:
-    return IntakeDelivery(
-        position=message.seq,
-        subject=message.subject,
-        payload=message.payload,
-        message_id=(message.headers or {}).get(_MESSAGE_ID_HEADER) or f"intake-{message.seq}",
-        reply_to=None,
-        delivered=0,
-        receipt=None,
-        stored_at=_time_of(message),
-    )
-
-
-def _delivery(delivered: Delivered) -> IntakeDelivery:
-    headers = delivered.headers or {}
-    return IntakeDelivery(
-        position=delivered.seq,
-        subject=delivered.subject,
-        payload=delivered.payload,
-        message_id=headers.get(_MESSAGE_ID_HEADER) or f"intake-{delivered.seq}",
-        reply_to=_checked_reply(headers.get(REPLY_HEADER)),
-        delivered=delivered.delivered,
-        receipt=delivered,
-        stored_at=_time_of(delivered),
-    )
+def _of_the_same(subject: str) -> str:
+    """Return the pattern of all that the intake has of a message's resource."""
+    stored, partition, _, tokens = subject.split(".", 3)
+    return f"{stored}.{partition}.*.{tokens}"
 
 
 def _time_of(message: StoredMessage | Delivered) -> datetime:

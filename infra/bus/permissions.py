@@ -59,8 +59,11 @@ ALL_STREAMS: Final = (
 _EVERY: Final = ResourceKey("*", "*", "*")
 _CONFIGURATION: Final = config_key("*")
 _API: Final = "$JS.API"
-_BY_MACHINES: Final = ("reference", "observed", "result", "timer")
-"""Intake that only the reconciler's own roles write; people and services declare the rest."""
+_BY_PEOPLE: Final[tuple[subjects.Intake, ...]] = ("desired", "finalizer", "approval")
+"""Intake that people and services write, in their name; the rest is the reconciler's own roles'."""
+
+WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
+"""Where the server says who a connection is, and what he may do."""
 
 PURPOSES: Final[dict[Principal, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, answers and dead letters",
@@ -98,11 +101,16 @@ class Exchange(msgspec.Struct, frozen=True):
 def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permissions:
     """Return what a principal's user may do; ``inboxes`` are his tokens behind ``_INBOX``.
 
+    The first of them is his name, which the server vouches for where he declares.
+
     Raises ``ValueError`` for a service, which needs a namespace: ``service_permissions``.
     """
     if principal == "service":
         raise ValueError("a service has permissions for a namespace: service_permissions")
-    return Permissions(tuple(_GRANTS[principal]()), _own_inboxes(inboxes))
+    granted = [*_GRANTS[principal]()]
+    if principal == "operator":
+        granted += [WHO_AM_I, *_vouched_for(inboxes[0], _EVERY, _BY_PEOPLE)]
+    return Permissions(tuple(granted), _own_inboxes(inboxes))
 
 
 def service_permissions(
@@ -111,7 +119,7 @@ def service_permissions(
     """Return what a service of one namespace may do, in an account that imports the same."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
     published = tuple(each.subject for each in exchanges if each.form == "service")
-    return Permissions(published, _own_inboxes(inboxes))
+    return Permissions((WHO_AM_I, *published), _own_inboxes(inboxes))
 
 
 def service_exchanges(
@@ -129,7 +137,7 @@ def service_exchanges(
         )
     mine = ResourceKey(namespace, "*", "*")
     asked = [
-        *_declared(mine, finalizers=finalizers),
+        *_vouched_for(inboxes[0], mine, ("desired", "finalizer") if finalizers else ("desired",)),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
         f"{_API}.DIRECT.GET.{LOG}.{subjects.log(mine, 'outcome.*')}",
@@ -150,9 +158,9 @@ def service_exchanges(
     )
 
 
-def _declared(mine: ResourceKey, *, finalizers: bool) -> list[str]:
-    granted = {"desired", "finalizer"} if finalizers else {"desired"}
-    return [subjects.intake(what, mine) for what in subjects.INTAKE_KINDS if what in granted]
+def _vouched_for(user: str, mine: ResourceKey, granted: Sequence[subjects.Intake]) -> Iterator[str]:
+    """Declare in one's own name."""
+    yield from (subjects.intake(what, mine, user) for what in granted)
 
 
 def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
@@ -276,9 +284,6 @@ def _operator() -> Iterator[str]:
     yield f"{_API}.CONSUMER.INFO.*.*"
     yield f"{_API}.CONSUMER.NAMES.*"
     yield f"{_API}.CONSUMER.LIST.*"
-    for what in subjects.INTAKE_KINDS:
-        if what not in _BY_MACHINES:
-            yield subjects.intake(what, _EVERY)
     yield subjects.HANDLED
 
 
@@ -307,7 +312,7 @@ def _restore() -> Iterator[str]:
     yield from _follows(LOG)
     yield from _gets(LOG)
     yield subjects.log_filter(_EVERY)
-    yield subjects.intake("desired", _EVERY)  # what was declared and not decided
+    yield "rec.*.*.*.*"  # what was declared and not decided, in the name of whoever had declared it
 
 
 _GRANTS: Final[dict[Principal, Callable[[], Iterator[str]]]] = {

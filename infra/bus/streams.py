@@ -93,7 +93,7 @@ EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 FORMAT_METADATA: Final = "reconciler-log-format"
 
-LOG_FORMAT: Final = 1
+LOG_FORMAT: Final = 2
 """What this release writes: events, streams, rows. Raised with each change that the release before
 cannot read, or would undo (ADR 0020); that one then refuses to start."""
 

@@ -463,6 +463,11 @@ class FastClient(Client):
         return bool(self._server_info.get("jetstream"))
 
     @property
+    def server_knows_its_users(self) -> bool:
+        """Whether nobody gets in without saying who he is."""
+        return bool(self._server_info.get("auth_required"))
+
+    @property
     def server_is_clustered(self) -> bool:
         """Whether the server says that it is part of a cluster."""
         return bool(self._server_info.get("cluster"))

@@ -26,6 +26,7 @@ from events.log import (
     TargetObserved,
 )
 from events.names import InvalidNameError, check_finalizer
+from events.subjects import USER_SIGN
 from reconciler.resource import approval
 from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, DELETION_GUARD, LOSS_GUARD
@@ -61,11 +62,16 @@ def release_finalizer(said: FinalizerReleased, command: Command, state: Resource
     holder = _holder(said.finalizer, state)
     if holder is None:
         return accepted(state, command, reason="Unchanged")
-    if holder != command.actor and not said.force:
+    if not _may_take_off(holder, command.actor) and not said.force:
         by_force = f"{said.finalizer!r} is of {holder}: force takes it off"
         return refused(state, command, "HeldByAnother", by_force)
-    is_forced = said.force and holder != command.actor
+    is_forced = said.force and not _may_take_off(holder, command.actor)
     return accepted(state, command, FinalizerRemoved(said.finalizer, is_forced, said.reason))
+
+
+def _may_take_off(holder: str, actor: str) -> bool:
+    """A service is its finalizers' holder; also of those from before the server vouched for it."""
+    return holder in (actor, actor.partition(USER_SIGN)[2])
 
 
 def _holder(finalizer: str, state: ResourceState) -> str | None:

@@ -9,7 +9,7 @@ from events.dead_letter import sender_in
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer
 from events.names import ResourceKey
-from events.subjects import Intake, parse_stored_intake
+from events.subjects import Intake, actor, parse_stored_intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
 from reconciler.resource.turn import Command
 
@@ -30,7 +30,7 @@ def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     command = Command(
         delivery.position,
         message.id,
-        message.source,
+        actor(delivery.user, message.source),
         message.data,
         stored_at=delivery.stored_at,
     )

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 import pytest
 from nats.aio.client import Client
 
+from events.envelope import encode_intake
 from events.intake import Declared, TimerFired, Withdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.subjects import REPLY_HEADER
+from events.subjects import intake as intake_subject
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
 from infra.bus.streams import INTAKE, PARTITIONS
@@ -152,6 +154,26 @@ async def test_what_was_declared_of_some_resources_can_be_looked_up(
     assert not await reader.declarations_of({keys[0]: {first, second}})
     missed = {keys[0]: {first, second, second + 1}}
     assert list(await reader.declarations_of(missed)) == [keys[0]], "the count is not the whole"
+
+
+async def test_declarations_of_several_users_are_one_row(
+    bus: Client, reader: JetStreamIntakeReader
+) -> None:
+    key, other = new_key(), new_key()
+    payload = encode_intake("m", "test", Withdrawn(), time=datetime.now(UTC))
+    for user, message_id in (("", "plain"), ("ann", "ann's"), ("bob", "bob's"), ("ann", "again")):
+        headers = {"Nats-Msg-Id": message_id}
+        await publish(bus, intake_subject("desired", key, user), payload, headers=headers)
+        await publish(bus, intake_subject("timer", key, user), payload)
+    await publish(bus, intake_subject("desired", other, "ann"), payload)
+    declared = await reader.declarations_of({key: set(), other: set()})
+    assert [each.message_id for each in declared[key]] == ["plain", "ann's", "bob's", "again"]
+    assert not await reader.declarations_of({key: {each.position for each in declared[key]}})
+    first, second, *_ = declared[key]
+    [newer, none] = await reader.newer_declarations([second, declared[other][0]])
+    assert ([each.message_id for each in newer], none) == (["bob's", "again"], [])
+    [newer] = await reader.newer_declarations([first])
+    assert [each.message_id for each in newer] == ["ann's", "bob's", "again"]
 
 
 async def test_trimming_takes_what_is_decided_and_leaves_the_rest(

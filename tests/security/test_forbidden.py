@@ -24,6 +24,10 @@ from infra.jetstream.wire import denial_noticed, request, subscribe
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
 WRITTEN_BY_OTHERS = [
+    "rec.desired.acme.Shape.foo",
+    "rec.desired=other.acme.Shape.foo",
+    "rec.desired=acme.other.Shape.foo",
+    "rec.desired=operator.acme.Shape.foo",
     "rec.desired.other.Shape.foo",
     "rec.desired.system.ProviderConfig.default",
     "rec.result.acme.Shape.foo",
@@ -87,7 +91,13 @@ FOR_ROLES = {
     "worker": ["log.acme.Shape.foo.fact", "rec.desired.acme.Shape.foo", "rec.timer.acme.Shape.foo"],
     "observer": ["rec.result.acme.Shape.foo", "log.acme.Shape.foo.fact", "$KV.reconciler.x"],
     "projector": ["rec.observed.acme.Shape.foo", "log.acme.Shape.foo.fact"],
-    "operator": ["rec.result.acme.Shape.foo", "log.acme.Shape.foo.fact", "outcome.acme.Shape.foo"],
+    "operator": [
+        "rec.result.acme.Shape.foo",
+        "rec.desired.acme.Shape.foo",
+        "rec.approval=acme.acme.Shape.foo",
+        "log.acme.Shape.foo.fact",
+        "outcome.acme.Shape.foo",
+    ],
     "auditor": [
         "rec.desired.acme.Shape.foo",
         "deadletter.intake.acme.1024",
@@ -107,8 +117,6 @@ FOR_ROLES = {
         "$JS.ACK.INTAKE.decider-0.1.1.1.1.1",
     ],
     "restore": [
-        "rec.result.acme.Shape.foo",
-        "rec.approval.acme.Shape.foo",
         "outcome.acme.Shape.foo",
         "deadletter.handled",
         "$KV.reconciler.x",
@@ -231,10 +239,10 @@ async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
     await admin.flush()
     first = (await stream_state(admin, INTAKE)).first_seq
     async with guarded.bus_as("acme") as nc:
-        await nc.publish(f"rec.desired.acme.Shape.{name}", b"{}", reply=target)
+        await nc.publish(f"rec.desired=acme.acme.Shape.{name}", b"{}", reply=target)
         await nc.publish("$JS.API.STREAM.NAMES", b"", reply=target)
         await nc.flush()
-        await request(nc, f"rec.desired.acme.Shape.{name}", b"{}", timeout=PATIENCE_SECONDS)
+        await request(nc, f"rec.desired=acme.acme.Shape.{name}", b"{}", timeout=PATIENCE_SECONDS)
     await admin.flush()
     assert heard == []
     assert await last_from_leader(admin, LOG, "log.other.Shape.victim.>") is None
@@ -277,7 +285,7 @@ async def _stored(admin: Client, stream: str, name: str) -> int:
 
 
 async def test_many_at_once_are_denied_each_in_its_place(guarded: Guarded, name: str) -> None:
-    mine = OutgoingMessage(f"rec.desired.acme.Shape.{name}", b"{}")
+    mine = OutgoingMessage(f"rec.desired=acme.acme.Shape.{name}", b"{}")
     others = OutgoingMessage(f"rec.desired.other.Shape.{name}", b"{}")
     async with guarded.bus_as("acme") as nc:
         for store in (publish_many, publish_in_batches):
@@ -351,7 +359,7 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
         "data": {"manifest": manifest},
     }
     async with guarded.bus_as("acme") as nc:
-        await publish(nc, f"rec.desired.acme.Shape.{name}", json.dumps(event).encode())
+        await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
         await _decided(admin)
         letter = await last_from_leader(admin, DEADLETTERS, "deadletter.intake.>")
         assert letter is not None
@@ -359,7 +367,7 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
         assert f"other/Shape/{name}" in reason
         assert f"published for acme/Shape/{name}" in reason
         event |= {"subject": f"acme/Shape/{name}", "id": f"{name}-2"}
-        await publish(nc, f"rec.desired.acme.Shape.{name}", json.dumps(event).encode())
+        await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
     async with guarded.sdk_as("acme") as client:
         assert (await client.wait_for(f"acme/Shape/{name}", generation=1)).outcome == "Converged"
 

@@ -1,0 +1,49 @@
+"""Who we are for the bus's server: the name that it vouches for where we publish."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client
+
+from events.subjects import USER_SIGN
+from infra.bus.permissions import WHO_AM_I
+from infra.jetstream.errors import BusError
+from infra.jetstream.wire import FastClient, request
+
+_SECONDS: Final = 2.0
+_OURS: Final = re.compile(rf"rec\.[a-z]+{USER_SIGN}([A-Za-z0-9_-]+)\.")
+
+
+class _Allowed(msgspec.Struct, frozen=True):
+    allow: tuple[str, ...] = ()
+
+
+class _Permissions(msgspec.Struct, frozen=True):
+    publish: _Allowed = _Allowed()
+
+
+class _User(msgspec.Struct, frozen=True):
+    permissions: _Permissions = _Permissions()
+
+
+class _Told(msgspec.Struct, frozen=True):
+    data: _User
+
+
+async def user_of_connection(nc: Client) -> str:
+    """Return the user whose name permissions bind to what we declare; empty if there is none.
+
+    It is found in our own permissions, so that nobody has to be told his name.
+    """
+    if not (isinstance(nc, FastClient) and nc.server_knows_its_users):
+        return ""
+    try:
+        answer = await request(nc, WHO_AM_I, b"", timeout=_SECONDS)
+        told = msgspec.json.decode(answer.data, type=_Told)
+    except (BusError, msgspec.DecodeError):
+        return ""  # permissions of before: what they grant is the plain form
+    allowed = told.data.permissions.publish.allow
+    return next((found[1] for each in allowed if (found := _OURS.match(each))), "")

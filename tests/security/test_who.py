@@ -1,0 +1,61 @@
+"""Who published is what the server vouches for, and nothing else is believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from events.names import ResourceKey
+from events.subjects import actor, intake, user_of
+from infra.bus.intake import JetStreamIntakeReader
+from infra.bus.streams import ensure_topology
+from infra.bus.user import user_of_connection
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import close, connect
+from infra.jetstream.publish import publish
+from tests.security.guarded import Guarded, shape
+
+
+async def test_a_services_name_is_in_the_history(guarded: Guarded, name: str) -> None:
+    async with guarded.sdk_as("acme") as client:
+        await client.declare(shape("acme", name))
+        await client.wait_for(f"acme/Shape/{name}", generation=1)
+    async with guarded.sdk_as("operator") as client:
+        first = (await client.history(f"acme/Shape/{name}"))[0].event
+        assert first.actor.startswith("acme=")
+        await client.withdraw(f"acme/Shape/{name}")
+        await client.wait_for(f"acme/Shape/{name}", generation=2)
+        newest = [each.event for each in await client.history(f"acme/Shape/{name}")]
+        assert any(each.actor.startswith("operator=") for each in newest)
+
+
+async def test_who_reads_nothing_but_his_permissions_finds_his_name(guarded: Guarded) -> None:
+    for user in ("acme", "operator"):
+        async with guarded.bus_as(user) as nc:
+            assert await user_of_connection(nc) == user
+    async with guarded.bus_as("decider") as nc:
+        assert await user_of_connection(nc) == ""
+
+
+async def test_where_nobody_says_who_he_is_no_name_is_believed(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    await server.start(tmp_path)
+    nc: Client = await connect(server.url, name="test")
+    await ensure_topology(nc)
+    assert await user_of_connection(nc) == ""
+    key = ResourceKey("default", "Shape", "foo")
+    subject = intake("desired", key, "ann")
+    await publish(nc, subject, b"{}")
+    reader = JetStreamIntakeReader(nc)
+    [delivery] = await reader.next_batch()
+    assert (user_of(delivery.subject), delivery.user) == ("ann", "")
+    await reader.close()
+    await close(nc)
+    await server.stop()
+
+
+def test_a_source_that_looks_vouched_for_is_anonymous() -> None:
+    assert actor("ann", "cli:root") == "ann=cli:root"
+    assert actor("", "cli:root") == "cli:root"
+    assert actor("", "ann=cli:root") == "anonymous=ann=cli:root"
