@@ -53,6 +53,7 @@ from events.log import (
     is_retired,
 )
 from reconciler.resource.difference import LABELS, ignored_paths, united, without_ignored
+from reconciler.resource.fights import FIGHT, with_drift
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import (
     APPROVAL,
@@ -147,7 +148,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 for each in state.actions.ended
             )
             actions = replace(state.actions, ended=ended)
-            return replace(state, actions=actions, outcome=None, because=event.id)
+            fights = with_drift(state.fights, data, event.time)
+            return replace(state, actions=actions, fights=fights, outcome=None, because=event.id)
         case OwnershipClaimed() as data:
             observed = replace(
                 state.observed,
@@ -174,7 +176,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(
                 state,
                 actions=replace(state.actions, in_flight=flight),
-                waits=replace(state.waits, until=None),  # it has waited; the next wait is another
+                # It has waited; the next wait is another.
+                waits=replace(state.waits, until=None, is_fight=False),
                 holds=replace(state.holds, approved=""),
                 outcome=None if _is_news(state, action) else state.outcome,
             )
@@ -199,7 +202,12 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case RetryScheduled() as data:
             if data.action_id is not None and state.actions.in_flight is not None:
                 return _in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
-            waits = replace(state.waits, until=data.at, seconds=data.delay_seconds)
+            waits = replace(
+                state.waits,
+                until=data.at,
+                seconds=data.delay_seconds,
+                is_fight=data.reason == FIGHT,
+            )
             return replace(state, waits=waits)
         case DueScheduled() as data:
             return replace(state, due=Due(data.due, data.at))
@@ -209,6 +217,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state = _with_approval(state, None)
             if data.outcome not in SETTLED:
                 return replace(state, outcome=data)
+            if state.waits.is_fight:  # it was mended without us
+                state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
             desired = replace(state.desired, settled_generation=data.generation)
             return replace(state, desired=desired, outcome=data)
 
@@ -345,6 +355,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
             state.holds, release_forced=False, orphan_forced=False, approved="", approval=None
         ),
         due=None,
+        fights=(),
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.
         api=ApiHealth(event.resourceversion if state.api.version else 0),

@@ -40,6 +40,7 @@ from reconciler.resource.difference import (
     wanted,
 )
 from reconciler.resource.due import when_due
+from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import reliance, resolve
 from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -82,7 +83,12 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         return PAUSED
     if state.observed.doubted is not None and state.owned is not None:
         return _doubted(state.observed.doubted, state)
-    if state.waits.until is not None and not has_waited(state, context):
+    is_waiting = state.waits.until is not None and not has_waited(state, context)
+    if is_waiting and state.waits.is_fight:
+        fight = waiting_in_fight(state, context)
+        if fight is not None:
+            return fight
+    elif is_waiting:
         failure = state.waits.failure
         if failure is None and state.due is not None and state.due.is_written:
             late = f"it was written again, and is due since {state.due.due:%Y-%m-%dT%H:%M:%SZ}"
@@ -219,7 +225,7 @@ def _keep_present(
     if api_keeps_its_own(state, context):
         keeps = "the API took the write, but keeps " + _described(found)
         return Settled("Degraded", "NotAccepted", keeps)
-    waiting = wait_after_conflicts(state, context, config)
+    waiting = wait_after_conflicts(state, context, config) or wait_in_fight(state, context, config)
     if waiting is not None:
         return waiting
     assert context.kind is not None
@@ -239,7 +245,8 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
     labels = labels_of(state, context)
-    return wait_after_conflicts(state, context, config) or new_action(
+    waiting = wait_after_conflicts(state, context, config) or wait_in_fight(state, context, config)
+    return waiting or new_action(
         state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
     )
 

@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 18
+STATE_SCHEMA = 19
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -150,6 +150,16 @@ class Waits(msgspec.Struct, frozen=True):
     failure: ActionError | None = None
     until: datetime | None = None  # of a wait that belongs to no action
     seconds: float = 0.0  # how long that wait is
+    is_fight: bool = False  # that wait is for a repair of what somebody else overwrites
+
+
+class FightState(msgspec.Struct, frozen=True):
+    """How often of late somebody else has overwritten a field that we write."""
+
+    path: str
+    times: int
+    since: datetime
+    last: datetime
 
 
 class Due(msgspec.Struct, frozen=True):
@@ -220,6 +230,7 @@ class ResourceState(msgspec.Struct, frozen=True):
     waits: Waits = Waits()
     due: Due | None = None
     holds: Holds = Holds()
+    fights: tuple[FightState, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way
     because: str = ""  # the event that the next action would rest on
     api: ApiHealth = ApiHealth()  # of a ProviderConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -23,11 +23,8 @@ from events.log import (
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import evolve
+from reconciler.resource.fights import FIGHT_DRIFTS, FIGHT_WINDOW
 from reconciler.resource.state import NEW, ResourceState
-
-FIGHT_DRIFTS: Final = 3
-FIGHT_WINDOW: Final = timedelta(hours=1)
-"""So often in that time somebody else writes a field that we write, and it is called a fight."""
 
 _MAX_STEPS: Final = 100
 

@@ -89,6 +89,7 @@ def test_who_overwrites_a_field_again_and_again_is_in_a_fight():
     for number in range(FIGHT_DRIFTS):
         assert not why("x", history(story)).fights
         story.see(repainted(story.seen, color=("Blue", "Yellow")[number % 2]))
+        story.wake(seconds=60)  # the last repair waits
         story.succeed()
         story.now = story.now.replace(minute=number + 1)
     (fight,) = why("x", history(story)).fights

@@ -1,0 +1,86 @@
+"""Fights: somebody else overwrites what we write, again and again (ADR 0041).
+
+The first times are mended at once: a person tries something out, a job runs once. From then on the
+repair of that field waits, longer each time, up to the resync interval.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec.structs import replace
+
+from events.log import DriftDetected, RetryScheduled
+from events.provider_config import ProviderConfigSpec
+from reconciler.resource.backoff import delay
+from reconciler.resource.difference import open_differences
+from reconciler.resource.state import FightState, ResourceState
+from reconciler.resource.turn import Context, Settled
+
+FIGHT: Final = "Fight"
+"""Reason of the outcome while a repair waits because of a fight."""
+
+FIGHT_DRIFTS: Final = 3
+FIGHT_WINDOW: Final = timedelta(hours=1)
+"""So often, with never so long between two, somebody else writes what we write: it is a fight."""
+
+MISSING: Final = ""
+"""In the place of a path: the whole object, which somebody keeps deleting."""
+
+_MAX_PATHS: Final = 16
+
+
+def with_drift(
+    known: tuple[FightState, ...], drift: DriftDetected, at: datetime
+) -> tuple[FightState, ...]:
+    """Count a drift for each of its paths; what is long past, or was our own, does not count."""
+    if drift.perhaps_by:
+        return known
+    recent = {each.path: each for each in known if at - each.last <= FIGHT_WINDOW}
+    paths = [MISSING] if drift.missing else [each.path for each in drift.differences]
+    for path in paths:
+        before = recent.pop(path, FightState(path, 0, at, at))  # the newest stand last
+        recent[path] = replace(before, times=before.times + 1, last=at)
+    return tuple(recent.values())[-_MAX_PATHS:]
+
+
+def wait_in_fight(
+    state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> RetryScheduled | None:
+    """Let a repair wait if all that it would mend is fought about."""
+    fought = _fought(state, context)
+    if not fought or state.waits.is_fight:
+        return None
+    resync = config.resync_seconds
+    retry = replace(config.retry, max_seconds=resync)
+    times = min(each.times for each in fought) - FIGHT_DRIFTS + 1
+    wait = delay(retry, times, context.jitter)
+    return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), FIGHT)
+
+
+def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
+    """Report the fight that a repair waits for; None where something else has to be mended."""
+    fought = _fought(state, context)
+    if not fought:
+        return None
+    told = "; ".join(_told(each) for each in fought)
+    return Settled("Degraded", FIGHT, f"{told}: the next repair waits longer each time")
+
+
+def _fought(state: ResourceState, context: Context) -> list[FightState]:
+    """Return the fights about all that differs; none if anything else differs, too."""
+    known = {each.path: each for each in state.fights if each.times >= FIGHT_DRIFTS}
+    is_missing = state.observed.object is None
+    found = [MISSING] if is_missing else [each.path for each in open_differences(state, context)]
+    return [known[path] for path in found] if all(path in known for path in found) else []
+
+
+def _told(fight: FightState) -> str:
+    since = f"{fight.since:%Y-%m-%dT%H:%M:%SZ}"
+    if fight.path == MISSING:
+        return f"somebody deletes it again and again, {fight.times} times since {since}"
+    return (
+        f"somebody else overwrites {fight.path}, {fight.times} times since {since}"
+        " (policy.ignoreFields leaves it to them)"
+    )

@@ -1,0 +1,155 @@
+"""Two parties overwrite each other's field: scenario 42."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from events.log import DriftDetected, RetryScheduled
+from reconciler.resource.fights import FIGHT_DRIFTS, FIGHT_WINDOW, with_drift
+from reconciler.resource.state import FightState
+from tests.resource.building import CONFIG, SHARED, START, Story, every, only
+
+RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
+RESYNC = 8.0
+
+
+def made() -> Story:
+    story = Story(configs={CONFIG: replace(SHARED, resync_seconds=RESYNC)})
+    story.declare(RED)
+    story.succeed()
+    return story
+
+
+def overwrite(story: Story, **fields: str) -> None:
+    shown = replace(story.seen, fields={**RED, "color": "Blue", **fields}, version="by hand")
+    story.see(shown)
+
+
+def fight(story: Story, times: int = FIGHT_DRIFTS - 1) -> None:
+    for _ in range(times):
+        overwrite(story)
+        if story.idle:
+            story.wake(RESYNC)
+        story.succeed()
+
+
+def wait_of(story: Story) -> float:
+    return every(RetryScheduled, [event.data for event in story.log])[-1].delay_seconds
+
+
+def test_a_change_by_hand_or_two_is_mended_at_once():
+    story = made()
+    fight(story)
+    assert story.outcome == "Converged"
+
+
+def test_42_the_third_time_the_repair_waits_and_says_why():
+    story = made()
+    fight(story)
+    overwrite(story)
+    assert story.idle
+    assert (story.outcome, story.reason) == ("Degraded", "Fight")
+    assert story.state.outcome is not None
+    assert "overwrites color, 3 times since" in story.state.outcome.message
+    assert "ignoreFields" in story.state.outcome.message
+    assert story.wake() == [], "it waits"
+    story.wake(wait_of(story))
+    assert story.action.fields["color"] == "Red"
+
+
+def test_42_it_waits_longer_each_time_and_never_longer_than_a_resync():
+    story = made()
+    fight(story)
+    waits: list[float] = []
+    for _ in range(10):
+        overwrite(story)
+        waits.append(wait_of(story))
+        story.wake(RESYNC)
+        story.succeed()
+    assert waits == sorted(waits)
+    assert waits[0] <= SHARED.retry.initial_seconds
+    assert RESYNC / 2 <= waits[-1] <= RESYNC
+
+
+def test_another_value_by_them_does_not_put_the_repair_off():
+    story = made()
+    fight(story, 5)
+    overwrite(story)
+    until = story.state.waits.until
+    overwrite(story, color="Green")
+    assert story.state.waits.until == until
+    story.wake(RESYNC)
+    assert story.action.fields["color"] == "Red"
+
+
+def test_what_nobody_fights_about_is_mended_at_once():
+    story = made()
+    fight(story)
+    overwrite(story)
+    assert story.idle
+    overwrite(story, type="Circle")
+    assert story.action.fields == RED
+
+
+def test_a_new_declaration_acts_at_once_and_begins_anew():
+    story = made()
+    fight(story)
+    overwrite(story)
+    story.declare({"type": "Square", "color": "Green"})
+    assert story.action.fields["color"] == "Green"
+    story.succeed()
+    story.see(replace(story.seen, fields=BLUE, version="by hand"))
+    assert not story.idle
+
+
+def test_what_they_take_back_themselves_needs_no_repair():
+    story = made()
+    fight(story)
+    before = story.seen
+    overwrite(story)
+    story.see(replace(before, version="again"))
+    assert story.outcome == "Converged"
+    overwrite(story)
+    assert (story.reason, story.idle) == ("Fight", True), "the next one waits again"
+
+
+def test_who_deletes_it_again_and_again_is_met_more_slowly():
+    story = made()
+    for _ in range(FIGHT_DRIFTS - 1):
+        story.see(None)
+        story.succeed()
+    story.see(None)
+    assert (story.outcome, story.reason, story.idle) == ("Degraded", "Fight", True)
+    assert story.state.outcome is not None
+    assert "somebody deletes it again and again, 3 times" in story.state.outcome.message
+    story.wake(RESYNC)
+    assert story.action.operation == "Create"
+
+
+def test_a_withdrawal_does_not_wait():
+    story = made()
+    fight(story)
+    overwrite(story)
+    story.withdraw()
+    assert story.action.operation == "Delete"
+
+
+@pytest.mark.parametrize(("pause", "times"), [(FIGHT_WINDOW, 3), (2 * FIGHT_WINDOW, 1)])
+def test_what_is_long_past_counts_no_more(pause: timedelta, times: int):
+    known = (FightState("color", 2, START, START), FightState("size", 9, START, START))
+    drift = only(DriftDetected, [_drift()])
+    (*_, color) = with_drift(known, drift, START + pause)
+    assert (color.path, color.times) == ("color", times)
+
+
+def test_what_may_have_been_our_own_is_no_fight():
+    assert with_drift((), replace(_drift(), perhaps_by="default/Block/Foo@3"), START) == ()
+
+
+def _drift() -> DriftDetected:
+    story = made()
+    shown = replace(story.seen, fields=BLUE, version="by hand")
+    return only(DriftDetected, story.see(shown))

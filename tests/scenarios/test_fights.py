@@ -1,0 +1,51 @@
+"""Two parties overwrite each other's field: scenario 42, over the real bus and API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from events.log import ActionDecided, OutcomeRecorded, RetryScheduled
+from events.provider_config import Retry
+from reconciler.resource.fights import FIGHT
+from tests.scenarios.harness import World, api_config, every
+
+RESYNC = 1.0
+
+
+async def test_42_a_fight_is_named_and_the_loop_is_damped(bare_world: World) -> None:
+    """The other one never gives up; the waits grow, and the repairs become fewer than his."""
+    world = bare_world
+    await world.start_reconciler()
+    retry = Retry(initial_seconds=0.2)
+    await world.configure(api_config(world.human.url, resync=RESYNC, retry=retry))
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged")
+
+    async def overwrite_for_ever() -> None:
+        while True:
+            if (await world.human.sees("foo"))["color"] != "Blue":
+                await world.human.changes("foo", color="Blue")
+                overwritten.append(1)
+            await asyncio.sleep(0.05)
+
+    overwritten: list[int] = []
+    other = asyncio.create_task(overwrite_for_ever())
+    told = await world.until_outcome("foo", "Degraded", reason=FIGHT)
+    assert "somebody else overwrites color, 3 times since" in told.message
+    await world.until(lambda: _has_waited(world, 3), "three repairs that waited")
+    other.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await other
+    facts = await world.facts("foo")
+    waits = [each.delay_seconds for each in every(RetryScheduled, facts) if each.reason == FIGHT]
+    assert waits[0] < waits[-1] <= RESYNC
+    repairs = [each for each in every(ActionDecided, facts) if each.action.operation == "Update"]
+    assert len(repairs) <= len(overwritten)
+    await world.until_outcome("foo", "Converged")
+    assert sum(each.reason == FIGHT for each in every(OutcomeRecorded, facts)) >= 3
+
+
+async def _has_waited(world: World, count: int) -> bool:
+    facts = await world.facts("foo")
+    return sum(each.reason == FIGHT for each in every(RetryScheduled, facts)) >= count
