@@ -39,17 +39,20 @@ class Declared(_Intake, frozen=True):
 
     With ``expected_generation`` the declaration is refused unless the resource's generation is that
     one (0: it does not exist yet); with ``plan``, unless exactly what was planned would come of it.
+    ``reason``: why, for the history; else the manifest's annotation says it.
     """
 
     manifest: Manifest
     expected_generation: int | None = None
     plan: PlanRef | None = None
+    reason: str = ""
 
 
 class Withdrawn(_Intake, frozen=True):
     """A service takes its declaration back: the policy says what happens to the external object."""
 
     expected_generation: int | None = None
+    reason: str = ""
 
 
 class FinalizerRequested(_Intake, frozen=True):

@@ -32,7 +32,8 @@ class SpecDeclared(_Event, frozen=True):
     """A new desired state was accepted, as this generation.
 
     ``references`` and ``secrets`` (``store/name``) are those of its fields. ``definition`` is what
-    they were checked by, where the kind was defined at run time.
+    they were checked by, where the kind was defined at run time. ``reason`` is what whoever
+    declared it has said.
     """
 
     generation: int
@@ -46,12 +47,14 @@ class SpecDeclared(_Event, frozen=True):
     references: tuple[Reference, ...] = ()
     secrets: tuple[str, ...] = ()
     definition: DefinitionRef | None = None
+    reason: str = ""
 
 
 class SpecWithdrawn(_Event, frozen=True):
     """The desired state was taken back, as this generation."""
 
     generation: int
+    reason: str = ""
 
 
 class GenerationSuperseded(_Event, frozen=True):

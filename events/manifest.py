@@ -15,6 +15,9 @@ from events.names import ResourceKey, check_token
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
 """Annotation with the name of the object in the external API, where it is not ``metadata.name``."""
 
+REASON_ANNOTATION = "reconciler/reason"
+"""Annotation that says why this is declared; it is told in the history, and is no desired state."""
+
 DEFAULT_PROVIDER_CONFIG = "default"
 RECONCILER_API_VERSION = "reconciler/v1"
 """Of the kinds that are the reconciler's own."""

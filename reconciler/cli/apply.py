@@ -18,9 +18,10 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, Problem, Read, read_all
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Duration, Files, Output
+from reconciler.cli.options import Duration, Files, Output, Reason
 from reconciler.cli.results import (
     Result,
+    checked_reason,
     exit_status,
     print_results,
     result_of,
@@ -47,6 +48,7 @@ def apply(
     plan: Path | None = None,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
     dry_run: bool = False,
+    reason: Reason = "",
     wait: bool = False,
     timeout: Duration = 60.0,
     output: Output = "table",
@@ -64,7 +66,7 @@ def apply(
         reconciler apply -f shapes/ -f config.yaml --wait --timeout 2m
         reconciler get Shape foo -o json | ... | reconciler apply -f -
         reconciler apply -f shapes/ --dry-run
-        reconciler apply --plan today.plan
+        reconciler apply --plan today.plan --reason CHG-1234
 
     Parameters
     ----------
@@ -84,10 +86,11 @@ def apply(
         How to print the results.
     """
     check_names(namespace=namespace)
+    checked_reason(reason)
     if plan is not None:
         if file or dry_run:
             raise UsageError("--plan goes without --file and --dry-run: it has its documents")
-        results = run_async(_apply_plan(connection, plan, wait, timeout))
+        results = run_async(_apply_plan(connection, plan, reason, wait, timeout))
         print_results(results, output, good=GOOD)
         return exit_status(results, GOOD if wait else None)
     if not file:
@@ -101,7 +104,7 @@ def apply(
         _check_all(documents, installed_kinds())
         results = [Result(str(read.key), True, "Valid") for read in documents.good]
     else:
-        results = run_async(_declare(connection, documents.good, wait, timeout))
+        results = run_async(_declare(connection, documents.good, reason, wait, timeout))
     for problem in documents.problems():
         sys.stderr.write(f"error: {problem}\n")
     print_results(results, output, good=GOOD)
@@ -113,7 +116,7 @@ def _status(documents: Documents, results: list[Result], good: tuple[str, ...] |
 
 
 async def _declare(
-    connection: Connection, good: list[Read], wait: bool, timeout_seconds: float
+    connection: Connection, good: list[Read], reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
     """Declare definitions, then configurations, then all else: what comes next may need them."""
     if not good:
@@ -122,21 +125,23 @@ async def _declare(
     async with client_of(connection) as client:
         for rank in sorted({system_rank(read.key.kind) for read in good}):
             group = [read for read in good if system_rank(read.key.kind) == rank]
-            results += await _declare_group(client, group, timeout_seconds)
+            results += await _declare_group(client, group, reason, timeout_seconds)
         if wait:
             await wait_for_results(client, results, timeout_seconds)
     return results
 
 
-async def _declare_group(client: Client, group: list[Read], timeout_seconds: float) -> list[Result]:
+async def _declare_group(
+    client: Client, group: list[Read], reason: str, timeout_seconds: float
+) -> list[Result]:
     answers = await client.declare_many(
-        [read.manifest for read in group], timeout_seconds=timeout_seconds
+        [read.manifest for read in group], reason=reason, timeout_seconds=timeout_seconds
     )
     return [result_of(read.key, answer) for read, answer in zip(group, answers, strict=True)]
 
 
 async def _apply_plan(
-    connection: Connection, path: Path, wait: bool, timeout_seconds: float
+    connection: Connection, path: Path, reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
     """Declare what was planned, if all of it still holds; raises ``CommandError`` if not."""
     from reconciler.cli.log_replay import log_of  # noqa: PLC0415
@@ -157,20 +162,22 @@ async def _apply_plan(
     async with client_of(connection) as client:
         for rank in sorted({system_rank(each.key.kind) for each in declared}):
             group = [each for each in declared if system_rank(each.key.kind) == rank]
-            results += await _apply_group(client, group, timeout_seconds)
+            results += await _apply_group(client, group, reason, timeout_seconds)
         if wait:
             await wait_for_results(client, results, timeout_seconds)
     return results
 
 
 async def _apply_group(
-    client: Client, group: list[PlannedResource], timeout_seconds: float
+    client: Client, group: list[PlannedResource], reason: str, timeout_seconds: float
 ) -> list[Result]:
     """Declare; a decider that has not read the plan's configurations yet is asked again."""
     results: dict[str, Result] = {}
     waiting, deadline = group, time.monotonic() + min(timeout_seconds, _CATCH_UP_SECONDS)
     while waiting:
-        answers = await client.apply_planned(waiting, timeout_seconds=timeout_seconds)
+        answers = await client.apply_planned(
+            waiting, reason=reason, timeout_seconds=timeout_seconds
+        )
         for each, answer in zip(waiting, answers, strict=True):
             results[each.resource] = result_of(each.key, answer)
         outdated = {name for name, each in results.items() if each.reason == PLAN_OUTDATED}

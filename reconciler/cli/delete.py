@@ -16,9 +16,10 @@ from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import named
-from reconciler.cli.options import Duration, Files, Output
+from reconciler.cli.options import Duration, Files, Output, Reason
 from reconciler.cli.results import (
     Result,
+    checked_reason,
     exit_status,
     print_results,
     result_of,
@@ -35,6 +36,7 @@ def delete(
     *names: str,
     file: Files = (),
     namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
+    reason: Reason = "",
     wait: bool = False,
     timeout: Duration = 60.0,
     output: Output = "table",
@@ -48,7 +50,7 @@ def delete(
 
     For example:
 
-        reconciler delete Shape foo bar --wait
+        reconciler delete Shape foo bar --wait --reason "moved to the other team"
         reconciler delete default/Shape/foo
         reconciler delete -f shapes/ --wait --timeout 2m
         reconciler get -A --outcome Failed -o name | xargs reconciler delete
@@ -68,6 +70,7 @@ def delete(
     output
         How to print the results.
     """
+    checked_reason(reason)
     keys = named(kind, names, namespace, what="delete")
     problems: list[str] = []
     if file:
@@ -76,7 +79,7 @@ def delete(
         problems = documents.problems()
     if not keys and not problems:
         raise UsageError("nothing to delete: give KIND NAME..., namespace/kind/name, or -f FILE")
-    results = run_async(_withdraw(connection, keys, wait, timeout))
+    results = run_async(_withdraw(connection, keys, reason, wait, timeout))
     for problem in problems:
         sys.stderr.write(f"error: {problem}\n")
     print_results(results, output, good=GOOD)
@@ -84,12 +87,16 @@ def delete(
 
 
 async def _withdraw(
-    connection: Connection, keys: Sequence[ResourceKey], wait: bool, timeout_seconds: float
+    connection: Connection,
+    keys: Sequence[ResourceKey],
+    reason: str,
+    wait: bool,
+    timeout_seconds: float,
 ) -> list[Result]:
     if not keys:
         return []
     async with client_of(connection) as client:
-        answers = await client.withdraw_many(keys, timeout_seconds=timeout_seconds)
+        answers = await client.withdraw_many(keys, reason=reason, timeout_seconds=timeout_seconds)
         results = [_result(key, answer) for key, answer in zip(keys, answers, strict=True)]
         if wait:
             await wait_for_results(client, results, timeout_seconds)

@@ -26,6 +26,8 @@ Files = Annotated[
     ),
 ]
 
+Reason = Annotated[str, Parameter(help="Why; it is kept in the log, and shown by history and why.")]
+
 # --- durations as people write them: 30s, 2m, 1h, or bare seconds
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

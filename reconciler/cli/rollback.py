@@ -9,9 +9,15 @@ from reconciler.cli.declared import Generations, manifest_of
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Duration, Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.output import print_structured
-from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
+from reconciler.cli.results import (
+    Result,
+    checked_reason,
+    exit_status,
+    print_results,
+    wait_for_results,
+)
 from reconciler.cli.search import find_resource
 from reconciler.sdk.history import History
 
@@ -26,6 +32,7 @@ def rollback(
     to: int,
     namespace: Namespace = None,
     dry_run: bool = False,
+    reason: Reason = "",
     wait: bool = False,
     timeout: Duration = 60.0,
     output: Output = "table",
@@ -42,7 +49,7 @@ def rollback(
 
         reconciler rollback foo --to 3
         reconciler rollback Shape/foo --to 3 --dry-run     only print the manifest
-        reconciler rollback payments/Shape/foo --to 3 --wait
+        reconciler rollback payments/Shape/foo --to 3 --wait --reason "the new colour broke it"
 
     Parameters
     ----------
@@ -61,12 +68,13 @@ def rollback(
     output
         How to print the result; a dry run prints YAML, or JSON.
     """
+    checked_reason(reason)
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
     manifest, newest = run_async(find_older(connection, wanted, to))
     if dry_run:
         print_structured(manifest, "json" if output == "json" else "yaml")
         return Exit.OK
-    result = run_async(_declare(connection, manifest, newest, wait, timeout))
+    result = run_async(_declare(connection, manifest, newest, reason, wait, timeout))
     print_results([result], output, good=GOOD)
     return exit_status([result], GOOD if wait else None)
 
@@ -85,13 +93,18 @@ async def find_older(
 
 
 async def _declare(
-    connection: Connection, manifest: Manifest, newest: int, wait: bool, timeout_seconds: float
+    connection: Connection,
+    manifest: Manifest,
+    newest: int,
+    reason: str,
+    wait: bool,
+    timeout_seconds: float,
 ) -> Result:
     result = await ask_one(
         connection,
         manifest.key,
         lambda client: client.declare(
-            manifest, expected_generation=newest, timeout_seconds=timeout_seconds
+            manifest, expected_generation=newest, reason=reason, timeout_seconds=timeout_seconds
         ),
     )
     if wait:

@@ -105,8 +105,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
     match data:
         case SpecDeclared():
             return _declared(data, before)
-        case SpecWithdrawn(generation):
-            return f"generation {generation}"
+        case SpecWithdrawn(generation, reason):
+            return f"generation {generation}{_why(reason)}"
         case GenerationSuperseded(generation, by):
             return f"generation {generation}, by {by}"
         case DeclarationSuperseded(by):
@@ -219,12 +219,15 @@ def _declared(data: SpecDeclared, before: SpecDeclared | None) -> str:
     old_fields = _NOTHING if before is None else before.fields
     parts = [changes(old_fields, data.fields)]
     parts += _tagged("labels", _NOTHING if before is None else before.labels, data.labels)
+    old_annotations = _NOTHING if before is None else before.annotations
+    parts += _tagged("annotations", old_annotations, data.annotations)
     old_policy = _NOTHING if before is None else _builtins(before.policy)
     parts += _tagged("policy", old_policy, _builtins(data.policy))
     if before is not None and before.provider_config != data.provider_config:
         parts.append(f"providerConfig: {before.provider_config} -> {data.provider_config}")
     text = "; ".join(part for part in parts if part)
-    return f"generation {data.generation}" + (f": {text}" if text else "")
+    told = f" ({_one_line(data.reason)})" if data.reason else ""
+    return f"generation {data.generation}" + (f": {text}" if text else "") + told
 
 
 def _builtins(struct: object) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import Declaration, InvalidManifestError, take_apart
+from events.manifest import REASON_ANNOTATION, Declaration, InvalidManifestError, take_apart
 from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
 from events.reference import refers_to_anything, secrets_in
@@ -68,7 +68,7 @@ def withdraw(said: Withdrawn, command: Command, state: ResourceState) -> Facts:
         return known
     if not state.desired.is_declared:
         return accepted(state, command, reason="Unchanged")
-    event = SpecWithdrawn(state.desired.generation + 1)
+    event = SpecWithdrawn(state.desired.generation + 1, said.reason)
     return _next_generation(event, command, state, could_be_old=True)
 
 
@@ -131,6 +131,8 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
         _check_provider(taken, context)
         context.check_definition(context.key, taken.fields)
+    annotations = dict(manifest.metadata.annotations)
+    told = annotations.pop(REASON_ANNOTATION, "")  # what says why is not what is wanted
     secrets = secrets_in(taken.fields) if refers_to_anything(taken.fields) else ()
     fields = kind.check_declared(taken.fields)
     references = kind.refers(fields, context.key.namespace)
@@ -143,11 +145,12 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         external_name=taken.external_name,
         fields=fields,
         labels=taken.labels,
-        annotations=dict(manifest.metadata.annotations),
+        annotations=annotations,
         policy=taken.policy,
         references=references,
         secrets=secrets,
         definition=kind.definition,
+        reason=said.reason or told,
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.intake import Reported
-from events.log import Action, DueScheduled, LogEvent, RetryScheduled
+from events.log import Action, DueScheduled, LogEvent, RetryScheduled, SpecDeclared
 from events.manifest import Fields, InvalidManifestError
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.resource.state import ResourceState
@@ -32,8 +32,14 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def turn_digest(events: Iterable[LogEvent]) -> str:
-    """Digest what a turn appends, waits left out: these are of its moment."""
-    said = [each.data for each in events if not isinstance(each.data, _OF_THE_MOMENT)]
+    """Digest what a turn appends, without waits, which are of its moment, and without reasons."""
+    said = [
+        msgspec.structs.replace(each.data, reason="")
+        if isinstance(each.data, SpecDeclared)
+        else each.data
+        for each in events
+        if not isinstance(each.data, _OF_THE_MOMENT)
+    ]
     return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
 
 

@@ -86,28 +86,30 @@ class Client:
         manifest: AnyManifest,
         *,
         expected_generation: int | None = None,
+        reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Answer:
         """Declare a resource and wait until the declaration is accepted: not until it is done.
 
         With ``expected_generation`` it is refused unless the resource's generation is that one (0:
-        it does not exist yet).
+        it does not exist yet). The ``reason`` is kept in the history; alone it is nothing new.
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
         ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` when it is
         unknown whether it was stored or decided: repeat it, which is safe (with an expected
         generation the repeat may be refused as stale, since the first did it).
         """
-        return await self._ask_one(declaration(manifest, expected_generation), timeout_seconds)
+        message = declaration(manifest, expected_generation, reason=reason)
+        return await self._ask_one(message, timeout_seconds)
 
     async def declare_many(
-        self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
+        self, manifests: Iterable[AnyManifest], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Answer | DeclarationRefusedError]:
         """Declare many resources at once; gives each one's answer or refusal, in order.
 
         All are checked before the first is sent. Raises as ``declare``, but gives refusals.
         """
-        messages = [declaration(manifest) for manifest in manifests]
+        messages = [declaration(manifest, reason=reason) for manifest in manifests]
         return await self._ask(messages, timeout_seconds)
 
     async def plan(self, manifests: Iterable[AnyManifest]) -> Plan:
@@ -118,14 +120,18 @@ class Client:
         return await planned(self._nc, [checked_manifest(each) for each in manifests])
 
     async def apply_planned(
-        self, planned: Iterable[PlannedResource], *, timeout_seconds: float = 30.0
+        self,
+        planned: Iterable[PlannedResource],
+        *,
+        reason: str = "",
+        timeout_seconds: float = 30.0,
     ) -> list[Answer | DeclarationRefusedError]:
         """Declare what was planned: of each exactly that comes, or it is refused (PlanOutdated).
 
         Gives and raises as ``declare_many``; what a plan only follows is left out.
         """
         messages = [
-            declaration(each.manifest, plan=each.ref)
+            declaration(each.manifest, plan=each.ref, reason=reason)
             for each in planned
             if each.manifest is not None
         ]
@@ -136,16 +142,19 @@ class Client:
         resource: ResourceName,
         *,
         expected_generation: int | None = None,
+        reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Answer:
         """Take a declaration back; raises as ``declare``."""
-        return await self._ask_one(withdrawal(resource, expected_generation), timeout_seconds)
+        message = withdrawal(resource, expected_generation, reason)
+        return await self._ask_one(message, timeout_seconds)
 
     async def withdraw_many(
-        self, resources: Iterable[ResourceName], *, timeout_seconds: float = 30.0
+        self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Answer | DeclarationRefusedError]:
         """Take many declarations back; gives and raises as ``declare_many``."""
-        return await self._ask([withdrawal(resource) for resource in resources], timeout_seconds)
+        messages = [withdrawal(resource, reason=reason) for resource in resources]
+        return await self._ask(messages, timeout_seconds)
 
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0

@@ -61,17 +61,18 @@ def declaration(
     manifest: Manifest | Mapping[str, Any],
     expected_generation: int | None = None,
     plan: PlanRef | None = None,
+    reason: str = "",
 ) -> IntakeMessageOut:
     """Make the message that declares a manifest; raises as ``checked_manifest``."""
     checked = checked_manifest(manifest)
-    return _message("desired", checked.key, Declared(checked, expected_generation, plan))
+    return _message("desired", checked.key, Declared(checked, expected_generation, plan, reason))
 
 
 def withdrawal(
-    resource: ResourceKey | str, expected_generation: int | None = None
+    resource: ResourceKey | str, expected_generation: int | None = None, reason: str = ""
 ) -> IntakeMessageOut:
     """Make the message that withdraws a resource; raises ``InvalidNameError``."""
-    return _message("desired", resource, Withdrawn(expected_generation))
+    return _message("desired", resource, Withdrawn(expected_generation, reason))
 
 
 def finalizer_request(resource: ResourceKey | str, finalizer: str) -> IntakeMessageOut:

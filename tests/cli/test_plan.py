@@ -209,7 +209,7 @@ def test_a_plan_with_its_configuration_is_applied_whole(
     live.write("whole.yaml", of_config("planw-a", "planw") + "---\n" + config(running, "planw"))
     ran = live.run("plan", "-f", "whole.yaml", "--out", "whole.plan", "-o", "json")
     assert [name for name, _ in actions(ran.json)["default/Shape/planw-a"]] == ["Create"]
-    live.ok("apply", "--plan", "whole.plan", "--wait")
+    live.ok("apply", "--plan", "whole.plan", "--wait", "--reason", "CHG-1234")
     assert decided(running, "default/Shape/planw-a") == ["Create"]
 
 

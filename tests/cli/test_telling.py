@@ -101,6 +101,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         ReleaseForced("shut\ndown", True, ("billing/invoice",), ("shop/ShapeRef/a",)),
         "billing/invoice, shop/ShapeRef/a; its object, if there is one, stays: shut down",
     ),
+    (SpecWithdrawn(3, "moved"), "generation 3: moved"),
     (HoldApproved("LossGuard", reason="really"), "LossGuard: proceed: really"),
     (
         HoldApproved("Approval", reason="agreed", plan="41162a45fb694374"),
@@ -216,10 +217,13 @@ def test_a_declaration_is_told_by_what_it_changes() -> None:
         generation=2,
         fields={**RED, "color": "Purple"},
         labels={"team": "a"},
+        annotations={"ticket": "7"},
         policy=Policy(mode="ObserveOnly"),
+        reason="the new\ncolour",
     )
     assert summary(purple, DECLARED) == (
-        "generation 2: color: Red -> Purple; labels team: a; policy mode: ObserveOnly"
+        "generation 2: color: Red -> Purple; labels team: a; annotations ticket: 7; "
+        "policy mode: ObserveOnly (the new colour)"
     )
 
 

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from events.intake import Declared, IntakeData, TimerFired, Withdrawn
-from events.manifest import Fields, Manifest, Metadata
+from events.log import ResourceEvent, SpecDeclared, SpecWithdrawn
+from events.manifest import REASON_ANNOTATION, Fields, Manifest, Metadata
 from events.names import ResourceKey
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
@@ -16,8 +17,10 @@ from tests.resource.building import (
     SHARED,
     Story,
     converged,
+    every,
     manifest,
     names,
+    only,
     provider_config_story,
 )
 
@@ -134,6 +137,31 @@ def test_any_change_is_a_new_generation(changed: Declared):
     story = converged()
     story.turn(changed)
     assert (story.answer.reason, story.answer.generation) == ("Accepted", 2)
+
+
+def test_a_reason_is_kept_and_alone_is_nothing_new():
+    story = Story()
+    story.turn(Declared(manifest(), reason="CHG-1"))
+    assert only(SpecDeclared, _log(story)).reason == "CHG-1"
+    assert story.turn(Declared(manifest(), reason="CHG-2")) == []
+    assert story.answer.reason == "Unchanged"
+    story.turn(Withdrawn(reason="CHG-3"))
+    assert only(SpecWithdrawn, _log(story)).reason == "CHG-3"
+
+
+def test_the_annotation_says_why_where_the_message_does_not():
+    story = Story()
+    why = {REASON_ANNOTATION: "CHG-1", "team": "a"}
+    story.turn(Declared(manifest(annotations=why)))
+    declared = only(SpecDeclared, _log(story))
+    assert (declared.reason, declared.annotations) == ("CHG-1", {"team": "a"})
+    assert story.turn(Declared(manifest(annotations={**why, REASON_ANNOTATION: "CHG-2"}))) == []
+    story.turn(Declared(manifest({"color": "Blue"}, annotations=why), reason="said"))
+    assert every(SpecDeclared, _log(story))[-1].reason == "said"
+
+
+def _log(story: Story) -> list[ResourceEvent]:
+    return [event.data for event in story.log]
 
 
 def test_a_withdrawal_of_nothing_is_no_event():

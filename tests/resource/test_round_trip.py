@@ -186,7 +186,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
         SpecDeclared, numbers, texts, texts, texts, fields, labels, labels, policies
     ),
-    SpecWithdrawn: st.builds(SpecWithdrawn, numbers),
+    SpecWithdrawn: st.builds(SpecWithdrawn, numbers, texts),
     GenerationSuperseded: st.builds(GenerationSuperseded, numbers, numbers),
     DeclarationSuperseded: st.builds(DeclarationSuperseded, numbers),
     ExternalObserved: st.builds(
