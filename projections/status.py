@@ -67,7 +67,8 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """How one resource stands after the event at ``position`` of the log.
 
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
-    ``paused``: it asks for no action, so that nothing is due.
+    ``seen_at``: when the log was last told how the object is; a look that shows nothing new is not
+    in it. ``paused``: it asks for no action, so that nothing is due.
     ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
     observer reports only what differs from it. Of an object that nobody here declares or owns,
     ``foreign_identity`` tells whose it is: what others write into it is no news.
@@ -96,6 +97,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     version: int = 0
     position: int = 0
     changed_at: datetime | None = None
+    seen_at: datetime | None = None
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
@@ -207,6 +209,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
+            row.seen_at = event.time
             _seen(row, data.object)
             is_foreign = data.object is not None and not (row.declared or row.owned)
             row.foreign_identity = identity(data.object) if data.object and is_foreign else ""
@@ -273,6 +276,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ActionNotDone() | ActionDoubted():
             pass  # it is called again, or what it did is seen later
         case ActionSucceeded() as data:
+            row.seen_at = event.time
             _succeeded(row, data)
         case ActionFailed() as data:
             _failed(row, data)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -47,7 +47,7 @@ def apply(
     file: Files = (),
     plan: Path | None = None,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
-    dry_run: bool = False,
+    dry_run: Literal["client", "server"] | bool = False,
     reason: Reason = "",
     wait: bool = False,
     timeout: Duration = 60.0,
@@ -66,6 +66,7 @@ def apply(
         reconciler apply -f shapes/ -f config.yaml --wait --timeout 2m
         reconciler get Shape foo -o json | ... | reconciler apply -f -
         reconciler apply -f shapes/ --dry-run
+        reconciler apply -f shapes/ --dry-run=server
         reconciler apply --plan today.plan --reason CHG-1234
 
     Parameters
@@ -77,7 +78,8 @@ def apply(
     namespace
         Namespace of documents that name none (a ProviderConfig is always in system).
     dry_run
-        Only check the documents against the kinds installed here.
+        Only check the documents against the kinds installed here; with =server show what would
+        come of them, as `reconciler plan` does.
     wait
         Wait until what was declared is settled: Converged, Failed, Held, ...
     timeout
@@ -97,6 +99,10 @@ def apply(
         raise UsageError(
             "say what to declare: --file FILE, or --plan FILE (see `reconciler apply --help`)"
         )
+    if dry_run == "server":
+        from reconciler.cli.plan import plan as show_plan  # noqa: PLC0415 - who plans pays
+
+        return show_plan(file=file, namespace=namespace, output=output, connection=connection)
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
         raise CommandError(f"{', '.join(file)}: no documents found")

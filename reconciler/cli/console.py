@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -73,6 +74,19 @@ def help_console() -> Console:
 
 NOT_READY = "Converged, not ready"
 """How a resource stands whose object is as declared, and cannot be used yet."""
+
+
+_AGES = (("d", 86_400.0), ("h", 3_600.0), ("m", 60.0), ("s", 1.0))
+_ENOUGH = 2  # of the smaller unit: 90 minutes are more than 1 h
+
+
+def age(since: datetime, now: datetime) -> str:
+    """Say how long ago something was, as kubectl does: 35s, 90m, 5d."""
+    seconds = max(0.0, (now - since).total_seconds())
+    for unit, length in _AGES:
+        if seconds >= _ENOUGH * length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"
 
 
 def coloured(word: str) -> Text:

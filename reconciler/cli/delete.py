@@ -17,6 +17,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import named
 from reconciler.cli.options import Duration, Files, Output, Reason
+from reconciler.cli.output import Format
 from reconciler.cli.results import (
     Result,
     checked_reason,
@@ -36,6 +37,7 @@ def delete(
     *names: str,
     file: Files = (),
     namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
+    dry_run: bool = False,
     reason: Reason = "",
     wait: bool = False,
     timeout: Duration = 60.0,
@@ -53,6 +55,7 @@ def delete(
         reconciler delete Shape foo bar --wait --reason "moved to the other team"
         reconciler delete default/Shape/foo
         reconciler delete -f shapes/ --wait --timeout 2m
+        reconciler delete -f shapes/ --dry-run
         reconciler get -A --outcome Failed -o name | xargs reconciler delete
 
     Parameters
@@ -63,6 +66,8 @@ def delete(
         Names, or namespace/kind/name.
     namespace
         Namespace of the names: default, or system for a ProviderConfig.
+    dry_run
+        Show what would come of it, as `reconciler plan` does, and do nothing.
     wait
         Wait until it is deleted or released.
     timeout
@@ -79,11 +84,24 @@ def delete(
         problems = documents.problems()
     if not keys and not problems:
         raise UsageError("nothing to delete: give KIND NAME..., namespace/kind/name, or -f FILE")
+    if dry_run:
+        return _plan(connection, keys, problems, output)
     results = run_async(_withdraw(connection, keys, reason, wait, timeout))
     for problem in problems:
         sys.stderr.write(f"error: {problem}\n")
     print_results(results, output, good=GOOD)
     return Exit.FAILED if problems else exit_status(results, GOOD if wait else None)
+
+
+def _plan(
+    connection: Connection, keys: Sequence[ResourceKey], problems: Sequence[str], output: Format
+) -> Exit:
+    from reconciler.cli.plan import show_withdrawals  # noqa: PLC0415 - who plans pays
+
+    for problem in problems:
+        sys.stderr.write(f"error: {problem}\n")
+    status = show_withdrawals(connection, keys, output)
+    return Exit.FAILED if problems else status
 
 
 async def _withdraw(

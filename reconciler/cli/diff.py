@@ -22,8 +22,8 @@ from reconciler.cli.describe import known_object, whole_past
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Namespace, Output
-from reconciler.cli.output import print_structured
+from reconciler.cli.options import Files, Namespace, Output
+from reconciler.cli.output import Format, print_structured
 from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import show
 from reconciler.cli.when import At
@@ -33,7 +33,7 @@ from reconciler.sdk.moments import Moment, When, moment
 
 Part = Literal["declared", "object", "status", "ownership"]
 
-_MOVES_ALWAYS = frozenset({"version", "position", "changed_at", "retry_seconds"})
+_MOVES_ALWAYS = frozenset({"version", "position", "changed_at", "seen_at", "retry_seconds"})
 _SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
 _DIGESTS = frozenset({"observed_digest", "asked_digest", "retiring_digest", "foreign_identity"})
 _OF_NO_STATUS = _MOVES_ALWAYS | _SHOWN_ELSEWHERE | _DIGESTS
@@ -68,10 +68,11 @@ class _End(NamedTuple):
 
 
 def diff(
-    resource: str,
+    resource: str | None = None,
     name: str | None = None,
     /,
     *,
+    file: Files = (),
     namespace: Namespace = None,
     from_: Annotated[At, Parameter(name="--from")] = None,
     to: At = None,
@@ -80,10 +81,10 @@ def diff(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what changed of one resource between two moments, field by field.
+    """Show what changed of one resource between two moments, or what files would change.
 
-    Of what was declared, of the object as it was known, of status and of
-    ownership. Exit status: 0 nothing, 2 something, 1 it cannot be told.
+    With -f it is `reconciler plan`. Else: of what was declared, of the object as it
+    was known, of status and of ownership. Exit status: 0 nothing, 2 something, 1 it cannot be told.
 
     For example:
 
@@ -91,6 +92,7 @@ def diff(
         reconciler diff Shape/foo --from 1234 --to 2026-01-31T12:00:05Z
         reconciler diff foo --from-generation 2 --to-generation 3
         reconciler diff foo --from 7d -o json | jq '.changes[].path'
+        reconciler diff -f shapes/
 
     Parameters
     ----------
@@ -110,6 +112,10 @@ def diff(
     output
         How to print it; values are whole in JSON and YAML.
     """
+    if file:
+        return _of_files(file, resource, namespace, output, connection)
+    if resource is None:
+        raise UsageError("diff what? Give a resource, or -f FILE")
     if (from_ is None) == (from_generation is None):
         raise UsageError("from when? Give either --from or --from-generation")
     if to is not None and to_generation is not None:
@@ -122,6 +128,16 @@ def diff(
     else:
         print_structured(found, output)
     return Exit.DIFFERENT if found.changes else Exit.OK
+
+
+def _of_files(
+    file: Files, resource: str | None, namespace: str | None, output: Format, connection: Connection
+) -> int:
+    from reconciler.cli.plan import plan  # noqa: PLC0415 - who asks for the past needs none
+
+    if resource is not None:
+        raise UsageError("-f is about files: leave the resource out, or -f")
+    return plan(file=file, namespace=namespace or "default", output=output, connection=connection)
 
 
 async def _diff(connection: Connection, wanted: Meant, ends: tuple[_End, _End]) -> Changes:

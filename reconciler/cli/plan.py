@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,9 +15,10 @@ from nats.aio.client import Client
 from rich.text import Text
 
 from events.manifest import Manifest
+from events.names import ResourceKey
 from infra.secrets import open_stores
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import console
+from reconciler.cli.console import age, console
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.live_object import secrets_here
@@ -24,7 +26,7 @@ from reconciler.cli.log_replay import log_of
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, Output
-from reconciler.cli.output import harmless, print_structured
+from reconciler.cli.output import Format, harmless, print_structured
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.resource.foresight import UNKNOWN
 from reconciler.roles.foresight import Foresight
@@ -75,7 +77,8 @@ def plan(
     out
         Write the plan to this file, for `reconciler apply --plan`.
     refresh
-        List the APIs first, from here: without it objects are as the observers last told.
+        List the APIs first, from here: without it objects are as the log was last told. Each is
+        shown with how long ago that was; a look that showed nothing new is not in the log.
     output
         How to print the plan.
     """
@@ -89,24 +92,46 @@ def plan(
         sys.stderr.write(f"error: {problem}\n")
     if out is not None:
         _write(out, made)
+    status = _show(made, output)
+    return Exit.FAILED if documents.bad else status
+
+
+def show_withdrawals(connection: Connection, keys: Sequence[ResourceKey], output: Format) -> Exit:
+    """Show what would come of withdrawals, and do nothing."""
+    return _show(run_async(_plan(connection, (), withdraw=keys)), output)
+
+
+def _show(made: Plan, output: Format) -> Exit:
     if output == "table":
         _print(made)
     else:
         print_structured(made, output)
-    if documents.bad or any(each.says in ("Refused", "Unreadable") for each in made.resources):
+    if any(each.says in ("Refused", "Unreadable") for each in made.resources):
         return Exit.FAILED
     return Exit.DIFFERENT if made.changes else Exit.OK
 
 
-async def _plan(connection: Connection, manifests: Sequence[Manifest], *, refresh: bool) -> Plan:
+async def _plan(
+    connection: Connection,
+    manifests: Sequence[Manifest],
+    *,
+    withdraw: Sequence[ResourceKey] = (),
+    refresh: bool = False,
+) -> Plan:
     async with bus(connection) as nc:
-        return await make_plan(nc, manifests, refresh=refresh)
+        return await make_plan(nc, manifests, withdraw=withdraw, refresh=refresh)
 
 
-async def make_plan(nc: Client, manifests: Sequence[Manifest], *, refresh: bool = False) -> Plan:
-    """Foresee what would come of manifests, by the log as it is now."""
+async def make_plan(
+    nc: Client,
+    manifests: Sequence[Manifest],
+    *,
+    withdraw: Sequence[ResourceKey] = (),
+    refresh: bool = False,
+) -> Plan:
+    """Foresee what would come of manifests and withdrawals, by the log as it is now."""
     await log_of(nc)
-    return await planned(nc, manifests, listing=_list if refresh else None)
+    return await planned(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
 
 
 async def _list(foresight: Foresight) -> None:
@@ -159,10 +184,12 @@ def _print(made: Plan) -> None:
     out = console()
     shown = [each for each in made.resources if each.says != "NoChange"]
     for each in shown:
-        _print_resource(each)
+        _print_resource(each, made.made_at)
     if shown:
         out.print()
-    out.print(f"{_summary(made.resources)} (as of log position {made.position})")
+    looks = [each.seen_at for each in shown if each.seen_at is not None]
+    oldest = f", oldest look {age(min(looks), made.made_at)} ago" if looks else ""
+    out.print(f"{_summary(made.resources)} (as of log position {made.position}{oldest})")
 
 
 def _summary(resources: Sequence[PlannedResource]) -> str:
@@ -179,11 +206,15 @@ def _summary(resources: Sequence[PlannedResource]) -> str:
     return "Plan: " + (", ".join(words) or "nothing to do")
 
 
-def _print_resource(each: PlannedResource) -> None:
+def _print_resource(each: PlannedResource, now: datetime) -> None:
     out = console()
     heading = Text(f"{each.resource}")
-    if not each.is_declared:
+    if each.withdrawn:
+        heading.append("  (withdrawn)", "dim")
+    elif not each.is_declared:
         heading.append("  (follows)", "dim")
+    if each.seen_at is not None and each.actions:
+        heading.append(f"  seen {age(each.seen_at, now)} ago", "dim")
     out.print(heading, style="bold")
     for name in each.adopts:
         out.print(Text(f"  = takes over {name}", "cyan"))

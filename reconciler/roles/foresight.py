@@ -22,6 +22,7 @@ from events.intake import (
     Reported,
     SecretSeen,
     TimerFired,
+    Withdrawn,
 )
 from events.log import (
     Action,
@@ -80,6 +81,8 @@ class ForeseenResource:
     base: KeptResource
     state: ResourceState
     turn: Turn | None = None  # of its declaration
+    is_withdrawn: bool = False  # by the plan
+    seen_at: datetime | None = None  # when the log was last told how its object is
     is_approved: bool = False  # by the foresight: its next action needs somebody's approval
     claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
     releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
@@ -143,6 +146,14 @@ class Foresight:
             await self._decide(work, declaring=True)
         await self._to_the_end()
 
+    async def withdraw(self, keys: Iterable[ResourceKey]) -> None:
+        """Take declarations back, and follow what comes of it to its end."""
+        work = {key: [Withdrawn()] for key in keys}
+        await self._decide(work, declaring=True)
+        for key in work.keys() & self.found.keys():
+            self.found[key].is_withdrawn = True
+        await self._to_the_end()
+
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Take in a complete listing, and follow what comes of it to its end."""
         await self._decide(await self._seen(config, kind, objects))
@@ -180,7 +191,9 @@ class Foresight:
         kept = await self._repository.get(new)
         for key in new:
             if key in kept:
-                self.found[key] = ForeseenResource(key, kept[key], kept[key].state)
+                row = self._models.status.get(str(key))
+                seen_at = None if row is None else row.seen_at
+                self.found[key] = ForeseenResource(key, kept[key], kept[key].state, seen_at=seen_at)
             else:
                 self.unread[key] = str(self._repository.broken.get(key, "it cannot be read"))
         targets = {

@@ -112,12 +112,16 @@ class Client:
         messages = [declaration(manifest, reason=reason) for manifest in manifests]
         return await self._ask(messages, timeout_seconds)
 
-    async def plan(self, manifests: Iterable[AnyManifest]) -> Plan:
+    async def plan(
+        self, manifests: Iterable[AnyManifest] = (), *, withdraw: Iterable[ResourceName] = ()
+    ) -> Plan:
         """Foresee exactly what would come of declarations, by the kinds that are installed here.
 
-        Nothing is declared. Raises ``InvalidManifestError`` or ``InvalidNameError``.
+        ``withdraw``: whose declarations are taken back after that. Nothing is declared. Raises
+        ``InvalidManifestError`` or ``InvalidNameError``.
         """
-        return await planned(self._nc, [checked_manifest(each) for each in manifests])
+        checked = [checked_manifest(each) for each in manifests]
+        return await planned(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
 
     async def apply_planned(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -57,6 +57,8 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
 
     ``version`` is that of the resource which the plan rests on, ``digest`` that of what its
     declaration would append. ``manifest`` is empty for a resource that the plan does not declare.
+    ``withdrawn``: the plan takes its declaration back. ``seen_at`` is when the log was last told
+    how the object is; a look that shows nothing new is not in it.
     """
 
     resource: str
@@ -71,6 +73,8 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     adopts: tuple[str, ...] = ()
     releases: tuple[str, ...] = ()
     outcome: OutcomeName | Literal[""] = ""
+    withdrawn: bool = False
+    seen_at: datetime | None = None
 
     @property
     def ref(self) -> PlanRef:
@@ -107,11 +111,13 @@ async def planned(
     nc: Client,
     manifests: Sequence[Manifest],
     *,
+    withdraw: Sequence[ResourceKey] = (),
     kinds: KindRegistry | None = None,
     listing: Callable[[Foresight], Awaitable[None]] | None = None,
 ) -> Plan:
     """Foresee what would come of manifests, by the log as it is now; nothing is declared.
 
+    ``withdraw``: whose declarations are taken back after that.
     ``kinds`` are those that are installed here, by default. ``listing`` may show the foresight what
     the APIs have, once it knows the configurations.
     """
@@ -127,19 +133,25 @@ async def planned(
     if listing is not None:
         await listing(foresight)
     await foresight.declare([each for each in manifests if each not in system])
-    return _plan_of(foresight, manifests, log=log.log_id, position=position, now=now)
+    await foresight.withdraw(withdraw)
+    asked_for = {**dict.fromkeys(withdraw), **{each.key: each for each in manifests}}
+    return _plan_of(foresight, asked_for, log=log.log_id, position=position, now=now)
 
 
 def _plan_of(
-    foresight: Foresight, manifests: Sequence[Manifest], *, log: str, position: int, now: datetime
+    foresight: Foresight,
+    asked_for: Mapping[ResourceKey, Manifest | None],
+    *,
+    log: str,
+    position: int,
+    now: datetime,
 ) -> Plan:
-    """Read a plan out of what was foreseen: the declared ones in order, then what follows."""
-    declared = {each.key: each for each in manifests}
-    found = [_planned(foresight, key, manifest) for key, manifest in declared.items()]
+    """Read a plan out of what was foreseen: what is asked for in order, then what follows."""
+    found = [_planned(foresight, key, manifest) for key, manifest in asked_for.items()]
     found += [
         _planned(foresight, key, None)
         for key, mine in sorted(foresight.found.items())
-        if key not in declared and _follows(mine)
+        if key not in asked_for and _follows(mine)
     ]
     return Plan(log, position, now, tuple(found))
 
@@ -175,6 +187,8 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
         adopts=tuple(f"{each.external_name} ({each.reason})" for each in mine.claims),
         releases=tuple(f"{each.external_name} ({each.reason})" for each in mine.releases),
         outcome="" if outcome is None else outcome.outcome,
+        withdrawn=mine.is_withdrawn,
+        seen_at=mine.seen_at,
     )
 
 

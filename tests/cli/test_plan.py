@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,13 +104,31 @@ def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
 
     live.write("plan-a.yaml", shape("plan-a", "Green"))
     ran = live.run("plan", "-f", "plan-a.yaml")
-    assert (ran.status, ran.out.splitlines()[:3]) == (
-        2,
-        ["default/Shape/plan-a", "  ~ Update plan-a", '      color: "Red" → "Green"'],
-    )
+    heading, *lines = ran.out.splitlines()
+    assert re.fullmatch(r"default/Shape/plan-a  seen \d+s ago", heading)
+    assert (ran.status, lines[:2]) == (2, ["  ~ Update plan-a", '      color: "Red" → "Green"'])
+    assert re.search(r"\(as of log position \d+, oldest look \d+s ago\)", ran.out)
+    for same in (("diff", "-f"), ("apply", "--dry-run=server", "-f")):
+        other = live.run(*same, "plan-a.yaml")
+        assert (other.status, other.out.splitlines()[1:3]) == (2, lines[:2])
     ran = live.run("plan", "-f", "plan-a.yaml", "-o", "json")
     (change,) = ran.json["resources"][0]["actions"][0]["changes"]
     assert change == {"path": "color", "applied": "Red", "observed": "Red", "wanted": "Green"}
+
+
+def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[Cli, Up]) -> None:
+    kept = shape("plan-kept").replace("spec: {", "spec: {policy: {deletion: Orphan}, ")
+    live.ok("apply", "-f", "-", "--wait", text=shape("plan-gone") + "---\n" + kept)
+    ran = live.run("delete", "Shape", "plan-gone", "plan-kept", "--dry-run")
+    assert ran.status == 2, ran
+    assert "default/Shape/plan-gone  (withdrawn)" in ran.out
+    assert "  - Delete plan-gone" in ran.out
+    assert "  = lets go plan-kept (Orphaned)" in ran.out
+    made = asked(running_up[1], lambda client: client.plan(withdraw=["default/Shape/plan-gone"]))
+    (gone,) = made.resources
+    assert (gone.withdrawn, gone.is_declared, gone.outcome) == (True, False, "Deleted")
+    assert live.ok("get", "Shape", "plan-gone", "-o", "json").json["declared"]
+    assert live.ok("delete", "Shape", "plan-never", "--dry-run").status == 0
 
 
 def test_what_follows_through_references_is_planned(live: Cli) -> None:
@@ -145,11 +164,9 @@ def test_an_exclusive_scope_is_foreseen_and_then_done(tmp_path: Path) -> None:
         cli.write("exclusive.yaml", config(running, "default", prefix="", mode="Exclusive"))
         ran = cli.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
         assert ran.status == 2
-        assert ran.out.splitlines()[2:5] == [
-            "default/Shape/hand  (follows)",
-            "  = takes over hand (ExclusiveScope)",
-            "  - Delete hand",
-        ]
+        heading, *steps = ran.out.splitlines()[2:5]
+        assert heading.startswith("default/Shape/hand  (follows)  seen ")
+        assert steps == ["  = takes over hand (ExclusiveScope)", "  - Delete hand"]
         assert "own" not in ran.out.replace("takes over", "")
         assert httpx.get(f"{running.ready['apiUrl']}/shapes/hand").is_success, "only planned"
 
