@@ -55,6 +55,12 @@ class Withdrawn(_Intake, frozen=True):
     reason: str = ""
 
 
+class LookRequested(_Intake, frozen=True):
+    """Somebody asks that a resource is looked at now, and that nothing waits for its time."""
+
+    reason: str = ""
+
+
 class FinalizerRequested(_Intake, frozen=True):
     """A service asks that a resource is not deleted or released before it has finished with it.
 
@@ -282,6 +288,7 @@ class Answer(_Intake, frozen=True):
 IntakeData = (
     Declared
     | Withdrawn
+    | LookRequested
     | FinalizerRequested
     | FinalizerReleased
     | ForcedRelease
@@ -300,6 +307,7 @@ IntakeData = (
 INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.desired.Declared": Declared,
     "reconciler.desired.Withdrawn": Withdrawn,
+    "reconciler.desired.LookRequested": LookRequested,
     "reconciler.finalizer.FinalizerRequested": FinalizerRequested,
     "reconciler.finalizer.FinalizerReleased": FinalizerReleased,
     "reconciler.approval.ForcedRelease": ForcedRelease,

@@ -141,6 +141,16 @@ class OwnershipReleased(_Event, frozen=True):
     provider_config: str = ""
 
 
+class LookAsked(_Event, frozen=True):
+    """Somebody asked for a look now: a wait is over. ``reads``: there is an object to look at.
+
+    The envelope names the actor.
+    """
+
+    reads: bool
+    reason: str = ""
+
+
 class FinalizerAdded(_Event, frozen=True):
     """A service holds the resource until it has finished with it; ``holder`` is that service."""
 
@@ -504,6 +514,7 @@ ResourceEvent = (
     | FinalizerRemoved
     | ReleaseForced
     | HoldApproved
+    | LookAsked
     | ApprovalAsked
     | ApprovalRefused
     | ReferenceAdded

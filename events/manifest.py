@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from events.names import ResourceKey, check_token
+from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
 """Annotation with the name of the object in the external API, where it is not ``metadata.name``."""
@@ -41,7 +41,7 @@ class Metadata(ManifestStruct, frozen=True):
     """Who the resource is, and what is attached to it."""
 
     name: str
-    namespace: str = "default"
+    namespace: str = DEFAULT_NAMESPACE
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

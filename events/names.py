@@ -16,6 +16,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _FINALIZER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 _SHOWN_CHARACTERS = 80
 
+DEFAULT_NAMESPACE = "default"
 SYSTEM_NAMESPACE = "system"
 """Where cluster-wide resources live, such as every ``ProviderConfig``."""
 

@@ -28,7 +28,7 @@ from events.names import ResourceKey
 from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 11
+SCHEMA = 12
 """Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
 
 STATUS = "status"

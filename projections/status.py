@@ -38,6 +38,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookAsked,
     LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -66,6 +67,7 @@ LOG_DAMAGED = "LogDamaged"
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     """How one resource stands after the event at ``position`` of the log.
 
+    ``since`` is when it was declared first, or seen; ``labels`` are those declared last.
     ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
     ``seen_at``: when the log was last told how the object is; a look that shows nothing new is not
     in it. ``paused``: it asks for no action, so that nothing is due.
@@ -81,8 +83,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     ``listing_disproved``: a complete listing did not show the object though it was there; from now
     on only a read of its own proves its absence.
     ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
-    not believe that it is gone, or a person lets go what it holds; the next listing decides,
-    whatever it shows. ``taken_by`` is another resource that has the object.
+    not believe that it is gone, a person lets go what it holds, or somebody asked for a look; the
+    next listing or read decides, whatever it shows. ``taken_by`` is another resource that has the
+    object.
     ``references`` are those to this resource that it knows of. ``refers`` are those of its own,
     and ``targets`` what it knows of them; ``secrets`` are the digests that it knows of those that
     it names, empty for unknown. ``definition`` is the generation of its kind's definition that it
@@ -96,6 +99,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     version: int = 0
     position: int = 0
+    since: datetime | None = None
     changed_at: datetime | None = None
     seen_at: datetime | None = None
     generation: int = 0
@@ -104,6 +108,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     paused: bool = False
     owned: bool = False
     uid: str | None = None
+    labels: dict[str, str] = {}
     provider_config: str = ""
     external_name: str = ""
     observed_digest: str = ""
@@ -149,6 +154,11 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     def key(self) -> ResourceKey:
         """The identity of the resource."""
         return ResourceKey(self.namespace, self.kind, self.name)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether nobody here ever declared it or had it: it was seen in an API, and no more."""
+        return not (self.generation or self.owned)
 
     @property
     def is_gone(self) -> bool:
@@ -197,8 +207,12 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     row.version = event.resourceversion
     row.position = position
     row.changed_at = event.time
+    if row.since is None:
+        row.since = event.time
     match event.data:
         case SpecDeclared() as data:
+            if not row.declared:
+                row.since = event.time
             _declared(row, data)
         case SpecWithdrawn(generation):
             row.generation = generation
@@ -254,6 +268,9 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             # What is held without an action waits for the next listing.
             row.doubted = not row.action_id and data.hold not in _WITHOUT_LISTING
             row.asked_plan, row.asked_level = "", "Never"
+        case LookAsked(reads):
+            row.doubted = reads and not row.action_id
+            _stop_waiting(row)
         case ReferenceAdded(by, on_withdrawal):
             row.references = {**row.references, by: on_withdrawal}
         case ReferenceRemoved(by):
@@ -319,7 +336,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.declared_name = data.external_name
     row.due_at = None
     row.foreign_identity = ""
-    row.generation = data.generation
+    row.generation, row.labels = data.generation, data.labels
     if not row.declared:  # a new life begins, which knows nothing of others yet
         row.targets, row.secrets = {}, {}
     row.declared = True

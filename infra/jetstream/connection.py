@@ -38,6 +38,7 @@ from infra.jetstream.wire import (
     unsubscribe,
 )
 
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 OLDEST_SERVER: Final = (2, 12)  # atomic batches, message schedules
 API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
@@ -295,12 +296,18 @@ def server_urls(url: str) -> list[str]:
     """Take several servers apart, as NATS people write them: `host-a,nats://host-b:4222`.
 
     Raises:
-        BusUnavailableError: there is none.
+        BusUnavailableError: there is none, or one is no server's.
     """
     found = [each.strip() for each in url.split(",") if each.strip()]
     if not found:
         raise BusUnavailableError(f"{url!r} names no server: give nats://host:4222")
-    return [each if "://" in each else f"nats://{each}" for each in found]
+    found = [each if "://" in each else f"nats://{each}" for each in found]
+    for each in found:
+        if each.partition("://")[0].lower() not in _SCHEMES:
+            raise BusUnavailableError(
+                f"{without_secrets(each)} is no address of a bus: give nats://host:4222, or tls://"
+            )
+    return found
 
 
 async def close(client: Client) -> None:

@@ -46,9 +46,6 @@ def build_app(chosen: str = "", *, console: Console | None = None) -> App:
             help=None if name == chosen else summary,
             help_format="plaintext",
         )
-    app.register_install_completion_command(  # pyright: ignore[reportUnknownMemberType]
-        help="Install completion for your shell."
-    )
     return app
 
 

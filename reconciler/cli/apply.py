@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,6 +27,7 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
+from reconciler.provider.field_hints import closest
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.decide import PLAN_OUTDATED
 from reconciler.roles.definitions import defined
@@ -48,6 +48,7 @@ def apply(
     plan: Path | None = None,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
     dry_run: Literal["client", "server"] | bool = False,
+    validate: Literal["client", "server"] = "client",
     reason: Reason = "",
     wait: bool = False,
     timeout: Duration = 60.0,
@@ -80,6 +81,9 @@ def apply(
     dry_run
         Only check the documents against the kinds installed here; with =server show what would
         come of them, as `reconciler plan` does.
+    validate
+        Where documents are checked first: here, so that nothing unusable is sent; or only by the
+        decider, which may know newer kinds.
     wait
         Wait until what was declared is settled: Converged, Failed, Held, ...
     timeout
@@ -110,10 +114,10 @@ def apply(
         _check_all(documents, installed_kinds())
         results = [Result(str(read.key), True, "Valid") for read in documents.good]
     else:
+        if validate == "client":
+            _check_all(documents, installed_kinds(), others_pass=True)
         results = run_async(_declare(connection, documents.good, reason, wait, timeout))
-    for problem in documents.problems():
-        sys.stderr.write(f"error: {problem}\n")
-    print_results(results, output, good=GOOD)
+    print_results(results, output, good=GOOD, problems=documents.problems(), dry_run=bool(dry_run))
     return _status(documents, results, GOOD if wait and not dry_run else None)
 
 
@@ -194,12 +198,18 @@ async def _apply_group(
     return [results[each.resource] for each in group]
 
 
-def _check_all(documents: Documents, kinds: KindRegistry) -> None:
-    """Check every document as the decider does; what fails is moved to the bad ones."""
+def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool = False) -> None:
+    """Check every document as the decider does; what fails is moved to the bad ones.
+
+    ``others_pass``: kinds that are not installed here pass, unless they look like a slip of the
+    pen: the decider may know them.
+    """
     usable: list[Read] = []
     for read in documents.good:
         try:
-            check(read.manifest, kinds)
+            kind = read.key.kind
+            if not (others_pass and kinds.find(kind) is None and not closest(kind, kinds)):
+                check(read.manifest, kinds)
             if read.key.kind == KIND_DEFINITION_KIND:
                 kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:

@@ -13,10 +13,11 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import current_models
-from reconciler.cli.naming import check_names, named
+from reconciler.cli.naming import check_names
 from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.output import Format
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.selection import chosen_keys
 
 Hold = Literal[
     "Approval", "DeletionGuard", "LossGuard", "UnknownResult", "DataLoss", "DefinitionGuard"
@@ -58,9 +59,9 @@ def approve(
     Parameters
     ----------
     kind
-        Kind of the names that follow; or the first of several namespace/kind/name.
+        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, or namespace/kind/name.
+        Names, KIND/NAME or NAMESPACE/KIND/NAME.
     hold
         The reason that is approved; resources that are held by another are refused.
     plan
@@ -91,7 +92,8 @@ def approve(
     if plan and hold not in (None, "Approval"):
         raise UsageError(f"--plan is of --hold Approval, not of {hold}")
     checked_reason(reason)
-    keys = named(kind, names, namespace, what="approve")
+    words = names if kind is None else (kind, *names)
+    keys = chosen_keys(connection, words, what="approve", namespace=namespace) if words else []
     if hold in (None, "Approval"):
         meant = Meant(keys, namespace, config, checked_plan(plan, keys))
         return decide_plans(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from events.intake import Answer
 from events.names import ResourceKey
-from reconciler.cli.connection import PATIENCE_SECONDS, Connection, find_url
+from reconciler.cli.connection import PATIENCE_SECONDS, Connection
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.results import Result, result_of
 from reconciler.errors import DeclarationRefusedError
@@ -31,7 +31,7 @@ async def client_of(connection: Connection) -> AsyncGenerator[Client]:
     """Connect for one command; raises ``BusError`` and ``ConfigurationError``."""
     configure_logs(connection.log_level)
     async with connect(
-        find_url(connection.nats_url),
+        connection.url,
         source=who(),
         access=connection.access,
         patience_seconds=PATIENCE_SECONDS,

@@ -16,13 +16,18 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("plan", USE, "Show what would be done if files were applied."),
     ("apply", USE, "Declare what files say."),
     ("get", USE, "List resources and how they stand."),
+    ("wait", USE, "Wait until resources stand as they should."),
     ("describe", USE, "Tell everything about one resource."),
     ("delete", USE, "Withdraw declarations."),
     ("rollback", USE, "Declare again what an older generation declared."),
+    ("reconcile", USE, "Look at resources now, and wait for no back-off."),
+    ("pause", USE, "Leave resources as they are until they are resumed."),
+    ("resume", USE, "Take care of paused resources again."),
     ("approve", USE, "Decide about resources that are held."),
     ("reject", USE, "Refuse what waits for approval."),
     ("finalizer", USE, "Hold a resource until a service has finished with it."),
     ("release", USE, "Take off by force what keeps withdrawn resources."),
+    ("kinds", USE, "List the kinds that can be declared."),
     ("explain", USE, "Show what can be declared of a kind."),
     ("watch", USE, "Show outcomes and drift as they come."),
     ("why", LOOK, "Tell why a resource stands as it does, or a field has its value."),
@@ -35,11 +40,16 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("doctor", LOOK, "Check everything, and say what to do."),
     ("backup", KEEP, "Save the whole log to one file, while everything runs."),
     ("restore", KEEP, "Make a log again from a backup."),
+    ("config", RUN, "Show which settings hold, and what each comes from."),
+    ("completion", RUN, "Print what makes a shell complete commands and names."),
     ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
 )
 
-WITH_COMMANDS: Final = frozenset({"deadletters"})
+COMPLETE: Final = "__complete"
+"""The first word by which a shell asks what may stand in the place of the last one."""
+
+WITH_COMMANDS: Final = frozenset({"config", "deadletters"})
 """Commands that have commands of their own."""
 
 HELP: Final = """\
@@ -52,8 +62,8 @@ The first three commands:
     reconciler get
 
 The bus is found by --nats-url, else $RECONCILER_NATS_URL, else by the file
-./reconciler-data/up.json (which `reconciler up` writes), else it is
-nats://127.0.0.1:4222.
+./reconciler-data/up.json (which `reconciler up` writes), else by a settings
+file (see `reconciler config --help`), else it is nats://127.0.0.1:4222.
 
 Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 not in time.
 """
@@ -61,7 +71,6 @@ Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 not in time.
 _OPTIONS: Final = (
     ("--help, -h", "Show this, or the help of a command: `reconciler up --help`."),
     ("--version", "Show the version."),
-    ("--install-completion", "Install completion for your shell."),
 )
 
 

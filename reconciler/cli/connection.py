@@ -19,11 +19,11 @@ from nats.aio.client import Client
 from infra.jetstream.access import Access
 from infra.jetstream.connection import close, connect, require_jetstream
 from reconciler.cli.own_logs import LogLevel, configure_logs
+from reconciler.cli.settings import NAMES, Setting, settings
 
 DATA_FOLDER: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"
 SECRETS_FOLDER: Final = "secrets"  # in the data folder
-URL_VARIABLE: Final = "RECONCILER_NATS_URL"
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 PATIENCE_SECONDS: Final = 3.0
 
@@ -89,16 +89,34 @@ class BusOptions:
     tls_key: Path | None = None
     """Its private key."""
 
+    def settings(self) -> dict[str, Setting]:
+        """Collect what is set, here or elsewhere; raises ``ConfigurationError``."""
+        given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+        running = read_up_file(DATA_FOLDER)
+        return settings(given, running="" if running is None else running.nats_url)
+
+    @property
+    def url(self) -> str:
+        """Find the bus; raises ``ConfigurationError``."""
+        found = self.settings().get("nats_url")
+        return DEFAULT_URL if found is None else found.value
+
     @property
     def access(self) -> Access:
-        """Give these options as the bus wants them."""
+        """Give who we are and whom we trust, as the bus wants it; raises ``ConfigurationError``."""
+        found = self.settings()
+
+        def path(name: str) -> Path | None:
+            return Path(found[name].value) if name in found else None
+
+        prefix = found.get("inbox_prefix")
         return Access(
-            credentials=self.credentials,
-            nkey=self.nkey,
-            inbox_prefix=self.inbox_prefix,
-            tls_ca=self.tls_ca,
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
+            credentials=path("credentials"),
+            nkey=path("nkey"),
+            inbox_prefix=None if prefix is None else prefix.value,
+            tls_ca=path("tls_ca"),
+            tls_cert=path("tls_cert"),
+            tls_key=path("tls_key"),
         )
 
 
@@ -127,21 +145,12 @@ def read_up_file(folder: Path) -> UpFile | None:
     return None
 
 
-def find_url(given: str | None) -> str:
-    """Find the bus: as given, of the environment, of an `up` in this folder, the usual place."""
-    if given or os.environ.get(URL_VARIABLE):
-        return given or os.environ[URL_VARIABLE]
-    running = read_up_file(DATA_FOLDER)
-    return DEFAULT_URL if running is None else running.nats_url
-
-
 @asynccontextmanager
 async def bus(connection: Connection) -> AsyncGenerator[Client]:
     """Connect for one command; raises ``BusError``."""
     configure_logs(connection.log_level)
-    url = find_url(connection.nats_url)
     nc = await connect(
-        url,
+        connection.url,
         name="reconciler-cli",
         access=connection.access,
         patience_seconds=PATIENCE_SECONDS,

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from reconciler.cli.output import harmless
@@ -25,6 +26,7 @@ _GOOD = {
     "Released",
     "ok",
     "created",
+    "Ready",
     "True",
     "Present",
 }
@@ -100,20 +102,82 @@ def coloured(word: str) -> Text:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     """Print rows under headings: coloured on a terminal, and elsewhere fit for grep and awk."""
-    if not sys.stdout.isatty():
-        _print_plain_table([columns, *rows])
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(harmless(one) if isinstance(one, str) else one for one in row))
-    console().print(table)
+    table = Table(columns)
+    table.print(rows, headings=True)
 
 
-def _print_plain_table(rows: Sequence[Sequence[str | Text]]) -> None:
-    cells = [[harmless(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(line.rstrip() + "\n")
+class Table:
+    """Rows under headings, which may come one after the other; columns keep their widths.
+
+    No word is ever broken: on a terminal that is too narrow text is wrapped between words, and
+    where even that does not do, each row is printed as a paragraph.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._widths = [0] * len(columns)
+
+    def print(self, rows: Iterable[Sequence[str | Text]], *, headings: bool = False) -> None:
+        """Print rows; the widths of those before are kept if they suffice."""
+        cells = [[_cell(each) for each in row] for row in rows]
+        shown = [[_cell(Text(each, "bold")) for each in self._columns], *cells]
+        columns = list(zip(*shown, strict=True))
+        self._widths = [
+            max(before, *(each.cell_len for each in column))
+            for before, column in zip(self._widths, columns, strict=True)
+        ]
+        if not sys.stdout.isatty():
+            for row in shown if headings else cells:
+                sys.stdout.write(f"{_line(row, self._widths)}\n")
+            return
+        out = console()
+        widths = _fitted(columns, self._widths, out.width)
+        if widths is None:
+            self._print_paragraphs(out, cells)
+            return
+        table = Grid.grid(padding=(0, _BETWEEN, 0, 0))
+        for width in widths:
+            table.add_column(width=width, overflow="fold")
+        for row in shown if headings else cells:
+            table.add_row(*row)
+        out.print(table)
+
+    def _print_paragraphs(self, out: Console, rows: Iterable[Sequence[Text]]) -> None:
+        room = max(map(len, self._columns))
+        for row in rows:
+            for heading, cell in zip(self._columns, row, strict=True):
+                if cell:
+                    label = Text(f"{heading.ljust(room)}  ", "bold")
+                    out.print(label + cell, soft_wrap=True)
+            out.print()
+
+
+_BETWEEN = 2  # spaces between columns
+
+
+def _cell(value: str | Text) -> Text:
+    style = "" if isinstance(value, str) else value.style
+    return Text(harmless(str(value)), style)
+
+
+def _line(row: Sequence[Text], widths: Sequence[int]) -> str:
+    cells = (cell.plain.ljust(width) for cell, width in zip(row, widths, strict=True))
+    return (" " * _BETWEEN).join(cells).rstrip()
+
+
+def _fitted(
+    columns: Sequence[Sequence[Text]], widths: Sequence[int], room: int
+) -> list[int] | None:
+    """Return widths that fit, the widest text wrapped first; None where words would be broken."""
+    least = [max(_longest_word(cell) for cell in column) for column in columns]
+    fitted = list(widths)
+    excess = sum(widths) + _BETWEEN * len(widths) - room
+    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
+        taken = max(0, min(excess, fitted[place] - least[place]))
+        fitted[place] -= taken
+        excess -= taken
+    return None if excess > 0 else fitted
+
+
+def _longest_word(cell: Text) -> int:
+    return max((cell_len(word) for word in cell.plain.split()), default=0)

@@ -6,17 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from nats.aio.client import Client
 
-from events.log import SpecDeclared, SpecWithdrawn
+from events.log import LogEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import DEFAULT_PROVIDER_CONFIG, Manifest, Metadata
 from events.names import ResourceKey
+from infra.bus.event_log import open_log
 from reconciler.cli.errors import CommandError
 from reconciler.ports import StoredEvent
+from reconciler.provider.kind import installed_kinds
+from reconciler.resource.state import Spec
+from reconciler.roles.repository import ResourceRepository
 
 _SHOWN = 12
+_LOADED_AT_ONCE = 2_000
 
 
-def manifest_of(key: ResourceKey, declared: SpecDeclared) -> Manifest:
+def manifest_of(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
     """Write the manifest that declares the same."""
     spec: dict[str, Any] = dict(declared.fields)
     if declared.provider_config not in ("", DEFAULT_PROVIDER_CONFIG):
@@ -36,6 +42,42 @@ def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
         elif isinstance(stored.event.data, SpecWithdrawn):
             found = None
     return found
+
+
+async def declarations(
+    nc: Client, versions: Mapping[ResourceKey, int], *, as_of_version: bool
+) -> dict[ResourceKey, Manifest]:
+    """Return what was declared last of each, its withdrawal or not; an empty manifest for nothing.
+
+    ``as_of_version``: as its history was at that version, else as it is now. Raises ``BusError``.
+    """
+    log = await open_log(nc)
+    found: dict[ResourceKey, Manifest] = {}
+    keys = list(versions)
+    for start in range(0, len(keys), _LOADED_AT_ONCE):
+        some = keys[start : start + _LOADED_AT_ONCE]
+        specs: dict[ResourceKey, SpecDeclared | Spec | None]
+        if as_of_version:
+            loaded = await log.load(some, use_cache=False)
+            specs = {key: _newest(each.events, versions[key]) for key, each in loaded.items()}
+        else:
+            kept = await ResourceRepository(log).get(some)
+            specs = {key: each.state.desired.spec for key, each in kept.items()}
+        found |= {key: _manifest(key, specs.get(key)) for key in some}
+    return found
+
+
+def _newest(events: Iterable[LogEvent], version: int) -> SpecDeclared | None:
+    known = [each.data for each in events if each.resourceversion <= version]
+    return next((each for each in reversed(known) if isinstance(each, SpecDeclared)), None)
+
+
+def _manifest(key: ResourceKey, declared: SpecDeclared | Spec | None) -> Manifest:
+    if declared is not None:
+        return manifest_of(key, declared)
+    kind = installed_kinds().get(key.kind)
+    version = "" if kind is None else kind.api_version
+    return Manifest(version, key.kind, Metadata(key.name, key.namespace))
 
 
 class Generations:

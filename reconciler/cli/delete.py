@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from events.intake import Answer
 from events.names import ResourceKey
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import read_all
-from reconciler.cli.naming import named
-from reconciler.cli.options import Duration, Files, Output, Reason
+from reconciler.cli.options import AllNamespaces, Duration, Files, Namespace, Output, Reason
 from reconciler.cli.output import Format
 from reconciler.cli.results import (
     Result,
@@ -26,6 +21,8 @@ from reconciler.cli.results import (
     result_of,
     wait_for_results,
 )
+from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selectors import Labels
 from reconciler.errors import DeclarationRefusedError
 
 GOOD = ("Deleted", "Released")
@@ -36,7 +33,9 @@ def delete(
     /,
     *names: str,
     file: Files = (),
-    namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    labels: Labels = "",
     dry_run: bool = False,
     reason: Reason = "",
     wait: bool = False,
@@ -54,6 +53,7 @@ def delete(
 
         reconciler delete Shape foo bar --wait --reason "moved to the other team"
         reconciler delete default/Shape/foo
+        reconciler delete -l team=payments --dry-run
         reconciler delete -f shapes/ --wait --timeout 2m
         reconciler delete -f shapes/ --dry-run
         reconciler get -A --outcome Failed -o name | xargs reconciler delete
@@ -61,11 +61,9 @@ def delete(
     Parameters
     ----------
     kind
-        Kind of the names that follow; or the first of several namespace/kind/name.
+        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, or namespace/kind/name.
-    namespace
-        Namespace of the names: default, or system for a ProviderConfig.
+        Names, KIND/NAME or NAMESPACE/KIND/NAME.
     dry_run
         Show what would come of it, as `reconciler plan` does, and do nothing.
     wait
@@ -76,20 +74,26 @@ def delete(
         How to print the results.
     """
     checked_reason(reason)
-    keys = named(kind, names, namespace, what="delete")
+    words = names if kind is None else (kind, *names)
+    keys: list[ResourceKey] = []
     problems: list[str] = []
+    if words or labels or not file:
+        keys = chosen_keys(
+            connection,
+            words,
+            what="delete",
+            namespace=namespace,
+            everywhere=all_namespaces,
+            labels=labels,
+        )
     if file:
         documents = read_all(file, namespace or "default")
         keys += [read.key for read in documents.good]
         problems = documents.problems()
-    if not keys and not problems:
-        raise UsageError("nothing to delete: give KIND NAME..., namespace/kind/name, or -f FILE")
     if dry_run:
         return _plan(connection, keys, problems, output)
     results = run_async(_withdraw(connection, keys, reason, wait, timeout))
-    for problem in problems:
-        sys.stderr.write(f"error: {problem}\n")
-    print_results(results, output, good=GOOD)
+    print_results(results, output, good=GOOD, problems=problems)
     return Exit.FAILED if problems else exit_status(results, GOOD if wait else None)
 
 

@@ -33,7 +33,9 @@ from reconciler.sdk.moments import Moment, When, moment
 
 Part = Literal["declared", "object", "status", "ownership"]
 
-_MOVES_ALWAYS = frozenset({"version", "position", "changed_at", "seen_at", "retry_seconds"})
+_MOVES_ALWAYS = frozenset(
+    {"version", "position", "changed_at", "since", "labels", "seen_at", "retry_seconds"}
+)
 _SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
 _DIGESTS = frozenset({"observed_digest", "asked_digest", "retiring_digest", "foreign_identity"})
 _OF_NO_STATUS = _MOVES_ALWAYS | _SHOWN_ELSEWHERE | _DIGESTS

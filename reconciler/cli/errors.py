@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import msgspec
@@ -13,10 +15,14 @@ from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
 from infra.components import ComponentError
 from infra.example_api import ExampleApiError
+from infra.jetstream.connection import without_secrets
 from infra.jetstream.errors import BusError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import harmless
+from reconciler.cli.settings import NAMES, flag
 from reconciler.errors import ReconcilerError, WaitTimeoutError
+
+_COMMAND = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
 
 
 class CommandError(Exception):
@@ -49,17 +55,32 @@ EXPECTED = (
 )
 
 
-def report(error: BaseException) -> Exit:
-    """Write each error as one line on standard error; give the exit status."""
+def report(error: BaseException, tokens: Sequence[str] = ()) -> Exit:
+    """Write each error as one line on standard error; give the exit status.
+
+    ``tokens`` are those of the command line: what they say of the bus is repeated in each command
+    that is shown to people, without secrets.
+    """
     status = Exit.OK
     told: set[str] = set()
     for one in _leaves(error):
-        line = one_line(one)
+        line = _with_flags(one_line(one), tokens)
         if line not in told:  # several parts of a process may find the same
             sys.stderr.write(f"error: {line}\n")
         told.add(line)
         status = max(status, _status(one))
     return Exit(status)
+
+
+def _with_flags(line: str, tokens: Sequence[str]) -> str:
+    flags = {flag(name) for name in NAMES}
+    given: list[str] = []
+    for number, token in enumerate(tokens):
+        name, sign, value = token.partition("=")
+        if name in flags:
+            value = value if sign else "".join(tokens[number + 1 : number + 2])
+            given.append(shlex.join((name, without_secrets(value))))
+    return _COMMAND.sub(lambda found: " ".join((found[0], *given)), line)
 
 
 def one_line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from reconciler.cli.naming import check_names, known_outcome
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import Format, print_json_line, print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.search import known_kind, log_speaks_of
+from reconciler.cli.search import check_namespace, known_kind, log_speaks_of
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.summaries import Line, tell
 from reconciler.cli.when import At
@@ -143,6 +143,7 @@ async def _events(
 async def _checked(nc: Client, interest: Interest) -> Interest:
     """Find the kind that is meant; raises for one, or a namespace, of which nothing is known."""
     await log_of(nc)
+    await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)
     kind = interest.kind if interest.kind == "*" else await known_kind(nc, interest.kind)
     tokens = f"{interest.namespace}.{kind}.*"
     if tokens != _EVERYTHING and not await log_speaks_of(nc, tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -50,28 +51,30 @@ def explain(kind: str, /, *, output: Output = "table", connection: Connection = 
 
     A kind that is installed here needs no server; one that was defined at run
     time is asked for. Fields that the API cannot change in place are marked: a
-    change of one replaces the object.
+    change of one replaces the object. `reconciler kinds` lists the kinds.
 
     For example:
 
         reconciler explain File
+        reconciler explain Container.health
         reconciler explain Container -o json
 
     Parameters
     ----------
     kind
-        The kind: as in a manifest, or in small letters.
+        The kind, as in a manifest or in small letters; or KIND.FIELD for a part of it.
     output
         A table for people, or for programs.
     """
+    kind, _, path = kind.partition(".")
     kinds = installed_kinds()
     if not any(same_kind(kind, each) for each in kinds):
         try:
-            kinds = run_async(_with_definitions(connection, kinds))
+            kinds = run_async(with_definitions(connection, kinds))
         except BusUnavailableError as error:
             raise CommandError(f"kind {kind!r} is not installed here, and {error}") from None
     name = next((each for each in kinds if same_kind(kind, each)), kind)
-    explanation = explanation_of(kinds[name])
+    explanation = _part(explanation_of(kinds[name]), path)
     if output == "table":
         _print(explanation)
     else:
@@ -79,7 +82,26 @@ def explain(kind: str, /, *, output: Output = "table", connection: Connection = 
     return 0
 
 
-async def _with_definitions(connection: Connection, kinds: KindRegistry) -> KindRegistry:
+def _part(explanation: KindExplanation, path: str) -> KindExplanation:
+    """Keep one field and all within it; raises ``CommandError`` for one that is not there."""
+    path = path.removeprefix("spec.")
+    if not path:
+        return explanation
+
+    def chosen(fields: list[FieldExplanation]) -> list[FieldExplanation]:
+        return [each for each in fields if f"{each.field}.".startswith(f"{path}.")]
+
+    spec, outputs = chosen(explanation.spec), chosen(explanation.outputs)
+    if not spec and not outputs:
+        known = [each.field for each in (*explanation.spec, *explanation.outputs)]
+        close = difflib.get_close_matches(path, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+        raise CommandError(f"{explanation.kind} has no field {path!r}: {hint}")
+    return msgspec.structs.replace(explanation, spec=spec, outputs=outputs)
+
+
+async def with_definitions(connection: Connection, kinds: KindRegistry) -> KindRegistry:
+    """Add the kinds that were defined at run time; raises ``BusError``."""
     async with bus(connection) as nc:
         await Definitions(kinds).load(await log_of(nc))
     return kinds

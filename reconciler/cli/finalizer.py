@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Literal
+from collections.abc import Awaitable, Sequence
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from events.intake import Answer
 from events.names import ResourceKey, check_finalizer
 from reconciler.cli.client import ask_one
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
-from reconciler.cli.naming import named
+from reconciler.cli.naming import registered
 from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.selection import chosen_keys
+from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.client import Client
 
 
 def finalizer(
     verb: Literal["add", "remove"],
-    kind: str,
-    name: str,
-    finalizer: str | None = None,
     /,
-    *,
+    *words: Annotated[str, Parameter(name="RESOURCE")],
     force: bool = False,
     reason: str = "",
     namespace: Namespace = None,
@@ -38,6 +39,7 @@ def finalizer(
     For example:
 
         reconciler finalizer add Shape foo billing/last-invoice
+        reconciler finalizer add foo billing/last-invoice
         reconciler finalizer remove default/Shape/foo billing/last-invoice
         reconciler finalizer remove Shape foo billing/last-invoice --force
 
@@ -45,12 +47,9 @@ def finalizer(
     ----------
     verb
         Add it or remove it.
-    kind
-        Kind of the resource; or namespace/kind/name, and then the finalizer.
-    name
-        Name of the resource.
-    finalizer
-        The finalizer's name, such as billing/last-invoice.
+    words
+        NAME, KIND NAME, KIND/NAME or NAMESPACE/KIND/NAME; then the finalizer's name, such as
+        billing/last-invoice.
     force
         Remove it though it is another service's.
     reason
@@ -65,7 +64,7 @@ def finalizer(
     if verb == "add" and (force or reason):
         raise UsageError("--force and --reason are for remove: a finalizer is added without them")
     checked_reason(reason)
-    key, called = _meant(kind, name, finalizer, namespace)
+    key, called = _meant(connection, words, namespace)
 
     def ask(client: Client) -> Awaitable[Answer]:
         if verb == "add":
@@ -80,16 +79,19 @@ def finalizer(
 
 
 def _meant(
-    kind: str, name: str, finalizer: str | None, namespace: str | None
+    connection: Connection, words: Sequence[str], namespace: str | None
 ) -> tuple[ResourceKey, str]:
-    """Read KIND NAME FINALIZER, or namespace/kind/name FINALIZER."""
-    if ("/" in kind) == (finalizer is not None):
+    """Read which resource is meant, and the finalizer behind it."""
+    *resource, called = words or ("",)
+    is_kind = resource and registered(resource[0]) in installed_kinds()
+    if len(resource) != (2 if is_kind else 1):
         raise UsageError(
-            "which finalizer of which resource? Give KIND NAME FINALIZER, "
-            "or namespace/kind/name FINALIZER"
+            "which finalizer of which resource? Give NAME FINALIZER, KIND NAME FINALIZER, "
+            "or NAMESPACE/KIND/NAME FINALIZER"
         )
-    (key,) = named(kind, [] if finalizer is None else [name], namespace, what="finalizer")
-    return key, check_finalizer(name if finalizer is None else finalizer)
+    check_finalizer(called)
+    (key,) = chosen_keys(connection, resource, what="finalizer", namespace=namespace)
+    return key, called
 
 
 def _told(result: Result, verb: str) -> Result:

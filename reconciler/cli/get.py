@@ -3,49 +3,87 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from cyclopts import Parameter
-from rich.text import Text
+from nats.aio.client import Client
 
-from events.names import home_of
+from events.manifest import Manifest
+from events.names import ResourceKey
+from infra.bus.event_log import EVERYTHING
+from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import NOT_READY, coloured, print_table
-from reconciler.cli.errors import CommandError
+from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import Stood, current_models, models_as_of
-from reconciler.cli.naming import check_names, known_outcome, registered, same_kind
+from reconciler.cli.naming import known_outcome
 from reconciler.cli.options import AllNamespaces, Namespace
-from reconciler.cli.output import print_structured
+from reconciler.cli.output import as_yaml, print_json_line, print_structured
+from reconciler.cli.resource_table import PENDING, ResourceTable
+from reconciler.cli.row_changes import row_changes
+from reconciler.cli.search import check_namespace
+from reconciler.cli.selection import Selected, Selection, selection
+from reconciler.cli.selectors import Labels
+from reconciler.cli.signals import until_stopped
 from reconciler.cli.when import At
-from reconciler.provider.kind import installed_kinds
-from reconciler.sdk.moments import When
+from reconciler.sdk.moments import Moment, When
 
 Listing = Literal["table", "wide", "json", "yaml", "name"]
 
 
+_TOLD_ABOVE: Final = ("namespace", "kind", "name", "labels")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which resources are shown, and in which form."""
+
+    selection: Selection
+    outcome: str | None
+    everything: bool
+    output: Listing
+
+    @property
+    def is_for_programs(self) -> bool:
+        """Whether manifests are printed."""
+        return self.output in ("json", "yaml")
+
+    def shows(self, selected: Selected, row: StatusRow) -> bool:
+        """Tell whether a resource is shown: what nobody declared, only when it is asked for."""
+        if not selected.takes(row):
+            return False
+        if self.outcome is not None:
+            return self.outcome == (row.outcome or PENDING)
+        is_left_alone = row.is_foreign and row.outcome in ("", "Unowned")
+        return self.everything or bool(selected.named) or not is_left_alone
+
+
 def get(
     kind: str | None = None,
-    name: str | None = None,
     /,
-    *,
+    *names: str,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
+    labels: Labels = "",
     outcome: str | None = None,
+    everything: Annotated[bool, Parameter(name="--all")] = False,
     at: At = None,
+    watch: Annotated[bool, Parameter(name=("--watch", "-w"))] = False,
     output: Annotated[Listing, Parameter(name=("--output", "-o"))] = "table",
     connection: Connection = HERE,
 ) -> int:
     """List resources and how they stand, or stood; no role needs to run for it.
 
-    For example:
+    JSON and YAML are manifests, with how each stands as status: `apply` takes
+    them back. For example:
 
         reconciler get                           all of namespace default
-        reconciler get Shape foo -o yaml
-        reconciler get -A --outcome Failed
+        reconciler get Shape foo bar -o yaml
+        reconciler get Shape/foo payments/File/motd
+        reconciler get -A -l team=payments --watch
         reconciler get -A --outcome Failed -o name
         reconciler get ProviderConfig
         reconciler get -A --at 2h                as it stood two hours ago
@@ -53,83 +91,104 @@ def get(
     Parameters
     ----------
     kind
-        Only this kind: Shape, shape and shapes are the same.
-    name
-        Only this name; exit status 1 if it is not there.
+        Only this kind: Shape, shape and shapes are the same; or a name, KIND/NAME,
+        or NAMESPACE/KIND/NAME.
+    names
+        Only these; exit status 1 if one of them is not there.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...; Pending for none yet.
+    everything
+        Also what nobody declared, and was seen in an API.
     at
         As it stood: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC if
         it names no zone), or a span ago (30m, 2h, 7d).
+    watch
+        Then show each of them again when it changes, until Ctrl-C.
     output
         A table, the same with more columns, JSON, YAML, or only namespace/kind/name.
     """
-    check_names(namespace=namespace, name=name)
-    if outcome is not None:
-        outcome = known_outcome(outcome, _PENDING)
-    place = None if all_namespaces else (namespace or _namespace_of(kind))
-    return run_async(_get(connection, kind, name, place, outcome, output, at=at))
+    words = names if kind is None else (kind, *names)
+    selected = selection(words, namespace=namespace, everywhere=all_namespaces, labels=labels)
+    outcome = None if outcome is None else known_outcome(outcome, PENDING)
+    wanted = Wanted(selected, outcome, everything, output)
+    if not watch:
+        return run_async(_get(connection, wanted, at))
+    if at is not None:
+        raise UsageError("give --at or --watch, not both: what was does not change")
+
+    async def watched() -> Exit:
+        return await until_stopped(_watch(connection, wanted))
+
+    return run_async(watched())
 
 
-_PENDING = "Pending"
-
-
-def _namespace_of(kind: str | None) -> str:
-    return "default" if kind is None else home_of(registered(kind), "default")
-
-
-async def _get(
-    connection: Connection,
-    kind: str | None,
-    name: str | None,
-    namespace: str | None,
-    outcome: str | None,
-    output: Listing,
-    *,
-    at: When | None,
-) -> Exit:
+async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
     stood: Stood | None = None
     async with bus(connection) as nc:
         if at is None:
             models = await current_models(nc)
         else:
-            stood = await models_as_of(nc, at, _tokens(kind, name, namespace))
+            stood = await models_as_of(nc, at, _tokens(wanted.selection))
             models = stood.models
-    rows = list(models.status.values())
-    if kind is not None and not any(same_kind(kind, row.kind) for row in rows):
-        _check_kind(kind)
-    chosen = sorted(
-        (
-            row
-            for row in rows
-            if (kind is None or same_kind(kind, row.kind))
-            and (name is None or row.name == name)
-            and (namespace is None or row.namespace == namespace)
-            and (outcome is None or outcome == (row.outcome or _PENDING))
-        ),
-        key=lambda row: row.key,
-    )
-    if not chosen and name is not None:
-        place = "any namespace" if namespace is None else f"namespace {namespace}"
-        if stood is not None:
-            raise CommandError(
-                f"{kind} {name!r} was not in {place} at {stood.moment}: "
-                f"`reconciler get -A --at {stood.moment.position}` lists what was"
-            )
-        raise CommandError(f"{kind} {name!r} is not in {place}: `reconciler get -A` lists all")
+        selected, rows = _chosen(wanted, models, stood and stood.moment)
+        if not rows:
+            await check_namespace(nc, selected.namespace)
+        manifests: list[dict[str, Any]] = []
+        if wanted.is_for_programs:
+            manifests = await _manifests(nc, rows, as_of_version=stood is not None)
     if stood is not None:
-        _tell_when(stood, output)
-    now = datetime.now(UTC) if stood is None else stood.moment.asked or stood.moment.time
-    one = name is not None and len(chosen) == 1
-    _print(chosen, namespace, output, one=one, now=now)
+        _tell_when(stood, wanted.output)
+    if wanted.is_for_programs:
+        is_one = len(selected.named) == len(rows) == 1
+        shown = manifests[0] if is_one else manifests
+        print_structured(shown, "yaml" if wanted.output == "yaml" else "json")
+    elif wanted.output == "name":
+        sys.stdout.write("".join(f"{row.key}\n" for row in rows))
+    else:
+        now = datetime.now(UTC) if stood is None else stood.moment.asked or stood.moment.time
+        _table(selected, wanted).show(rows, now)
+        _tell_what_is_not_shown(wanted, selected, models)
     return Exit.OK
 
 
-def _tokens(kind: str | None, name: str | None, namespace: str | None) -> str:
-    """Return the pattern of what is asked for: a kind may be written in several ways."""
-    known = None if kind is None else registered(kind)
-    exact = known if known in installed_kinds() else None
-    return f"{namespace or '*'}.{exact or '*'}.{name or '*'}"
+def _chosen(
+    wanted: Wanted, models: ReadModels, when: Moment | None = None
+) -> tuple[Selected, list[StatusRow]]:
+    """Return how the words are understood, and the rows that are shown."""
+    known = models.status.values()
+    selected = wanted.selection.among(known)
+    selected.check_named(known, when)
+    rows = [row for row in known if wanted.shows(selected, row)]
+    return selected, sorted(rows, key=lambda row: row.key)
+
+
+def _table(selected: Selected, wanted: Wanted) -> ResourceTable:
+    return ResourceTable(with_namespace=selected.namespace is None, wide=wanted.output == "wide")
+
+
+def _tokens(selection: Selection) -> str:
+    """Return the pattern of what is asked for, where one pattern says it."""
+    exact = selection.exact()
+    return exact[0].tokens if exact is not None and len(exact) == 1 else EVERYTHING
+
+
+async def _manifests(
+    nc: Client, rows: Sequence[StatusRow], *, as_of_version: bool = False
+) -> list[dict[str, Any]]:
+    """Return what is declared of each, as `apply` takes it, with how it stands."""
+    from reconciler.cli.declared import declarations  # noqa: PLC0415 - a table goes without
+
+    versions = {row.key: row.version for row in rows}
+    declared = await declarations(nc, versions, as_of_version=as_of_version)
+    return [_with_status(row, declared[row.key]) for row in rows]
+
+
+def _with_status(row: StatusRow, declared: Manifest) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(declared, str_keys=True)
+    metadata = {"name": row.name, "namespace": row.namespace, "generation": row.generation}
+    plain["metadata"] = {**metadata, **plain["metadata"]}
+    status: dict[str, Any] = msgspec.to_builtins(row, str_keys=True)
+    return {**plain, "status": {name: status[name] for name in status if name not in _TOLD_ABOVE}}
 
 
 def _tell_when(stood: Stood, output: Listing) -> None:
@@ -143,58 +202,54 @@ def _tell_when(stood: Stood, output: Listing) -> None:
         )
 
 
-def _check_kind(text: str) -> None:
-    """Raise ``UnknownKindError`` for a kind that nobody could have declared here."""
-    kinds = installed_kinds()
-    if not any(same_kind(text, kind) for kind in kinds):
-        _ = kinds[text]
+def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadModels) -> None:
+    """Say on standard error that there is nothing, and what else there is."""
+    taken = [row for row in models.status.values() if selected.takes(row)]
+    hidden = sum(not wanted.shows(selected, row) for row in taken)
+    if hidden == len(taken):
+        place = "" if selected.namespace is None else f" in namespace {selected.namespace}"
+        sys.stderr.write(f"no resources{place}{' (-A shows all)' if place else ''}\n")
+    if hidden and wanted.outcome is None and sys.stderr.isatty():
+        sys.stderr.write(f"not shown, since nobody declared it: {hidden} (--all shows that, too)\n")
 
 
-def _print(
-    rows: list[StatusRow], namespace: str | None, output: Listing, *, one: bool, now: datetime
+# --- as it changes
+
+
+async def _watch(connection: Connection, wanted: Wanted) -> None:
+    async with bus(connection) as nc:
+        models = await current_models(nc)
+        selected, rows = _chosen(wanted, models)
+        table = _table(selected, wanted)
+        seen: dict[ResourceKey, object] = {}
+        await _show_news(nc, rows, seen, table, wanted)
+        async for changed in row_changes(nc, models):
+            rows = [row for row in changed if wanted.shows(selected, row)]
+            await _show_news(nc, rows, seen, table, wanted)
+
+
+async def _show_news(
+    nc: Client,
+    rows: Sequence[StatusRow],
+    seen: dict[ResourceKey, object],
+    table: ResourceTable,
+    wanted: Wanted,
 ) -> None:
-    if output in ("json", "yaml"):
-        print_structured(rows[0] if one else rows, output)
-    elif output == "name":
-        sys.stdout.write("".join(f"{row.key}\n" for row in rows))
-    elif rows:
-        print_rows(rows, with_namespace=namespace is None, wide=output == "wide", now=now)
-    else:
-        place = "" if namespace is None else f" in namespace {namespace} (-A shows all)"
-        sys.stderr.write(f"no resources{place}\n")
-
-
-def print_rows(
-    rows: list[StatusRow],
-    *,
-    with_namespace: bool,
-    wide: bool = False,
-    now: datetime | None = None,
-) -> None:
-    """Print status rows as a table, as of now by default."""
-    as_of = now or datetime.now(UTC)
-    columns = ["NAMESPACE"] if with_namespace else []
-    columns += ["KIND", "NAME", "OUTCOME", "GENERATION", "OWNED", "REASON", "CHANGED"]
-    columns += ["CONFIG", "EXTERNAL", "DRIFTS", "ACTION"] if wide else []
-    columns.append("MESSAGE")
-    print_table(columns, [_cells(row, with_namespace, wide, as_of) for row in rows])
-
-
-def _cells(row: StatusRow, with_namespace: bool, wide: bool, as_of: datetime) -> list[str | Text]:
-    changed = "" if row.changed_at is None else f"{row.changed_at:%Y-%m-%dT%H:%M:%SZ}"
-    cells: list[str | Text] = [row.namespace] if with_namespace else []
-    why = row.not_ready
-    word = coloured(row.outcome or _PENDING) if why is None else Text(NOT_READY, "yellow")
-    reason, message = (row.reason, row.message) if why is None else (why.reason, why.message)
-    cells += [row.kind, row.name, word, _generation(row), "yes" if row.owned else "no"]
-    cells += [reason, changed]
-    if wide:
-        action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
-        cells += [row.provider_config, row.external_name, str(row.drifts), action]
-    return [*cells, " ".join((message or throttled(row, as_of)).split())]
-
-
-def _generation(row: StatusRow) -> str:
-    settled = row.observed_generation == row.generation
-    text = str(row.generation) if settled else f"{row.observed_generation}->{row.generation}"
-    return text if row.declared or not row.generation else f"{text} withdrawn"
+    """Show the rows that look different from when they were shown last."""
+    news: list[StatusRow] = []
+    for row in rows:
+        looks = row.version if wanted.is_for_programs else table.looks(row)
+        if seen.get(row.key) != looks:
+            seen[row.key] = looks
+            news.append(row)
+    if wanted.output == "name":
+        sys.stdout.write("".join(f"{row.key}\n" for row in news))
+    elif not wanted.is_for_programs:
+        table.show(news, datetime.now(UTC))
+    elif news:
+        for manifest in await _manifests(nc, news):
+            if wanted.output == "json":
+                print_json_line(manifest)
+            else:
+                sys.stdout.write(f"---\n{as_yaml(manifest)}")
+    sys.stdout.flush()

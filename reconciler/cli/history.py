@@ -23,6 +23,7 @@ _SHOWN_ID = 14
 
 def history(
     resource: str,
+    name: str | None = None,
     /,
     *,
     namespace: Namespace = None,
@@ -40,6 +41,7 @@ def history(
     For example:
 
         reconciler history foo
+        reconciler history Shape foo
         reconciler history default/Shape/foo --limit 20
         reconciler history foo --since 2h
         reconciler history foo --since 2026-01-31T12:00:05Z --until 1234
@@ -49,7 +51,9 @@ def history(
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name.
+        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+    name
+        The name, after a kind.
     since
         Only what happened at that moment or later: a log position (1234), a time
         (2026-01-31T12:00:05Z; UTC if it names no zone), or a span ago (30m, 2h, 7d).
@@ -63,7 +67,7 @@ def history(
     return run_async(
         _history(
             connection,
-            meant(resource, namespace),
+            meant(resource if name is None else f"{resource}/{name}", namespace),
             (since, until),
             limit,
             "json" if raw and output == "table" else output,

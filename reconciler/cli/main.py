@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from reconciler.cli.commands import first_page, names
+from reconciler.cli.commands import COMPLETE, first_page, names
 from reconciler.cli.exits import Exit
 from reconciler.cli.standard_streams import open_what_is_closed, write_no_more
 
@@ -53,7 +53,7 @@ def _run(tokens: Sequence[str]) -> int:
     """Run a command, imported with all that it needs only here."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     command = tokens[0]
-    if not command.startswith("-") and command not in names():
+    if not command.startswith("-") and command not in (*names(), COMPLETE):
         return _unknown(command)
     from reconciler.shadowing import PackageConflictError, check_packages  # noqa: PLC0415
 
@@ -65,6 +65,10 @@ def _run(tokens: Sequence[str]) -> int:
     from reconciler.cli.spared_imports import import_without_spared  # noqa: PLC0415
 
     import_without_spared()  # before the first command that imports them
+    if command == COMPLETE:
+        from reconciler.cli.completion import complete  # noqa: PLC0415 - a shell asks for it
+
+        return complete(tokens[1:])
     from cyclopts import CycloptsError  # noqa: PLC0415 - the first page of help needs none of it
 
     from reconciler.cli.app import build_app  # noqa: PLC0415
@@ -80,7 +84,7 @@ def _run(tokens: Sequence[str]) -> int:
             raise
         from reconciler.cli.errors import report  # noqa: PLC0415 - only when something failed
 
-        return report(error)
+        return report(error, tokens)
     return int(result) if isinstance(result, int) else Exit.OK
 
 

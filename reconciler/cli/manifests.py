@@ -186,7 +186,7 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
     if not isinstance(document, dict):
         return Problem(source, f"a manifest is a mapping, this is {type(document).__name__}")
     try:
-        plain = _with_namespace(cast("dict[str, Any]", _plain(document)), namespace)
+        plain = _declared(cast("dict[str, Any]", _plain(document)), namespace)
         manifest = checked_manifest(msgspec.convert(plain, Manifest))
     except (msgspec.ValidationError, InvalidManifestError, InvalidNameError) as error:
         return Problem(source, _readable(str(error)))
@@ -201,12 +201,16 @@ def _readable(message: str) -> str:
     return f"{path.strip('.`')}: {text}" if found else text
 
 
-def _with_namespace(document: dict[str, Any], namespace: str) -> dict[str, Any]:
+def _declared(document: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Give what a document declares: without what `get -o yaml` tells, in a namespace."""
+    document = {name: value for name, value in document.items() if name != "status"}
     metadata: Any = document.get("metadata")
-    if not isinstance(metadata, Mapping) or "namespace" in metadata:
+    if not isinstance(metadata, Mapping):
         return document
     place = home_of(str(document.get("kind")), namespace)
-    return {**document, "metadata": {**metadata, "namespace": place}}
+    told = {"namespace": place, **cast("Mapping[str, Any]", metadata)}
+    told.pop("generation", None)
+    return {**document, "metadata": told}
 
 
 def _plain(value: Any) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 from events.log import OutcomeName
-from events.names import ResourceKey, check_token, home_of
+from events.names import check_token
 from reconciler.cli.errors import UsageError
 from reconciler.provider.kind import installed_kinds
 
@@ -51,38 +50,14 @@ def same_kind(text: str, kind: str) -> bool:
     return text.lower() in (kind.lower(), f"{kind.lower()}s")
 
 
-def known_outcome(text: str, *also: str) -> str:
+def known_outcome(text: str, *also: str, option: str = "--outcome") -> str:
     """Return the outcome that is meant, or one of ``also``; ``UsageError`` names them all."""
     # No resource is Rejected: that is the outcome of a declaration.
     known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), *also]
     for each in known:
         if each.lower() == text.lower():
             return each
-    raise UsageError(f"--outcome {text}: there is no such outcome; they are {', '.join(known)}")
-
-
-def named(
-    kind: str | None, names: Sequence[str], namespace: str | None, *, what: str
-) -> list[ResourceKey]:
-    """Give the resources that a command line names: KIND NAME..., or namespace/kind/name...
-
-    Each once, in the order of the command line.
-    ``what`` is the command, for the error. Raises ``UsageError`` and ``InvalidNameError``.
-    """
-    if kind is None:
-        return []
-    if "/" in kind:
-        return list(dict.fromkeys(ResourceKey.parse(text) for text in (kind, *names)))
-    if not names:
-        raise UsageError(f"{what} what of kind {kind}? Give at least one name")
-    known = registered(kind)
-    place = namespace or home_of(known, "default")
-    return list(
-        dict.fromkeys(
-            ResourceKey.parse(name) if "/" in name else ResourceKey.checked(place, known, name)
-            for name in names
-        )
-    )
+    raise UsageError(f"{option} {text}: there is no such outcome; they are {', '.join(known)}")
 
 
 def registered(text: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from reconciler.cli.approve import Meant, checked_plan, decide_plans
 from reconciler.cli.connection import HERE, Connection
 from reconciler.cli.errors import UsageError
-from reconciler.cli.naming import named
 from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import checked_reason
+from reconciler.cli.selection import chosen_keys
 
 
 def reject(
@@ -38,9 +38,9 @@ def reject(
     Parameters
     ----------
     kind
-        Kind of the names that follow; or the first of several namespace/kind/name.
+        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, or namespace/kind/name.
+        Names, KIND/NAME or NAMESPACE/KIND/NAME.
     reason
         Why; it is kept in the log, and shown.
     plan
@@ -61,7 +61,8 @@ def reject(
     if config is not None and not all:
         raise UsageError("--config chooses among --all: leave it out with names")
     checked_reason(reason)
-    keys = named(kind, names, namespace, what="reject")
+    words = names if kind is None else (kind, *names)
+    keys = chosen_keys(connection, words, what="reject", namespace=namespace) if words else []
     meant = Meant(keys, namespace, config, checked_plan(plan, keys))
     return decide_plans(
         connection, meant, approve=False, reason=reason, timeout=timeout, output=output

@@ -5,9 +5,9 @@ from __future__ import annotations
 from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
-from reconciler.cli.naming import named
 from reconciler.cli.options import Duration, Namespace, Output
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.selection import chosen_keys
 
 
 def release(
@@ -34,9 +34,9 @@ def release(
     Parameters
     ----------
     kind
-        Kind of the names that follow; or the first of several namespace/kind/name.
+        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, or namespace/kind/name.
+        Names, KIND/NAME or NAMESPACE/KIND/NAME.
     reason
         Why; it is kept in the log.
     orphan
@@ -51,7 +51,7 @@ def release(
     if not reason.strip():
         raise UsageError("--reason is empty: say why, it is kept in the log")
     checked_reason(reason)
-    keys = named(kind, names, namespace, what="release")
+    keys = chosen_keys(connection, (kind, *names), what="release", namespace=namespace)
     results = run_async(
         ask_many(
             connection,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -107,10 +108,32 @@ def exit_status(results: Sequence[Result], good: Collection[str] | None) -> Exit
     return Exit.TIMEOUT if any(result.timed_out for result in results) else Exit.OK
 
 
-def print_results(results: Sequence[Result], output: Format, *, good: Collection[str]) -> None:
-    """Print all results; of many good ones only the number, for people."""
+def print_results(
+    results: Sequence[Result],
+    output: Format,
+    *,
+    good: Collection[str],
+    problems: Sequence[str] = (),
+    dry_run: bool = False,
+) -> None:
+    """Print all results; for people of many good ones only the number, and how many came to what.
+
+    ``problems``: what is wrong with documents that could not be used.
+    """
     with even_if_nobody_reads():
         _print(results, output, good)
+        sys.stdout.flush()
+    for problem in problems:
+        sys.stderr.write(f"error: {problem}\n")
+    if output == "table" and len(results) + len(problems) > 1:
+        sys.stderr.write(f"{_counts(results, problems)}{' (dry run)' if dry_run else ''}\n")
+
+
+def _counts(results: Sequence[Result], problems: Sequence[str]) -> str:
+    counts = Counter(str(_word(each)) for each in results)
+    counts["unusable"] += len(problems)
+    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{counts.total()} resources: {told}"
 
 
 def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> None:
@@ -125,13 +148,15 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
         print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
 
 
-def _row(result: Result) -> list[str | Text]:
+def _word(result: Result) -> Text:
     if not result.accepted:
-        word = coloured("Rejected")
-    elif result.timed_out:
+        return coloured("Rejected")
+    if result.timed_out:
         reached = result.outcome or "Pending"
-        word = Text(f"{reached if result.ready else NOT_READY} (timed out)", "yellow")
-    else:
-        word = coloured(result.outcome or "Accepted")
-    generation = str(result.generation) if result.generation else ""
+        return Text(f"{reached if result.ready else NOT_READY} (timed out)", "yellow")
+    return coloured(result.outcome or "Accepted")
+
+
+def _row(result: Result) -> list[str | Text]:
+    word, generation = _word(result), str(result.generation) if result.generation else ""
     return [result.resource, word, generation, result.reason, " ".join(result.message.split())]

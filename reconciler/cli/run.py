@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from infra.jetstream.connection import without_secrets
-from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, find_url, run_async
+from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
@@ -38,7 +38,7 @@ def run(
         What this process does.
     """
     configure_logs(logs.log_level)
-    url = find_url(bus.nats_url)
+    url = bus.url
 
     async def work() -> None:
         async with connected(url, access=bus.access) as nc, running(nc, (role,)):

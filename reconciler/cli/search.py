@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
-from events.names import ResourceKey
+from events.names import DEFAULT_NAMESPACE, ResourceKey
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
@@ -14,6 +14,7 @@ from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, same_kind
 from reconciler.ports import StoredEvent
+from reconciler.provider.field_hints import closest
 from reconciler.provider.kind import installed_kinds
 
 
@@ -73,3 +74,17 @@ async def known_kind(nc: Client, text: str) -> str:
         declared = {row.kind for row in (await current_models(nc)).status.values()}
         found = next((kind for kind in declared if same_kind(text, kind)), None)
     return kinds[text].name if found is None else found
+
+
+async def check_namespace(nc: Client, namespace: str | None) -> None:
+    """Raise ``CommandError`` for a namespace that the log never spoke of: a slip of the pen.
+
+    The usual one may have nothing yet.
+    """
+    if namespace in (None, DEFAULT_NAMESPACE) or await log_speaks_of(nc, f"{namespace}.*.*"):
+        return
+    known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
+    raise CommandError(
+        f"there never was anything in namespace {namespace}{closest(str(namespace), known)}: "
+        f"namespaces are {', '.join(known) or 'none yet'}"
+    )

@@ -36,6 +36,7 @@ from events.log import (
     FinalizerRemoved,
     GenerationSuperseded,
     HoldApproved,
+    LookAsked,
     LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -134,6 +135,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case HoldApproved(hold, decision, reason, plan):
             which = f" with plan {plan[:SHORT_PLAN]}" if plan else ""
             return f"{hold}: {decision.lower()}{which}{_why(reason)}"
+        case LookAsked(_, reason):
+            return f"looked at now{_why(reason)}"
         case ApprovalAsked():
             return described(data)
         case ApprovalRefused(plan, reason):

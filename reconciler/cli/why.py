@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 from rich.text import Text
 
 from events.names import ResourceKey
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
-from reconciler.cli.errors import CommandError
+from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.history import print_lines
-from reconciler.cli.naming import meant
+from reconciler.cli.naming import meant, registered
 from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import harmless, print_structured
 from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import Line, tell_all
+from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.history import History, Past
 from reconciler.sdk.why import Fight, Value, Why
 from reconciler.sdk.why import why as explained
@@ -35,9 +37,8 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 
 def why(
     resource: str,
-    field: str = "",
     /,
-    *,
+    *words: Annotated[str, Parameter(name="FIELD")],
     namespace: Namespace = None,
     output: Output = "table",
     connection: Connection = HERE,
@@ -52,18 +53,20 @@ def why(
 
         reconciler why foo
         reconciler why Shape/foo color
+        reconciler why Shape foo color
         reconciler why payments/Container/web labels.team -o json
 
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name.
-    field
+        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+    words
         Path of a field of the spec, such as color, env.PORT or labels.team.
     output
         For people, or for programs.
     """
-    key, past = run_async(_past(connection, resource, namespace))
+    named, field = _read(resource, words)
+    key, past = run_async(_past(connection, named, namespace))
     answer = explained(str(key), past.events, field)
     lines = {each.version: each for each in tell_all(past.events)}
     told = [lines[version] for version in answer.chain]
@@ -74,6 +77,16 @@ def why(
         return Exit.OK
     _print(key, answer, told)
     return Exit.OK
+
+
+def _read(resource: str, words: Sequence[str]) -> tuple[str, str]:
+    """Tell the resource from the field: behind a kind comes a name."""
+    more = list(words)
+    if more and "/" not in resource and registered(resource) in installed_kinds():
+        resource = f"{resource}/{more.pop(0)}"
+    if len(more) > 1:
+        raise UsageError(f"one field at a time, and there is {', '.join(more)}")
+    return resource, more[0] if more else ""
 
 
 async def _past(

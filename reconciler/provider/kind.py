@@ -33,6 +33,7 @@ from events.reference import (
 )
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
+from reconciler.provider.field_hints import closest, with_hint
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
@@ -145,7 +146,8 @@ class Kind:
         try:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
-            raise InvalidManifestError(f"spec: {error}") from None
+            hinted = with_hint(error, self.schema)
+            raise InvalidManifestError(f"spec: {hinted}") from None
         checked = cast("Fields", msgspec.to_builtins(checked, str_keys=True))
         return checked if self.maps is not None else self.normalize(checked)
 
@@ -172,13 +174,16 @@ class Kind:
         known = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
         for name, value in fields.items():
             if name not in known:
-                raise InvalidManifestError(f"spec: Object contains unknown field `{name}`")
+                hint = closest(name, known)
+                raise InvalidManifestError(f"spec: Object contains unknown field `{name}`{hint}")
             if has_reference(value):
                 continue
             try:
                 msgspec.convert(value, known[name].type)
             except msgspec.ValidationError as error:
-                raise InvalidManifestError(f"spec.{name}: {error}") from None
+                raise InvalidManifestError(
+                    f"spec.{name}: {with_hint(error, known[name].type)}"
+                ) from None
         for name, each in known.items():
             if each.required and name not in fields:
                 raise InvalidManifestError(f"spec: Object missing required field `{name}`")
@@ -288,6 +293,7 @@ class KindRegistry(Mapping[str, Kind]):
             known = ", ".join(sorted(self._kinds))
             raise UnknownKindError(
                 f"kind {name!r} is not known here: the registered kinds are {known}"
+                f"{closest(name, self._kinds)}"
             )
         return kind
 

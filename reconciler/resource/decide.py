@@ -19,6 +19,7 @@ from events.intake import (
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
+    LookRequested,
     Observed,
     Referenced,
     Reported,
@@ -98,6 +99,7 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
         case (
             Declared()
             | Withdrawn()
+            | LookRequested()
             | FinalizerRequested()
             | FinalizerReleased()
             | ForcedRelease()
@@ -114,6 +116,8 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return result.report(said, command, state, context)
         case ApiReported() as said:
             return api_health.report(said, state, context)
+        case LookRequested() as said:
+            return holds.request_look(said, command, state, context)
         case FinalizerRequested() as said:
             return holds.request_finalizer(said, command, state)
         case FinalizerReleased() as said:

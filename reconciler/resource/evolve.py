@@ -36,6 +36,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookAsked,
     LookupDecided,
     OutcomeName,
     OutcomeRecorded,
@@ -239,6 +240,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _remembered(_in_flight(state, abandoned=True) if data.orphan else state, event)
         case HoldApproved() as data:
             return _approved(state, data, event)
+        case LookAsked() as data:
+            return _remembered(_asked(state, data, event), event)
         case ApprovalAsked() as data:
             return _with_approval(state, ApprovalState(data.plan))
         case ApprovalRefused() as data:
@@ -477,6 +480,19 @@ def _to_be_repeated(state: ResourceState, event: LogEvent, **changes: object) ->
 
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
     return replace(state, holds=replace(state.holds, approval=approval))
+
+
+def _asked(state: ResourceState, data: LookAsked, event: LogEvent) -> ResourceState:
+    """End the waits, and take the next look for news, whatever it shows."""
+    asked_at = event.causeposition if data.reads else None
+    waits, flight = state.waits, state.actions.in_flight
+    if waits.until is not None:
+        waits = replace(waits, until=event.time, seconds=0.0)
+    observed = replace(state.observed, asked_at=asked_at)
+    state = replace(state, waits=waits, observed=observed, because=event.id)
+    if flight is None or flight.retry_at is None:
+        return state
+    return _in_flight(state, retry_at=event.time, retry_seconds=0.0)
 
 
 def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:

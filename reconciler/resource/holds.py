@@ -8,6 +8,7 @@ from events.intake import (
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
+    LookRequested,
     Referenced,
     SecretSeen,
     TargetSeen,
@@ -19,6 +20,7 @@ from events.log import (
     FinalizerAdded,
     FinalizerRemoved,
     HoldApproved,
+    LookAsked,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -31,7 +33,7 @@ from reconciler.resource import approval
 from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, DELETION_GUARD, LOSS_GUARD
 from reconciler.resource.state import APPROVAL, ResourceState
-from reconciler.resource.turn import NOTHING_NEW, Command, Facts, accepted, refused
+from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts, accepted, refused
 
 APPROVABLE = (APPROVAL, DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS, DEFINITION_GUARD)
 MAX_FINALIZERS = 32
@@ -92,6 +94,16 @@ def force_release(said: ForcedRelease, command: Command, state: ResourceState) -
     references = tuple(sorted(holds.references))
     forced = ReleaseForced(said.reason, said.orphan, finalizers, references)
     return accepted(state, command, forced)
+
+
+def request_look(
+    said: LookRequested, command: Command, state: ResourceState, context: Context
+) -> Facts:
+    """Let a resource be looked at now, and wait for nothing."""
+    if not (state.desired.is_declared or state.owned or state.actions.in_flight):
+        return refused(state, command, "NotDeclared", "nothing is declared here, and nothing ours")
+    reads = context.kind is not None and context.kind.is_external
+    return accepted(state, command, LookAsked(reads, said.reason))
 
 
 def approve(said: Approved, command: Command, state: ResourceState) -> Facts:

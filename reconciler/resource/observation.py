@@ -136,6 +136,8 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
     # Our writes conflict, and this is the version that we did not know.
     if state.waits.conflicts and shown and known.object and shown.version != known.object.version:
         return True
+    if known.asked_at is not None and said.as_of >= known.asked_at:
+        return True
     # A person has approved a deletion, and this is the first look since.
     holds = state.holds
     return holds.approved == DELETION_GUARD and said.as_of >= holds.approved_position

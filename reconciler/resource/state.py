@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 19
+STATE_SCHEMA = 20
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -100,6 +100,7 @@ class Observation(msgspec.Struct, frozen=True):
     lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
     is_listing_disproved: bool = False  # it was there all the same: only a read proves absence
     doubted: LossCount | None = None  # the listing that the loss guard did not believe
+    asked_at: int | None = None  # in the intake, where somebody asked for a look that is to come
 
 
 class InFlight(msgspec.Struct, frozen=True):

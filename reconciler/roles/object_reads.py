@@ -13,7 +13,7 @@ import structlog
 
 from events.external import digest
 from events.intake import Observed
-from events.log import LogEvent
+from events.log import LogEvent, LookAsked
 from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from projections.status import StatusRow
@@ -55,24 +55,40 @@ class ObjectReads:
         self._clock = chance.clock
         self._new_id = chance.new_id
         self._came = asyncio.Event()
+        self._asked: dict[str, None] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
 
     def notice(self, _position: int, event: LogEvent) -> None:
-        """Begin to read an object that is not ready; a subscriber of the log."""
+        """Begin to read an object that is not ready, or is asked for; a subscriber of the log."""
+        if isinstance(event.data, LookAsked) and event.data.reads:
+            self._asked[event.subject] = None
+            self._came.set()
         if event.subject in self._models.unready:
             self._came.set()
 
     async def run(self) -> None:
-        """Read what is not ready, for ever: each API by itself, so that none waits for another."""
+        """Read what is asked for, and what is not ready: each API by itself, none for another."""
         self._came.set()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._came.wait()
                 self._came.clear()
+                for config_name, rows in self._take_asked().items():
+                    tasks.create_task(self.read(rows, self._configurations.by_name[config_name]))
                 for config_name in {row.provider_config for row in self._unready()}:
                     if config_name not in self._reading:
                         task = tasks.create_task(self._read_until_ready(config_name))
                         self._reading[config_name] = task
+
+    def _take_asked(self) -> dict[str, list[StatusRow]]:
+        """Take what somebody asked to have read now, by the API; not what an action is about."""
+        asked, self._asked = self._asked, {}
+        rows = [row for name in asked if (row := self._models.status.get(name)) is not None]
+        found: dict[str, list[StatusRow]] = {}
+        for row in rows:
+            if row.doubted and row.provider_config in self._configurations.by_name:
+                found.setdefault(row.provider_config, []).append(row)
+        return found
 
     def _unready(self) -> list[StatusRow]:
         return [self._models.status[name] for name in self._models.unready]

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
+from events.log import LogEvent, LookAsked
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
@@ -118,6 +119,13 @@ class Observer:
             if config == name:
                 listing.now()
         self._changed.set()
+
+    def notice(self, _position: int, event: LogEvent) -> None:
+        """List at once what somebody asked for, by its configuration; a subscriber of the log."""
+        if isinstance(event.data, LookAsked) and is_config(event.key):
+            for (config, _kind), listing in self._next.items():
+                if config == event.key.name:
+                    listing.now()
 
     def notice_kinds(self, _name: str) -> None:
         """Look at once which scopes there are: a kind was defined, or is no more."""

@@ -268,6 +268,7 @@ def _observer(parts: Running) -> list[Run]:
         chance=chance,
     )
     parts.feed.subscribe(sweeper.notice)
+    parts.feed.subscribe(parts.observer.notice)
     parts.definitions.listen(parts.observer.notice_kinds)
     parts.definitions.listen(sweeper.notice_kind)
     reader = ports.listing_reader()

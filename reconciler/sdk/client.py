@@ -60,6 +60,7 @@ from reconciler.sdk.messages import (
     finalizer_release,
     finalizer_request,
     forced_release,
+    look,
     withdrawal,
 )
 from reconciler.sdk.moments import Moment, When, moment, span
@@ -158,6 +159,16 @@ class Client:
     ) -> list[Answer | DeclarationRefusedError]:
         """Take many declarations back; gives and raises as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
+        return await self._ask(messages, timeout_seconds)
+
+    async def reconcile_many(
+        self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
+    ) -> list[Answer | DeclarationRefusedError]:
+        """Have resources looked at now, and whatever waits there done; the history says who asked.
+
+        Of a ``ProviderConfig`` all that it lists. Gives and raises as ``declare_many``.
+        """
+        messages = [look(resource, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def publish(

@@ -22,6 +22,7 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     IntakeData,
+    LookRequested,
     PlanRef,
     Withdrawn,
 )
@@ -73,6 +74,11 @@ def withdrawal(
 ) -> IntakeMessageOut:
     """Make the message that withdraws a resource; raises ``InvalidNameError``."""
     return _message("desired", resource, Withdrawn(expected_generation, reason))
+
+
+def look(resource: ResourceKey | str, reason: str) -> IntakeMessageOut:
+    """Make the message that asks for a look now; raises ``InvalidNameError``."""
+    return _message("desired", resource, LookRequested(reason))
 
 
 def finalizer_request(resource: ResourceKey | str, finalizer: str) -> IntakeMessageOut:

@@ -40,9 +40,9 @@ def waiting(live: Cli, name: str) -> str:
     rows = until(
         live,
         ("get", "-n", name, "--outcome", "Held"),
-        lambda rows: [each["reason"] for each in rows] == ["Approval"],
+        lambda rows: [each["status"]["reason"] for each in rows] == ["Approval"],
     )
-    return rows[0]["askedPlan"]
+    return rows[0]["status"]["askedPlan"]
 
 
 def test_28_what_waits_is_shown_approved_and_done(
@@ -57,7 +57,11 @@ def test_28_what_waits_is_shown_approved_and_done(
     assert colour(running_up, guarded) == ""
 
     apply(live, guarded, "Blue")
-    until(live, ("get", "-n", guarded), lambda rows: rows[0].get("askedPlan") not in (plan, None))
+    until(
+        live,
+        ("get", "-n", guarded),
+        lambda rows: rows[0]["status"].get("askedPlan") not in (plan, None),
+    )
     ran = live.run("approve", resource, "--plan", plan[:12])
     assert (ran.status, "PlanOutdated" in ran.out) == (1, True)
     assert colour(running_up, guarded) == ""
@@ -81,9 +85,9 @@ def test_28_what_is_rejected_stays_undone_until_somebody_thinks_it_over(
     rows = until(
         live,
         ("get", "-n", guarded, "--outcome", "Held"),
-        lambda rows: [each["reason"] for each in rows] == ["NotApproved"],
+        lambda rows: [each["status"]["reason"] for each in rows] == ["NotApproved"],
     )
-    assert "not on a Friday" in rows[0]["message"]
+    assert "not on a Friday" in rows[0]["status"]["message"]
     assert live.run("approve", "--all", "--hold", "Approval", "-n", guarded).status == 1
     assert colour(running_up, guarded) == ""
     live.ok("approve", resource, "--plan", plan)

@@ -18,7 +18,7 @@ from reconciler.cli.checks.apis import check_api
 from reconciler.cli.checks.bus import check_clock, check_room, check_stage
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
-from reconciler.cli.connection import DEFAULT_URL, UpFile, find_url, read_up_file
+from reconciler.cli.connection import DEFAULT_URL, BusOptions, UpFile, read_up_file
 from reconciler.cli.doctor import look
 from reconciler.cli.row_comparison import differences
 from reconciler.provider.kind import KindRegistry
@@ -183,15 +183,15 @@ def _status(position: int) -> bytes:
 def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RECONCILER_NATS_URL", raising=False)
-    assert find_url(None) == DEFAULT_URL
+    assert BusOptions().url == DEFAULT_URL
     folder = tmp_path / "reconciler-data"
     folder.mkdir()
     mine = UpFile("nats://127.0.0.1:5", None, 1)
     (folder / "up.json").write_bytes(msgspec.json.encode(mine))
-    assert find_url(None) == "nats://127.0.0.1:5"
+    assert BusOptions().url == "nats://127.0.0.1:5"
     monkeypatch.setenv("RECONCILER_NATS_URL", "nats://env:4")
-    assert find_url(None) == "nats://env:4"
-    assert find_url("nats://given:4") == "nats://given:4"
+    assert BusOptions().url == "nats://env:4"
+    assert BusOptions(nats_url="nats://given:4").url == "nats://given:4"
 
 
 def test_what_a_dead_up_left_is_not_believed(tmp_path: Path) -> None:

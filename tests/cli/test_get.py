@@ -1,13 +1,34 @@
-"""`get`: what is asked for is checked."""
+"""`get`, and how every command is told which resources are meant."""
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 from typing import get_args
 
 import pytest
 
 from events.log import OutcomeName
-from tests.cli.runner import Cli
+from tests.cli.runner import STOP_SECONDS, Cli, shape
+
+
+@pytest.fixture
+def teams(live: Cli, unique: str) -> str:
+    """A namespace with two shapes, of the teams a and b."""
+    name = unique.lower()
+    manifests = "".join(
+        f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}-{team}, namespace: {name}, "
+        f"labels: {{team: {team}, tier: web}}, annotations: {{note: kept}}}}\n"
+        "spec: {type: Square, color: Red, policy: {deletion: Orphan}}\n---\n"
+        for team in ("a", "b")
+    )
+    live.ok("apply", "-f", "-", "--wait", text=manifests)
+    return name
+
+
+def names(live: Cli, *arguments: str) -> list[str]:
+    return live.ok("get", *arguments, "-o", "name").out.split()
 
 
 def test_an_unknown_outcome_is_an_error_that_names_the_known_ones(live: Cli) -> None:
@@ -20,3 +41,126 @@ def test_an_unknown_outcome_is_an_error_that_names_the_known_ones(live: Cli) -> 
 @pytest.mark.parametrize("outcome", ["converged", "Pending", "FAILED"])
 def test_an_outcome_is_known_however_it_is_written(live: Cli, outcome: str) -> None:
     live.ok("get", "-A", "--outcome", outcome)
+
+
+# --- which resources
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("{0}-a",),
+        ("shape", "{0}-a", "-n", "{0}"),
+        ("Shapes", "{0}-a", "-n", "{0}"),
+        ("Shape/{0}-a", "-n", "{0}"),
+        ("{0}/Shape/{0}-a",),
+        ("-l", "team=a", "-n", "{0}"),
+        ("-A", "-l", "team in (a, x),!none,tier", "{0}-a", "{0}-b"),
+        ("-n", "{0}", "-l", "team!=b"),
+        ("shape", "-n", "{0}", "-l", "team notin (b)"),
+    ],
+    ids=" ".join,
+)
+def test_a_resource_is_named_in_every_form(live: Cli, teams: str, words: tuple[str, ...]) -> None:
+    given = [each.format(teams) for each in words]
+    assert names(live, *given) == [f"{teams}/Shape/{teams}-a"]
+
+
+def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> None:
+    found = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
+    assert found == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("get Shpe", 1, "did you mean Shape?"),
+        ("get Shape ghost", 1, "Shape 'ghost' is not in namespace default"),
+        ("get Shape/ghost", 1, "Shape 'ghost' is not in namespace default"),
+        ("get a/b/c/d", 2, "write name, kind/name or namespace/kind/name"),
+        ("get -A -n team", 2, "give --namespace or --all-namespaces, not both"),
+        ("get -l =a", 2, "--selector '=a': '=a' is no condition"),
+        ("get -l a,,b", 2, "is no condition"),
+        ("get -l !a=b", 2, "is no condition"),
+        ("get --at 1 --watch", 2, "give --at or --watch, not both"),
+        ("delete", 2, "delete what?"),
+        ("delete Shape", 2, "Give at least one name, or -l LABELS"),
+        ("delete -l team=nobody", 1, "nothing to delete"),
+        ("wait", 2, "wait for what?"),
+        ("wait foo --for Bogus", 2, "--for Bogus: there is no such outcome"),
+        ("wait foo --for condition=", 2, "of which type?"),
+        ("wait Shape ghost", 1, "default/Shape/ghost was never declared"),
+        ("pause Shape", 2, "Give at least one name, or -l LABELS"),
+    ],
+)
+def test_what_is_not_there_or_cannot_be_meant_is_told(
+    live: Cli, command: str, status: int, said: str
+) -> None:
+    ran = live.run(*command.split())
+    assert (ran.status, ran.out) == (status, "")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+
+
+# --- manifests
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_what_is_printed_can_be_applied_again_and_changes_nothing(
+    live: Cli, teams: str, form: str
+) -> None:
+    printed = live.ok("get", "-n", teams, "-o", form).out
+    answers = live.ok("apply", "-f", "-", "-o", "json", text=printed).json
+    assert [each["reason"] for each in answers] == ["Unchanged", "Unchanged"]
+    (one, _) = live.ok("get", "-n", teams, "-o", "json").json
+    assert one["spec"]["policy"] == {"deletion": "Orphan"}
+    assert one["metadata"]["annotations"] == {"note": "kept"}
+    assert one["status"]["outcome"] == "Converged"
+
+
+def test_the_manifest_of_a_moment_is_that_of_then(live: Cli, teams: str) -> None:
+    resource = f"{teams}/Shape/{teams}-a"
+    before = live.ok("get", resource, "-o", "json").json
+    changed = {**before, "spec": {**before["spec"], "color": "Blue"}}
+    live.ok("apply", "-f", "-", "--wait", text=json.dumps(changed))
+    then = live.ok("get", resource, "-o", "json", "--at", str(before["status"]["position"])).json
+    assert (then["spec"]["color"], then["metadata"]["generation"]) == ("Red", 1)
+    now = live.ok("get", resource, "-o", "json").json
+    assert (now["spec"]["color"], now["metadata"]["generation"]) == ("Blue", 2)
+
+
+# --- as it changes
+
+
+def test_changes_are_shown_as_they_come(live: Cli, teams: str) -> None:
+    process = live.start("get", "-n", teams, "-l", "team=a", "-w", "-o", "json")
+    try:
+        first = _next(process)
+        assert first["status"]["outcome"] == "Converged"
+        live.ok("delete", "-n", teams, "-l", "tier=web")
+        while _next(process)["status"]["outcome"] != "Released":
+            pass
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=STOP_SECONDS)
+    assert (process.returncode, err) == (0, "")
+    assert f"{teams}-b" not in out
+
+
+def _next(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def test_a_table_that_goes_on_has_its_headings_once(live: Cli, teams: str) -> None:
+    process = live.start("get", "-n", teams, "-w")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    live.ok("apply", "-f", "-", text=shape(f"{teams}-c", namespace=teams))
+    while "Converged" not in (line := process.stdout.readline()):
+        assert line
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=STOP_SECONDS)
+    assert lines[0].startswith("KIND")
+    assert "KIND" not in line + out
+    assert line.split()[:3] == ["Shape", f"{teams}-c", "Converged"]

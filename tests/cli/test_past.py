@@ -143,7 +143,10 @@ def past(url: str, tmp_path: Path) -> Past:
 
 def standing(past: Past, when: str, *more: str) -> dict[str, tuple[int, str]]:
     rows = past.ok("get", "-A", "--at", when, "-o", "json", *more).json
-    return {row["name"]: (row["generation"], row.get("outcome", "")) for row in rows}
+    return {
+        row["metadata"]["name"]: (row["metadata"]["generation"], row["status"].get("outcome", ""))
+        for row in rows
+    }
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_what_stood_is_what_a_fold_of_the_whole_log_says_of_each_position(past: 
     for position in range(1, 17):
         everything = past.json(f"get -A --at {position}")
         for namespace, kind, name in (("default", "Shape", "foo"), ("team", "shapes", "bar")):
-            some = [row for row in everything if row["name"] == name]
+            some = [row for row in everything if row["metadata"]["name"] == name]
             assert past.json(f"get -n {namespace} --at {position}") == some
             if some:
                 assert past.json(f"get {kind} {name} -n {namespace} --at {position}") == some[0]
@@ -375,7 +378,7 @@ def test_the_timeline_is_a_table_with_time_place_what_and_who(past: Past) -> Non
         ("--outcome Rejected", 2, "there is no such outcome"),
         ("--kind Shap", 1, "kind 'Shap' is not known here"),
         ("--kind Volume", 1, "the log knows of no Volume: `reconciler get -A` lists"),
-        ("-n nowhere", 1, "the log knows of nothing in namespace nowhere"),
+        ("-n nowhere", 1, "there never was anything in namespace nowhere"),
         ("-n a.b", 2, "namespace 'a.b' is not allowed"),
         ("--limit 0", 2, "at least one event"),
         ("--limit=-1 -f", 2, "at least one event"),

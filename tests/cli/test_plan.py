@@ -127,7 +127,7 @@ def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[
     made = asked(running_up[1], lambda client: client.plan(withdraw=["default/Shape/plan-gone"]))
     (gone,) = made.resources
     assert (gone.withdrawn, gone.is_declared, gone.outcome) == (True, False, "Deleted")
-    assert live.ok("get", "Shape", "plan-gone", "-o", "json").json["declared"]
+    assert live.ok("get", "Shape", "plan-gone", "-o", "json").json["status"]["declared"]
     assert live.ok("delete", "Shape", "plan-never", "--dry-run").status == 0
 
 

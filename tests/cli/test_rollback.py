@@ -66,7 +66,7 @@ def test_what_was_withdrawn_is_brought_back(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("back"))
     live.ok("delete", "Shape", "back", "--wait")
     live.ok("rollback", "back", "--to", "1", "--wait")
-    assert live.ok("get", "Shape", "back", "-o", "json").json["generation"] == 3
+    assert live.ok("get", "Shape", "back", "-o", "json").json["metadata"]["generation"] == 3
 
 
 @pytest.mark.parametrize(

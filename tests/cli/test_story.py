@@ -37,7 +37,7 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
         assert len(inside.ok("history", "foo", "-o", "json").json) == 8
         inside.ok("apply", "-f", "foo.yaml", "--wait")  # by the new address of the API
         config = inside.ok("get", "ProviderConfig", "default", "-o", "json").json
-        assert config["generation"] == 2
+        assert config["metadata"]["generation"] == 2
 
 
 def until_doctor_finds_nothing(cli: Cli) -> None:

@@ -90,7 +90,7 @@ def test_a_table_on_a_terminal_is_harmless_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Table, "add_row", add_row)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     print_table(["A"], [[ESCAPE]])
-    assert rows == [r"\x1b[31mred\x1b[0m\x07\x9b1m"]
+    assert rows == ["A", r"\x1b[31mred\x1b[0m\x07\x9b1m"]
 
 
 def test_a_file_that_cannot_be_read_is_named_first(inside: Cli) -> None:

@@ -41,6 +41,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookAsked,
     LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -118,6 +119,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         ),
         "plan 41162a45fb69: Update 'foo', color: 'Red' → 'Blue'",
     ),
+    (LookAsked(True, "the API is back"), "looked at now: the API is back"),
     (ApprovalRefused("41162a45fb694374", "not now"), "plan 41162a45fb69: not now"),
     (
         ReferenceAdded("shop/ShapeRef/a", "Keep"),

@@ -32,13 +32,14 @@ def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
     assert ran.status == 1
     assert {(one["resource"], one.get("outcome", ""), one["reason"]) for one in ran.json} == {
         ("default/Shape/mixed-good", "Converged", "AsDeclared"),
-        ("default/Shape/mixed-mauve", "", "Invalid"),
         ("default/Nothing/mixed", "", "UnknownKind"),
     }
     assert ran.err.splitlines() == [
         "error: mixed.yaml, document 2: not YAML: line 7, column 1: "
         "did not find expected ',' or ']'",
         "error: mixed.yaml, document 3: metadata.name: Expected `str`, got `int`",
+        "error: mixed.yaml, document 4: default/Shape/mixed-mauve: spec: Invalid enum value 'Mauve'"
+        " - at `$.color`: one of Black, Blue, Green, Purple, Red, White, Yellow",
         "error: mixed.yaml, document 6: Object missing required field `apiVersion`",
     ]
 
@@ -59,6 +60,7 @@ def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_referenc
     assert ran.err == (
         "error: dry-badge/more.yaml, document 1: default/Badge/dry-a: "
         "spec.shade: 'Mauve' is not allowed: use Red, Blue\n"
+        "5 resources: 4 Accepted, 1 unusable (dry run)\n"
     )
 
 
@@ -74,7 +76,9 @@ def test_a_dry_run_checks_and_sends_nothing(live: Cli) -> None:
 def test_standard_input_and_namespaces(live: Cli) -> None:
     live.ok("apply", "-f", "-", "-n", "team", "--wait", text=shape("input"))
     assert live.ok("get", "-A", "-o", "name").out.count("team/Shape/input\n") == 1
-    assert live.ok("get", "shapes", "input", "-n", "team", "-o", "yaml").out.startswith("namespace")
+    assert live.ok("get", "shapes", "input", "-n", "team", "-o", "yaml").out.startswith(
+        "apiVersion"
+    )
     assert live.run("get", "shapes", "input").status == 1
     assert live.ok("get", "-n", "team", "--outcome", "failed").out == ""
     assert len(live.ok("get", "-n", "team", "--outcome", "converged").rows) == 1

@@ -34,7 +34,7 @@ def short(line: dict[str, Any]) -> str:
     return line.get("outcome") or f"drift: {line['drift']}"
 
 
-@pytest.mark.parametrize("command", ["watch Shap", "watch Shap foo", "watch foo --since-start"])
+@pytest.mark.parametrize("command", ["watch Shap", "watch Shap foo", "watch fo --since-start"])
 def test_an_unknown_kind_is_an_error_that_names_the_known_ones(live: Cli, command: str) -> None:
     process = live.start(*command.split())
     try:
@@ -42,13 +42,13 @@ def test_an_unknown_kind_is_an_error_that_names_the_known_ones(live: Cli, comman
     finally:
         process.kill()
     assert process.returncode == 1
-    assert err.startswith(f"error: kind {command.split()[1]!r} is not known here")
+    assert err.startswith(f"error: {command.split()[1]!r} is neither a kind nor the name of a res")
     assert "Shape" in err
 
 
 @pytest.mark.parametrize(
     "arguments",
-    ["Shape not-declared-yet", "-n nowhere", "shapes -n nowhere", "shape ghost -n no"],
+    ["Shape not-declared-yet", "default/Shape/ghost"],
 )
 def test_what_nobody_knows_yet_is_said_at_once(live: Cli, arguments: str) -> None:
     process = live.start("watch", *arguments.split())
@@ -94,7 +94,17 @@ def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, U
     assert "generation 1  the object is gone" in told[1]
 
 
+@pytest.mark.parametrize("command", ["watch -n nowhere", "get -n nowhere", "events -n nowhere"])
+def test_a_namespace_that_never_was_is_an_error_that_names_the_known_ones(
+    live: Cli, command: str
+) -> None:
+    ran = live.run(*command.split())
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: there never was anything in namespace nowhere: ")
+    assert "default" in ran.err
+
+
 def test_a_rejected_declaration_is_shown_too(live: Cli) -> None:
-    live.run("apply", "-f", "-", text=shape("refused", "Mauve"))
+    live.run("apply", "-f", "-", "--validate", "server", text=shape("refused", "Mauve"))
     process = live.start("watch", "Shape", "refused", "--since-start", "-o", "json")
     assert short(lines_until(process, lambda _line: True)[0]) == "Rejected"

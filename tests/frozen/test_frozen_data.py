@@ -31,7 +31,8 @@ def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) 
         defined = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
         cli.write("badge.yaml", defined.replace("http://127.0.0.1:8080", running.ready["apiUrl"]))
         cli.ok("apply", "-f", "badge.yaml", "--wait")
-        rows = {row["name"]: row["outcome"] for row in cli.ok("get", "-A", "-o", "json").json}
+        found = cli.ok("get", "-A", "-o", "json").json
+        rows = {row["metadata"]["name"]: row["status"]["outcome"] for row in found}
         assert rows.items() >= {"kept": "Converged", "welcome": "Converged", "held": "Held"}.items()
         cli.ok("finalizer", "remove", "Shape", "held", "billing/invoice")
         cli.write("changed.yaml", shape("changed", "Green"))

@@ -56,7 +56,9 @@ def _flip(world: World, event_id: str) -> None:
 
 async def _outcomes(world: World, operator: Operator) -> dict[str, tuple[str, str]]:
     rows = (await operator.succeeds(world.server.url, "get", "Shape", "-o", "json")).json
-    return {row["name"]: (row["outcome"], row["reason"]) for row in rows}
+    return {
+        row["metadata"]["name"]: (row["status"]["outcome"], row["status"]["reason"]) for row in rows
+    }
 
 
 async def _damage(world: World, operator: Operator) -> Sequence[dict[str, str]]:

@@ -53,6 +53,7 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
+    LookAsked,
     LookupDecided,
     Operation,
     OutcomeName,
@@ -219,6 +220,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     FinalizerRemoved: st.builds(FinalizerRemoved, texts, st.booleans(), texts),
     ReleaseForced: st.builds(ReleaseForced, texts, st.booleans(), names, names),
     HoldApproved: st.builds(HoldApproved, texts, literal(ApprovalDecision), texts, texts),
+    LookAsked: st.builds(LookAsked, st.booleans(), texts),
     ApprovalAsked: st.builds(
         ApprovalAsked,
         texts,

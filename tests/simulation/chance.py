@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from events.manifest import ApprovalLevel, Fields
 from tests.simulation import plan as p
-from tests.simulation.chance_of_holds import of_holders, possible
+from tests.simulation.chance_of_holds import looks_of, of_holders, possible
 from tests.simulation.chance_of_inputs import with_inputs
 from tests.simulation.chance_of_limits import limits_of
 
@@ -137,6 +137,7 @@ def plan_of(seed: int) -> p.Plan:
         is_damaged=any(isinstance(step, p.DamageLog) for step in steps),
     )
     steps = possible(traits, steps) + full + _of_lost_timers(seed, traits, dice.duration)
+    steps += looks_of(seed, shapes, dice.duration)
     traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)

@@ -15,6 +15,7 @@ from tests.simulation.holds import GUARD, PERSON
 
 _SERVICES = ("billing", "backup")
 _FIRST_NUMBER = 100
+_FIRST_LOOK = 100 * _FIRST_NUMBER
 _STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
 
 
@@ -91,6 +92,18 @@ def _approval(
     random: Random, moment: Callable[[], float], shapes: Sequence[str], _number: object
 ) -> list[p.Step]:
     return [p.Approve(at=moment(), shape=random.choice(shapes))]
+
+
+def looks_of(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step]:
+    """Draw who asks for a look, without moving what else is drawn of a seed."""
+    random = Random(f"plan/{seed}/looks")
+    if random.random() >= 0.3:
+        return []
+    numbers = range(_FIRST_LOOK, _FIRST_LOOK + random.randint(1, 3))
+    return [
+        p.Look(at=round(random.uniform(0, duration), 3), number=number, shape=random.choice(shapes))
+        for number in numbers
+    ]
 
 
 def _listing(

@@ -59,6 +59,12 @@ def end(world: World) -> list[str]:
     return ["it is held, whatever was let go and approved"]
 
 
+def _is_told_again(state: ResourceState) -> bool:
+    """What is doubted is told at every listing; what is held and due is woken, ever less often."""
+    is_held = state.outcome is not None and state.outcome.outcome == "Held"
+    return state.observed.doubted is not None or (is_held and state.due is not None)
+
+
 def _settle(world: World) -> None:
     """Let everything come to rest, and then stay there; tell the checks if it does not.
 
@@ -81,8 +87,8 @@ def _settle(world: World) -> None:
         return
     before, messages = _traces(world), world.intake.last_position
     world.run_for(_QUIET_SECONDS)
-    if any(state.observed.doubted is not None for state in world.checks.states.values()):
-        messages = world.intake.last_position  # what is doubted is told at every listing
+    if any(_is_told_again(state) for state in world.checks.states.values()):
+        messages = world.intake.last_position
     if (_traces(world), world.intake.last_position) != (before, messages):
         world.checks.fail("an idle fleet cost more than listings")
 

@@ -148,6 +148,13 @@ class ForceRelease(_Step, frozen=True, tag=True):
     orphan: bool = False
 
 
+class Look(_Step, frozen=True, tag=True):
+    """Somebody asks that a resource is looked at now."""
+
+    number: int
+    shape: str
+
+
 class Refer(_Step, frozen=True, tag=True):
     """Somebody declares a ``ShapeRef``, or withdraws it (``target`` empty)."""
 
@@ -324,6 +331,7 @@ Step = (
     | RequestFinalizer
     | ReleaseFinalizer
     | ForceRelease
+    | Look
     | Refer
     | Define
     | PutSecret

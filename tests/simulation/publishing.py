@@ -19,6 +19,7 @@ from events.intake import (
     ListingCompleted,
     ListingItem,
     ListingPart,
+    LookRequested,
     Withdrawn,
 )
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
@@ -57,6 +58,7 @@ _APPROVED = ("DeletionGuard", "LossGuard", "DefinitionGuard", APPROVAL)
 _WHAT: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",
+    LookRequested: "desired",
     FinalizerRequested: "finalizer",
     FinalizerReleased: "finalizer",
     ForcedRelease: "approval",
@@ -188,6 +190,10 @@ class Publisher:
         data = ForcedRelease("the plan says so", step.orphan)
         self.publish(resource_key(step.shape), data, step.number, source=PERSON)
 
+    def _look(self, step: p.Look) -> None:
+        data = LookRequested("the plan says so")
+        self.publish(resource_key(step.shape), data, step.number, source=PERSON)
+
     def _approve(self, step: p.Approve) -> None:
         key = resource_key(step.shape)
         state = self._checks.states.get(key)
@@ -300,6 +306,7 @@ _TAKE: dict[type[p.Step], Callable[[Publisher, Any], None]] = {
     p.RequestFinalizer: Publisher._request_finalizer,  # pyright: ignore[reportPrivateUsage]
     p.ReleaseFinalizer: Publisher._release_finalizer,  # pyright: ignore[reportPrivateUsage]
     p.ForceRelease: Publisher._force_release,  # pyright: ignore[reportPrivateUsage]
+    p.Look: Publisher._look,  # pyright: ignore[reportPrivateUsage]
     p.Refer: Publisher._refer,  # pyright: ignore[reportPrivateUsage]
     p.Define: Publisher._define,  # pyright: ignore[reportPrivateUsage]
     p.Approve: Publisher._approve,  # pyright: ignore[reportPrivateUsage]

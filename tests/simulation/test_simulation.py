@@ -96,7 +96,7 @@ def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.Monke
     told = fails(smallest)
     assert told is not None
     assert sort_of(told) == sort_of(noticed[1].violations[0])
-    assert len(smallest.steps) <= 4 < len(whole.steps)
+    assert len(smallest.steps) <= 8 < len(whole.steps) / 4
 
 
 def _trace(plan: Plan) -> list[str]:

@@ -7,7 +7,11 @@ from typing import Literal
 
 import msgspec
 
-Verdict = Literal["ok", "warn", "fail"]
+from infra.jetstream.errors import BusDeniedError
+
+Verdict = Literal["ok", "warn", "fail", "skip"]
+"""``skip``: the user may not look; that is no failure of what is looked at."""
+
 _SHOWN = 3
 
 
@@ -18,6 +22,12 @@ class Finding(msgspec.Struct, frozen=True, rename="camel"):
     verdict: Verdict
     found: str
     remedy: str = ""
+
+
+def not_looked_at(check: str, denied: BusDeniedError) -> Finding:
+    """Say that a check was not made, for want of permissions."""
+    remedy = "`reconciler permissions operator` shows what a user needs who may look at everything"
+    return Finding(check, "skip", f"not looked at: {denied}", remedy)
 
 
 def some(names: Sequence[str]) -> str:

@@ -1,0 +1,60 @@
+"""`reconciler config`: which settings hold, and what they come from."""
+
+from __future__ import annotations
+
+from reconciler.cli.app import group_of_commands
+from reconciler.cli.connection import DEFAULT_URL, HERE, Connection
+from reconciler.cli.console import print_table
+from reconciler.cli.options import Output
+from reconciler.cli.output import print_structured
+from reconciler.cli.settings import NAMES, Setting, flag
+
+config = group_of_commands(
+    "config",
+    """Show which settings hold, and what each comes from.
+
+A flag wins over the environment, and that over the file: $RECONCILER_CONFIG,
+else ./reconciler.toml, else ~/.config/reconciler/config.toml. A running
+`reconciler up` of this folder is found before the file.
+
+For example:
+
+    reconciler config view
+    echo 'nats-url = "tls://nats.example.com:4222"' > reconciler.toml
+""",
+)
+
+
+@config.command
+def view(*, output: Output = "table", connection: Connection = HERE) -> int:
+    """Show each setting, its value, and what it comes from; no server is asked.
+
+    For example:
+
+        reconciler config view
+        reconciler config view -o json
+
+    Parameters
+    ----------
+    output
+        A table for people, or for programs.
+    """
+    from infra.jetstream.connection import without_secrets  # noqa: PLC0415
+
+    found = connection.settings()
+    shown = [_shown(found.get(name), name) for name in NAMES]
+    shown = [Setting(each.name, without_secrets(each.value), each.source) for each in shown]
+    if output == "table":
+        print_table(
+            ("SETTING", "VALUE", "SOURCE"), ((each.name, each.value, each.source) for each in shown)
+        )
+    else:
+        print_structured(shown, output)
+    return 0
+
+
+def _shown(found: Setting | None, name: str) -> Setting:
+    key = flag(name).removeprefix("--")
+    if found is not None:
+        return Setting(key, found.value, found.source)
+    return Setting(key, DEFAULT_URL if name == "nats_url" else "", "default")

@@ -1,0 +1,137 @@
+"""`reconciler pause`: leave resources as they are, whatever happens to them, until `resume`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from msgspec.structs import replace
+
+from events.manifest import Manifest
+from events.names import ResourceKey
+from reconciler.cli.client import client_of
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.declared import declarations
+from reconciler.cli.exits import Exit
+from reconciler.cli.log_replay import current_models
+from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output, Reason
+from reconciler.cli.output import Format
+from reconciler.cli.results import (
+    Result,
+    checked_reason,
+    exit_status,
+    print_results,
+    result_of,
+)
+from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selectors import Labels
+from reconciler.errors import DeclarationRefusedError
+from reconciler.sdk.client import Client
+
+
+def pause(
+    *words: Annotated[str, Parameter(name="RESOURCE")],
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    labels: Labels = "",
+    reason: Reason = "",
+    timeout: Duration = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Leave resources as they are, whatever happens to them, until `reconciler resume`.
+
+    They are declared again with `paused: true` in their policy: no action is
+    decided, what is observed is still recorded. An action under way is finished.
+
+    For example:
+
+        reconciler pause Shape foo --reason "INC-42: hands off"
+        reconciler pause -A -l team=payments
+        reconciler get -A --outcome Paused
+
+    Parameters
+    ----------
+    words
+        NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
+    timeout
+        How long to wait for the answers.
+    output
+        How to print the results.
+    """
+    keys = chosen_keys(
+        connection,
+        words,
+        what="pause",
+        namespace=namespace,
+        everywhere=all_namespaces,
+        labels=labels,
+    )
+    return set_paused(connection, keys, True, reason or "paused", timeout, output)
+
+
+def set_paused(
+    connection: Connection,
+    keys: Sequence[ResourceKey],
+    paused: bool,
+    reason: str,
+    timeout_seconds: float,
+    output: Format,
+) -> Exit:
+    """Declare resources again, paused or not; print what came of each."""
+    checked_reason(reason)
+    results = run_async(_set_paused(connection, keys, paused, reason, timeout_seconds))
+    print_results(results, output, good=())
+    return exit_status(results, None)
+
+
+async def _set_paused(
+    connection: Connection,
+    keys: Sequence[ResourceKey],
+    paused: bool,
+    reason: str,
+    timeout_seconds: float,
+) -> list[Result]:
+    async with bus(connection) as nc:
+        rows = (await current_models(nc)).status
+        declared = {
+            key: row.generation
+            for key in keys
+            if (row := rows.get(str(key))) is not None and row.declared
+        }
+        found = await declarations(nc, declared, as_of_version=False)
+    async with client_of(connection) as client:
+
+        async def one(key: ResourceKey) -> Result:
+            if key not in declared:
+                return Result(str(key), False, "NotFound", message="it is not declared")
+            manifest = _with_paused(found[key], paused)
+            told = await _declare(client, manifest, declared[key], reason, timeout_seconds)
+            return result_of(key, told)
+
+        return list(await asyncio.gather(*(one(key) for key in keys)))
+
+
+async def _declare(
+    client: Client, manifest: Manifest, generation: int, reason: str, timeout_seconds: float
+) -> Any:
+    try:
+        return await client.declare(
+            manifest,
+            expected_generation=generation,
+            reason=reason,
+            timeout_seconds=timeout_seconds,
+        )
+    except DeclarationRefusedError as refused:
+        return refused
+
+
+def _with_paused(manifest: Manifest, paused: bool) -> Manifest:
+    policy: dict[str, Any] = dict(manifest.spec.get("policy", {}))
+    policy.pop("paused", None)
+    if paused:
+        policy["paused"] = True
+    spec = {name: value for name, value in manifest.spec.items() if name != "policy"}
+    return replace(manifest, spec={**spec, "policy": policy} if policy else spec)

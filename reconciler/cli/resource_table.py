@@ -1,0 +1,58 @@
+"""Resources and how they stand, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.text import Text
+
+from projections.status import StatusRow
+from reconciler.cli.api_standing import throttled
+from reconciler.cli.console import NOT_READY, Table, age, coloured
+
+PENDING: Final = "Pending"
+"""How a resource stands of which no outcome is known yet."""
+
+_COLUMNS: Final = ("KIND", "NAME", "OUTCOME", "GENERATION", "OWNED", "REASON", "AGE")
+_WIDE: Final = ("CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTION")
+
+
+class ResourceTable:
+    """A table of resources that may be gone on with."""
+
+    def __init__(self, *, with_namespace: bool, wide: bool = False) -> None:
+        place = ("NAMESPACE",) if with_namespace else ()
+        self._with_namespace, self._wide = with_namespace, wide
+        self._table = Table((*place, *_COLUMNS, *(_WIDE if wide else ()), "MESSAGE"))
+        self._has_begun = False
+
+    def show(self, rows: Sequence[StatusRow], now: datetime) -> None:
+        """Print rows, with the headings above the first."""
+        if rows:
+            headings, self._has_begun = not self._has_begun, True
+            self._table.print((self._cells(row, now) for row in rows), headings=headings)
+
+    def looks(self, row: StatusRow) -> list[str]:
+        """Return what a row shows, whatever the time."""
+        return [str(each) for each in self._cells(row, row.since or datetime.now(UTC))]
+
+    def _cells(self, row: StatusRow, now: datetime) -> list[str | Text]:
+        why = row.not_ready
+        word = coloured(row.outcome or PENDING) if why is None else Text(NOT_READY, "yellow")
+        reason, message = (row.reason, row.message) if why is None else (why.reason, why.message)
+        cells: list[str | Text] = [row.namespace] if self._with_namespace else []
+        cells += [row.kind, row.name, word, _generation(row), "yes" if row.owned else "no"]
+        cells += [reason, "" if row.since is None else age(row.since, now)]
+        if self._wide:
+            changed = "" if row.changed_at is None else f"{row.changed_at:%Y-%m-%dT%H:%M:%SZ}"
+            action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
+            cells += [changed, row.provider_config, row.external_name, str(row.drifts), action]
+        return [*cells, " ".join((message or throttled(row, now)).split())]
+
+
+def _generation(row: StatusRow) -> str:
+    settled = row.observed_generation == row.generation
+    text = str(row.generation) if settled else f"{row.observed_generation}->{row.generation}"
+    return text if row.declared or not row.generation else f"{text} withdrawn"

@@ -1,0 +1,50 @@
+"""`reconciler resume`: take care of paused resources again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from reconciler.cli.connection import HERE, Connection
+from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output, Reason
+from reconciler.cli.pause import set_paused
+from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selectors import Labels
+
+
+def resume(
+    *words: Annotated[str, Parameter(name="RESOURCE")],
+    namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
+    labels: Labels = "",
+    reason: Reason = "",
+    timeout: Duration = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Take care of paused resources again: what drifted meanwhile is mended.
+
+    For example:
+
+        reconciler resume Shape foo --reason "INC-42 is over"
+        reconciler resume -A -l team=payments
+
+    Parameters
+    ----------
+    words
+        NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
+    timeout
+        How long to wait for the answers.
+    output
+        How to print the results.
+    """
+    keys = chosen_keys(
+        connection,
+        words,
+        what="resume",
+        namespace=namespace,
+        everywhere=all_namespaces,
+        labels=labels,
+    )
+    return set_paused(connection, keys, False, reason or "resumed", timeout, output)

@@ -1,0 +1,213 @@
+"""Which resources a command line selects: all commands take the same forms.
+
+=============================  ================================================================
+``NAME ...``                   of any kind, in any namespace
+``KIND [NAME ...]``            of that kind, in the namespace that is looked in
+``KIND/NAME ...``              the same; each may have a kind of its own
+``NAMESPACE/KIND/NAME ...``    exactly that
+=============================  ================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from events.names import DEFAULT_NAMESPACE, ResourceKey, home_of
+from projections.status import StatusRow
+from reconciler.cli.connection import Connection, bus, run_async
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.log_replay import current_models
+from reconciler.cli.naming import Meant, check_names, meant, registered, same_kind
+from reconciler.cli.selectors import Selector, parse_selector
+from reconciler.provider.kind import installed_kinds
+from reconciler.sdk.moments import Moment
+
+_SHOWN: Final = 5
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What a command line selects, before any server is asked.
+
+    ``first`` is a word that is a kind or a name: only the resources that there are can tell.
+    """
+
+    first: str | None
+    named: tuple[Meant, ...]
+    namespace: str | None
+    everywhere: bool
+    labels: Selector
+
+    def among(self, rows: Collection[StatusRow]) -> Selected:
+        """Understand the words by the resources that there are; raises ``CommandError``."""
+        kind = None if self.first is None else _of_that_name(self.first, _kinds(rows))
+        named = self._resolved(kind)
+        if self.first is not None and kind is None:
+            if not any(row.name == self.first for row in rows):
+                raise CommandError(_says_nothing(self.first, _kinds(rows)))
+            named = (Meant(self.first, self.namespace, None, self.first), *named)
+        place = self._place(kind)
+        if place is None and not self.everywhere and not named:
+            place = DEFAULT_NAMESPACE
+        return Selected(kind, named, place, self.labels)
+
+    def exact(self) -> list[ResourceKey] | None:
+        """Return the keys where the words alone name them; None where resources must be read."""
+        kind = None if self.first is None else _of_that_name(self.first, installed_kinds())
+        if not self.named or self.labels.terms or (self.first is not None and kind is None):
+            return None
+        keys = [
+            ResourceKey.checked(each.namespace, each.kind, each.name)
+            for each in self._resolved(kind)
+            if each.namespace is not None and each.kind is not None
+        ]
+        return list(dict.fromkeys(keys)) if len(keys) == len(self.named) else None
+
+    def _resolved(self, kind: str | None) -> tuple[Meant, ...]:
+        """Fill in what a name leaves out: its kind, and its namespace where the kind is known."""
+        return tuple(
+            Meant(
+                each.text,
+                each.namespace or self._place(each.kind or kind),
+                registered(each.kind) if each.kind is not None else kind,
+                each.name,
+            )
+            for each in self.named
+        )
+
+    def _place(self, kind: str | None) -> str | None:
+        if self.everywhere or self.namespace is not None:
+            return self.namespace
+        return None if kind is None else home_of(registered(kind), DEFAULT_NAMESPACE)
+
+
+class Selected(msgspec.Struct, frozen=True):
+    """How the words of a command line are understood."""
+
+    kind: str | None
+    named: tuple[Meant, ...]
+    namespace: str | None
+    labels: Selector
+
+    def takes(self, row: StatusRow) -> bool:
+        """Tell whether a resource is selected."""
+        if not self.labels.matches(row.labels):
+            return False
+        if self.named:
+            return any(_is_meant(each, row) for each in self.named)
+        return self.namespace in (None, row.namespace) and self.kind in (None, row.kind)
+
+    def check_named(self, rows: Collection[StatusRow], when: Moment | None = None) -> None:
+        """Raise ``CommandError`` if something that is named is not among these."""
+        for each in self.named:
+            if any(_is_meant(each, row) for row in rows):
+                continue
+            kind = "" if each.kind is None else f"{each.kind} "
+            place = "any namespace" if each.namespace is None else f"namespace {each.namespace}"
+            is_not, at = f"is not in {place}", ""
+            if when is not None:
+                is_not, at = f"was not in {place} at {when}", f" --at {when.position}"
+            raise CommandError(f"{kind}{each.name!r} {is_not}: `reconciler get -A{at}` lists all")
+
+    def check_unique(self, rows: Collection[StatusRow]) -> None:
+        """Raise ``CommandError`` if a name means several of these."""
+        for each in self.named:
+            found = [str(row.key) for row in rows if _is_meant(each, row)]
+            if len(found) > 1:
+                names = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+                raise CommandError(
+                    f"{each.text!r} names {len(found)} resources ({names}): "
+                    "write namespace/kind/name"
+                )
+
+
+def selection(
+    words: Sequence[str],
+    *,
+    namespace: str | None,
+    everywhere: bool = False,
+    labels: str = "",
+) -> Selection:
+    """Read the words of a command line; raises ``UsageError`` and ``InvalidNameError``."""
+    check_names(namespace=namespace)
+    if everywhere and namespace is not None:
+        raise UsageError("give --namespace or --all-namespaces, not both")
+    first, rest = (None, words) if not words or "/" in words[0] else (words[0], words[1:])
+    check_names(name=first)
+    named = tuple(meant(word, namespace) for word in rest)
+    return Selection(first, named, namespace, everywhere, parse_selector(labels))
+
+
+def chosen_keys(
+    connection: Connection,
+    words: Sequence[str],
+    *,
+    what: str,
+    namespace: str | None,
+    everywhere: bool = False,
+    labels: str = "",
+    whole_kinds: bool = False,
+) -> list[ResourceKey]:
+    """Return the keys of resources that something shall be done with, each once.
+
+    Exact names need not be known; for all else the resources that are declared are asked for.
+    ``what`` is the command, for errors. A kind alone is enough only with ``whole_kinds``. Raises
+    ``UsageError``, ``InvalidNameError``, ``CommandError`` and ``BusError``.
+    """
+    chosen = selection(words, namespace=namespace, everywhere=everywhere, labels=labels)
+    if not words and not labels:
+        raise UsageError(f"{what} what? Give KIND NAME..., NAMESPACE/KIND/NAME, or -l LABELS")
+    kind = None if chosen.first is None else _of_that_name(chosen.first, installed_kinds())
+    _check_enough(kind, chosen, what, whole_kinds)
+    exact = chosen.exact()
+    return run_async(_keys(connection, chosen, what, whole_kinds)) if exact is None else exact
+
+
+async def _keys(
+    connection: Connection, chosen: Selection, what: str, whole_kinds: bool
+) -> list[ResourceKey]:
+    async with bus(connection) as nc:
+        known = (await current_models(nc)).status.values()
+    rows = [row for row in known if not row.is_foreign or row.outcome == "Held"]
+    selected = chosen.among(rows)
+    _check_enough(selected.kind, chosen, what, whole_kinds)
+    found = [row for row in rows if selected.takes(row)]
+    selected.check_named(rows)
+    selected.check_unique(found)
+    keys = sorted(row.key for row in found if row.declared or selected.named)
+    if not keys:
+        raise CommandError(f"nothing to {what}: no declared resource is selected")
+    return keys
+
+
+def _check_enough(kind: str | None, chosen: Selection, what: str, whole_kinds: bool) -> None:
+    if kind is not None and not (chosen.named or chosen.labels.terms or whole_kinds):
+        raise UsageError(f"{what} what of kind {kind}? Give at least one name, or -l LABELS")
+
+
+def _kinds(rows: Iterable[StatusRow]) -> list[str]:
+    return sorted({*installed_kinds(), *(row.kind for row in rows)})
+
+
+def _says_nothing(text: str, kinds: Sequence[str]) -> str:
+    close = difflib.get_close_matches(text.capitalize(), kinds, n=1, cutoff=0.7)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return (
+        f"{text!r} is neither a kind nor the name of a resource: {hint}"
+        f"kinds are {', '.join(kinds)}; `reconciler get -A` lists resources"
+    )
+
+
+def _of_that_name(text: str, kinds: Iterable[str]) -> str | None:
+    return next((each for each in kinds if same_kind(text, each)), None)
+
+
+def _is_meant(each: Meant, row: StatusRow) -> bool:
+    return (
+        each.name == row.name
+        and each.namespace in (None, row.namespace)
+        and (each.kind is None or same_kind(each.kind, row.kind))
+    )

@@ -1,0 +1,74 @@
+"""Label selectors, as kubectl's: ``team=payments,tier!=web,env in (dev, test),!legacy``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
+
+from cyclopts import Parameter
+
+from reconciler.cli.errors import UsageError
+
+_FORMS: Final = "write key=value, key!=value, key in (a,b), key notin (a,b), key or !key"
+_KEY: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
+_TERM: Final = re.compile(
+    rf"(?P<not>!)?\s*(?P<key>{_KEY})"
+    r"(?:\s*(?P<sign>==|=|!=)\s*(?P<value>[^,()!=\s]*)"
+    r"|\s+(?P<word>in|notin)\s*\((?P<values>[^()]*)\))?"
+)
+
+
+class Term(NamedTuple):
+    """One condition: ``values`` is None where any value will do."""
+
+    key: str
+    values: frozenset[str] | None
+    wanted: bool
+
+
+class Selector(NamedTuple):
+    """Conditions that all have to hold; without any it selects everything."""
+
+    terms: tuple[Term, ...]
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Tell whether a resource with these labels is selected."""
+        return all(_holds(term, labels) for term in self.terms)
+
+
+def _holds(term: Term, labels: Mapping[str, str]) -> bool:
+    has = term.key in labels and (term.values is None or labels[term.key] in term.values)
+    return has == term.wanted
+
+
+def parse_selector(text: str) -> Selector:
+    """Read a selector, empty for everything; raises ``UsageError``."""
+    return Selector(tuple(_term(part.strip(), text) for part in _parts(text) if text))
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the commas that are not within parentheses."""
+    return re.split(r",(?![^()]*\))", text)
+
+
+def _term(part: str, text: str) -> Term:
+    found = _TERM.fullmatch(part)
+    if found is None or (found["not"] and (found["sign"] or found["word"])):
+        raise UsageError(f"--selector {text!r}: {part!r} is no condition: {_FORMS}")
+    if found["sign"]:
+        return Term(found["key"], frozenset({found["value"]}), found["sign"] != "!=")
+    if found["word"]:
+        values = frozenset(each.strip() for each in found["values"].split(","))
+        return Term(found["key"], values, found["word"] == "in")
+    return Term(found["key"], None, not found["not"])
+
+
+Labels = Annotated[
+    str,
+    Parameter(
+        name=("--selector", "-l"),
+        allow_leading_hyphen=True,
+        help="Only with these labels: team=payments,tier!=web,env in (a,b),!old.",
+    ),
+]

@@ -1,0 +1,100 @@
+"""Settings of the connection: from flags, else the environment, else a file, else as usual.
+
+The file is `$RECONCILER_CONFIG`, else `reconciler.toml` in this folder, else
+`~/.config/reconciler/config.toml`. Its keys are named as the flags.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from infra.jetstream.access import VARIABLE_PREFIX
+from reconciler.errors import ConfigurationError
+
+NAMES: Final = (
+    "nats_url",
+    "credentials",
+    "nkey",
+    "inbox_prefix",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+)
+_KEYS: Final = frozenset({"credentials", "nkey"})
+_FILE_VARIABLE: Final = f"{VARIABLE_PREFIX}CONFIG"
+_HERE: Final = Path("reconciler.toml")
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting, and where it comes from."""
+
+    name: str
+    value: str
+    source: str
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting; without its dashes it is the key in the file."""
+    return f"--{name.replace('_', '-')}"
+
+
+def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Setting]:
+    """Collect what is set; who we are (credentials or nkey) comes whole from one place.
+
+    ``running``: the URL of an `up` in this folder. The file is not of that bus, so that it counts
+    only without it. Raises ``ConfigurationError`` for a file that cannot be used.
+    """
+    found: dict[str, Setting] = {}
+    _add(found, {name: (str(value), f"flag {flag(name)}") for name, value in given.items()})
+    variables = {name: f"{VARIABLE_PREFIX}{name.upper()}" for name in NAMES}
+    _add(
+        found,
+        {
+            name: (value, f"environment {variable}")
+            for name, variable in variables.items()
+            if (value := os.environ.get(variable))
+        },
+    )
+    if "nats_url" not in found and running:
+        found["nats_url"] = Setting("nats_url", running, "`reconciler up` in this folder")
+        return found
+    path = _file()
+    if path is not None:
+        _add(found, {name: (value, f"file {path}") for name, value in _read(path).items()})
+    return found
+
+
+def _add(found: dict[str, Setting], more: Mapping[str, tuple[str, str]]) -> None:
+    has_key = not _KEYS.isdisjoint(found)
+    for name, (value, source) in more.items():
+        if name not in found and not (has_key and name in _KEYS):
+            found[name] = Setting(name, value, source)
+
+
+def _file() -> Path | None:
+    if named := os.environ.get(_FILE_VARIABLE):
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    usual = (_HERE, Path(base) / "reconciler" / "config.toml")
+    return next((path for path in usual if path.is_file()), None)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
+        raise ConfigurationError(f"{path}: cannot be used: {what}") from None
+    known = {flag(name).removeprefix("--"): name for name in NAMES}
+    for key, value in content.items():
+        if key not in known or not isinstance(value, str):
+            raise ConfigurationError(
+                f"{path}: {key} is no setting; {', '.join(known)} are, as text"
+            )
+    return {known[key]: value for key, value in content.items()}

@@ -1,0 +1,160 @@
+"""Settings of the connection, completion, and what hints repeat of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli.selectors import parse_selector
+from tests.cli.runner import Cli, Inside
+
+
+def sources(cli: Cli, *arguments: str, **environment: str) -> dict[str, tuple[str, str]]:
+    shown = cli.run("config", "view", "-o", "json", *arguments, **environment).json
+    return {each["name"]: (each["value"], each["source"]) for each in shown}
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(inside: Cli) -> None:
+    inside.write("reconciler.toml", 'nats-url = "nats://file:1"\ntls-ca = "/ca"\nnkey = "/nkey"\n')
+    found = sources(inside)
+    assert found["nats-url"] == ("nats://file:1", "file reconciler.toml")
+    found = sources(inside, RECONCILER_NATS_URL="nats://env:1", RECONCILER_CREDENTIALS="/creds")
+    assert found["nats-url"] == ("nats://env:1", "environment RECONCILER_NATS_URL")
+    assert found["tls-ca"] == ("/ca", "file reconciler.toml")
+    assert found["nkey"] == ("", "default"), "who we are comes whole from one place"
+    found = sources(inside, "--nats-url", "nats://me:secret@flag:1", RECONCILER_NATS_URL="nats://e")
+    assert found["nats-url"] == ("nats://flag:1", "flag --nats-url")
+
+
+def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
+    inside.write("elsewhere/reconciler/config.toml", 'nats-url = "nats://home:1"\n')
+    home = str(tmp_path / "elsewhere")
+    assert sources(inside, XDG_CONFIG_HOME=home)["nats-url"][0] == "nats://home:1"
+    inside.write("named.toml", 'nats-url = "nats://named:1"\n')
+    found = sources(inside, XDG_CONFIG_HOME=home, RECONCILER_CONFIG="named.toml")
+    assert found["nats-url"] == ("nats://named:1", "file named.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("nats-url = 4222", "reconciler.toml: nats-url is no setting; nats-url, credentials"),
+        ('url = "nats://h"', "reconciler.toml: url is no setting"),
+        ("nats-url", "reconciler.toml: cannot be used: not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told(inside: Cli, content: str, said: str) -> None:
+    inside.write("reconciler.toml", content)
+    ran = inside.run("get")
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert said in ran.err
+
+
+def test_a_running_up_of_this_folder_is_found_before_the_file(live: Cli) -> None:
+    live.write("settings.toml", 'nats-url = "nats://other:1"\ncredentials = "/secret.creds"\n')
+    found = sources(live, RECONCILER_CONFIG="settings.toml")
+    assert found["nats-url"][1] == "`reconciler up` in this folder"
+    assert found["credentials"] == ("", "default"), "they are for the other bus"
+
+
+def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
+    url = sources(live)["nats-url"][0]
+    with_password = url.replace("//", "//me:hunter2@")
+    ran = live.run("get", "Shape", "ghost", "--nats-url", with_password)
+    assert ran.err == (
+        f"error: Shape 'ghost' is not in namespace default: `reconciler get -A --nats-url {url}` "
+        "lists all\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "https://user:pw@h", "nats://a,ftp://b"])
+def test_what_is_no_address_of_a_bus_is_told_at_once(inside: Cli, url: str) -> None:
+    ran = inside.run("get", "--nats-url", url)
+    assert ran.status == 1
+    assert "is no address of a bus: give nats://host:4222, or tls://" in ran.err
+    assert "pw" not in ran.err
+
+
+# --- completion
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["expl"], {"explain"}),
+        (["get", "--out"], {"--outcome", "--output"}),
+        (["get", "-o", ""], {"table", "wide", "json", "yaml", "name"}),
+        (["get", "--outcome", "Conv"], {"Converged"}),
+        (["explain", "Sh"], {"Shape", "ShapeRef"}),
+        (["get", "Provider"], {"ProviderConfig"}),
+        (["get", "-n", "sys"], {"system"}),
+        (["describe", "ProviderConfig", "def"], {"default"}),
+        (["describe", "system/"], {"system/ProviderConfig/default"}),
+        (["nonsense", "x"], set[str]()),
+        (["doctor", ""], set[str]()),
+    ],
+)
+def test_words_are_completed(live: Cli, words: list[str], expected: set[str]) -> None:
+    ran = live.ok("__complete", *words)
+    assert expected <= set(ran.out.split())
+    assert all(each.startswith(words[-1]) for each in ran.out.split())
+
+
+def test_names_are_completed_by_nothing_where_no_bus_is(inside: Cli) -> None:
+    ran = inside.ok("__complete", "get", "", "--nats-url")
+    assert ran.err == ""
+
+
+def test_bash_completes_with_the_script_and_nothing_is_written(tmp_path: Path) -> None:
+    script = (
+        f'reconciler() {{ {sys.executable} -m reconciler "$@"; }}\n'
+        'eval "$(reconciler completion bash)"\n'
+        "COMP_WORDS=(reconciler get --outc); COMP_CWORD=2; _reconciler\n"
+        'echo "${COMPREPLY[@]}"\n'
+    )
+    environment = {**Cli(tmp_path).environment(), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["--outcome"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(inside: Inside, name: str) -> None:
+    assert "reconciler __complete" in inside.ok("completion", name).out
+
+
+# --- label selectors
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("", True),
+        ("team=a", True),
+        ("team==a,tier=web", True),
+        ("team=b", False),
+        ("team!=b", True),
+        ("other!=b", True),
+        ("team", True),
+        ("!team", False),
+        ("!other", True),
+        ("team in (a,b)", True),
+        ("team in (b, c),tier", False),
+        ("team notin (b,c)", True),
+        ("a.b/c=d", False),
+        ("team=", False),
+    ],
+)
+def test_a_selector_selects(text: str, matches: bool) -> None:
+    assert parse_selector(text).matches({"team": "a", "tier": "web"}) is matches

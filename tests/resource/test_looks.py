@@ -1,0 +1,88 @@
+"""A look that somebody asks for: what waits is done at once, and what is seen is news."""
+
+from __future__ import annotations
+
+from events.intake import Declared, LookRequested, Observed
+from events.log import ActionDecided, ExternalObserved, LookAsked
+from events.manifest import Manifest, Metadata, Policy
+from tests.resource.building import (
+    CONFIG,
+    Story,
+    converged,
+    every,
+    names,
+    only,
+    provider_config_story,
+    repainted,
+)
+from tests.resource.test_fights import fight, made, overwrite
+
+
+def ask(story: Story) -> list[str]:
+    return names(story.turn(LookRequested("the API is back")))
+
+
+def test_an_attempt_that_waits_is_made_at_once():
+    story = Story()
+    story.declare()
+    story.fail("Transient", message="connection refused")
+    assert ask(story) == ["LookAsked", "ActionRetried"]
+    assert story.wake(3600) == []
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_repair_that_a_fight_puts_off_is_made_at_once():
+    story = made()
+    fight(story)
+    overwrite(story)
+    assert story.idle
+    events = story.turn(LookRequested())
+    assert only(ActionDecided, events).action.fields["color"] == "Red"
+
+
+def test_the_next_look_is_recorded_though_it_shows_nothing_new():
+    story = converged()
+    assert story.see(story.seen) == []
+    assert ask(story) == ["LookAsked"]
+    assert every(ExternalObserved, story.see(story.seen))
+    assert story.see(story.seen) == [], "it was asked for once"
+
+
+def test_a_look_from_before_it_was_asked_for_is_no_answer():
+    story = converged()
+    before = story.state.observed.position
+    ask(story)
+    seen = Observed(CONFIG, story.seen.name, story.seen, as_of=before)
+    assert story.turn(seen) == []
+    assert every(ExternalObserved, story.see(story.seen))
+
+
+def test_who_asks_twice_with_one_message_is_answered_once_more():
+    story = converged()
+    command = story.command(LookRequested())
+    assert names(story.give([command])) == ["LookAsked"]
+    assert story.give([command]) == []
+    assert story.answer.accepted
+
+
+def test_what_nobody_declared_is_not_looked_at():
+    story = Story()
+    assert ask(story) == []
+    assert (story.answer.accepted, story.answer.reason) == (False, "NotDeclared")
+
+
+def test_a_configuration_has_no_object_to_look_at():
+    story = provider_config_story()
+    metadata = Metadata("default", "system")
+    spec = {"provider": "tests", "endpoint": "http://localhost"}
+    story.turn(Declared(Manifest("reconciler/v1", "ProviderConfig", metadata, spec)))
+    assert only(LookAsked, story.turn(LookRequested())) == LookAsked(False)
+    assert story.state.observed.asked_at is None
+
+
+def test_a_paused_resource_is_looked_at_and_left_as_it_is():
+    story = converged()
+    story.declare(policy=Policy(paused=True))
+    assert ask(story) == ["LookAsked"]
+    assert every(ActionDecided, story.see(repainted(story.seen))) == []
