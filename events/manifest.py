@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
+from events.field_hints import with_hint
 from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
@@ -132,7 +133,7 @@ def take_apart(manifest: Manifest) -> Declaration:
     try:
         decided = Policy() if policy is None else msgspec.convert(policy, Policy)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"spec.policy: {error}") from None
+        raise InvalidManifestError(f"spec.policy: {with_hint(error, Policy)}") from None
     external_name = manifest.metadata.annotations.get(
         EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from events.field_hints import with_hint
 from events.intake import OnWithdrawal, TargetState
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
 from events.names import InvalidNameError, ResourceKey
@@ -169,7 +170,7 @@ def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
     try:
         said = msgspec.convert(place, FieldReference)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"{path}: {error}") from None
+        raise InvalidManifestError(f"{path}: {with_hint(error, FieldReference)}") from None
     kind, _, name = said.target.partition("/")
     try:
         target = ResourceKey.checked(namespace, kind, name)

@@ -82,6 +82,14 @@ async def _read_once(nc: Client, api_url: str, after_effect: int) -> History:
 
 async def read_bus(nc: Client) -> History:
     """Read all streams; what APIs have is for the caller to add."""
+    while True:
+        history = await _read_bus_once(nc)
+        read = history.log[-1].position if history.log else 0
+        if (await stream_state(nc, LOG)).last_seq == read:
+            return history  # else what was read later may tell of what was not read
+
+
+async def _read_bus_once(nc: Client) -> History:
     log = [_recorded(message) for message in await _all(nc, LOG)]
     wanted = sum(isinstance(each.event.data, OutcomeRecorded) for each in log)
     return History(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from events.field_hints import closest
 from events.manifest import InvalidManifestError, Manifest, take_apart
 from events.names import KIND_DEFINITION_KIND, system_rank
 from reconciler.cli.client import client_of
@@ -27,7 +28,6 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
-from reconciler.provider.field_hints import closest
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.decide import PLAN_OUTDATED
 from reconciler.roles.definitions import defined

@@ -171,7 +171,7 @@ def _fitted(
     """Return widths that fit, the widest text wrapped first; None where words would be broken."""
     least = [max(_longest_word(cell) for cell in column) for column in columns]
     fitted = list(widths)
-    excess = sum(widths) + _BETWEEN * len(widths) - room
+    excess = sum(widths) + _BETWEEN * (len(widths) - 1) - room
     for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
         taken = max(0, min(excess, fitted[place] - least[place]))
         fitted[place] -= taken

@@ -13,7 +13,6 @@ from nats.aio.client import Client
 
 from events.manifest import Manifest
 from events.names import ResourceKey
-from infra.bus.event_log import EVERYTHING
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -128,7 +127,7 @@ async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
         if at is None:
             models = await current_models(nc)
         else:
-            stood = await models_as_of(nc, at, _tokens(wanted.selection))
+            stood = await models_as_of(nc, at, wanted.selection.tokens)
             models = stood.models
         selected, rows = _chosen(wanted, models, stood and stood.moment)
         if not rows:
@@ -164,12 +163,6 @@ def _chosen(
 
 def _table(selected: Selected, wanted: Wanted) -> ResourceTable:
     return ResourceTable(with_namespace=selected.namespace is None, wide=wanted.output == "wide")
-
-
-def _tokens(selection: Selection) -> str:
-    """Return the pattern of what is asked for, where one pattern says it."""
-    exact = selection.exact()
-    return exact[0].tokens if exact is not None and len(exact) == 1 else EVERYTHING
 
 
 async def _manifests(

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import msgspec
 import yaml
 
+from events.field_hints import with_hint
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, home_of, system_rank
 from reconciler.cli.errors import CommandError
@@ -188,7 +189,9 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
     try:
         plain = _declared(cast("dict[str, Any]", _plain(document)), namespace)
         manifest = checked_manifest(msgspec.convert(plain, Manifest))
-    except (msgspec.ValidationError, InvalidManifestError, InvalidNameError) as error:
+    except msgspec.ValidationError as error:
+        return Problem(source, _readable(with_hint(error, Manifest)))
+    except (InvalidManifestError, InvalidNameError) as error:
         return Problem(source, _readable(str(error)))
     except RecursionError:
         return Problem(source, _TOO_DEEP)
@@ -197,8 +200,9 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
 
 def _readable(message: str) -> str:
     """Say the field first: ``metadata.name: Expected ...``."""
-    text, found, path = message.partition(" - at `$")
-    return f"{path.strip('.`')}: {text}" if found else text
+    text, found, rest = message.partition(" - at `$")
+    path, _, hint = rest.partition("`")
+    return f"{path.strip('.')}: {text}{hint}" if found and path else f"{text}{hint}"
 
 
 def _declared(document: dict[str, Any], namespace: str) -> dict[str, Any]:

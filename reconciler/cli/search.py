@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
+from events.field_hints import closest
 from events.names import DEFAULT_NAMESPACE, ResourceKey
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
@@ -14,7 +15,6 @@ from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, same_kind
 from reconciler.ports import StoredEvent
-from reconciler.provider.field_hints import closest
 from reconciler.provider.kind import installed_kinds
 
 

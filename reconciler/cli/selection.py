@@ -49,10 +49,21 @@ class Selection(msgspec.Struct, frozen=True):
             if not any(row.name == self.first for row in rows):
                 raise CommandError(_says_nothing(self.first, _kinds(rows)))
             named = (Meant(self.first, self.namespace, None, self.first), *named)
-        place = self._place(kind)
-        if place is None and not self.everywhere and not named:
-            place = DEFAULT_NAMESPACE
+        place = self._place(kind, None if named else DEFAULT_NAMESPACE)
         return Selected(kind, named, place, self.labels)
+
+    @property
+    def tokens(self) -> str:
+        """The narrowest pattern of `namespace.kind.name` that has all that may be selected."""
+        kind = None if self.first is None else _of_that_name(self.first, installed_kinds())
+        one = self._resolved(kind)[0] if len(self.named) == 1 else None
+        if self.first is not None and kind is None:
+            return f"{self.namespace or '*'}.*.*"  # it may be a name, or a kind of its own
+        if one is not None:
+            known = one.kind if one.kind in installed_kinds() else None  # else how is it written?
+            return f"{one.namespace or '*'}.{known or '*'}.{one.name}"
+        place = self.namespace if self.named else self._place(kind, DEFAULT_NAMESPACE)
+        return f"{place or '*'}.{kind or '*'}.*"
 
     def exact(self) -> list[ResourceKey] | None:
         """Return the keys where the words alone name them; None where resources must be read."""
@@ -78,10 +89,11 @@ class Selection(msgspec.Struct, frozen=True):
             for each in self.named
         )
 
-    def _place(self, kind: str | None) -> str | None:
+    def _place(self, kind: str | None, otherwise: str | None = None) -> str | None:
+        """Return the namespace that is looked in, of a kind its own; None for all."""
         if self.everywhere or self.namespace is not None:
             return self.namespace
-        return None if kind is None else home_of(registered(kind), DEFAULT_NAMESPACE)
+        return otherwise if kind is None else home_of(registered(kind), DEFAULT_NAMESPACE)
 
 
 class Selected(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from events.external import ExternalObject
+from events.field_hints import closest, with_hint
 from events.kind_definition import DefinitionRef, KindDefinitionSpec
 from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE
@@ -33,7 +34,6 @@ from events.reference import (
 )
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
-from reconciler.provider.field_hints import closest, with_hint
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import structlog
 
+from events.field_hints import with_hint
 from events.kind_definition import KindDefinitionSpec
 from events.log import SpecDeclared
 from events.manifest import Fields, InvalidManifestError
@@ -80,7 +81,7 @@ def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> 
     try:
         spec = msgspec.convert(fields, KindDefinitionSpec)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"spec: {error}") from None
+        raise InvalidManifestError(f"spec: {with_hint(error, KindDefinitionSpec)}") from None
     known, over = kinds.find(name), kinds.find(spec.over)
     if known is not None and known.definition is None:
         raise InvalidManifestError(f"metadata.name: {name!r} is an installed kind: use another")

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from events.envelope import MAX_MESSAGE_BYTES
+from events.field_hints import with_hint
 from events.intake import (
     Answer,
     ApprovalDecision,
@@ -44,7 +45,7 @@ def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
         try:
             manifest = msgspec.convert(manifest, Manifest)
         except msgspec.ValidationError as error:
-            raise InvalidManifestError(f"manifest: {error}") from None
+            raise InvalidManifestError(f"manifest: {with_hint(error, Manifest)}") from None
     _ = manifest.key  # raises InvalidNameError
     take_apart(manifest)
     _check_size(manifest)

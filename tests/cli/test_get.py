@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from events.log import OutcomeName
+from reconciler.cli.selection import selection
 from tests.cli.runner import STOP_SECONDS, Cli, shape
 
 
@@ -164,3 +165,29 @@ def test_a_table_that_goes_on_has_its_headings_once(live: Cli, teams: str) -> No
     assert lines[0].startswith("KIND")
     assert "KIND" not in line + out
     assert line.split()[:3] == ["Shape", f"{teams}-c", "Converged"]
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ((), "default.*.*"),
+        (("shapes",), "default.Shape.*"),
+        (("ProviderConfig",), "system.ProviderConfig.*"),
+        (("Shape", "foo"), "default.Shape.foo"),
+        (("shape/foo",), "default.Shape.foo"),
+        (("team/shape/foo",), "team.Shape.foo"),
+        (("team/gadget/foo",), "team.*.foo"),
+        (("foo",), "*.*.*"),
+        (("Shape", "foo", "bar"), "*.Shape.*"),
+        (("Shape/foo", "File/bar"), "*.*.*"),
+    ],
+)
+def test_no_more_of_the_log_is_read_than_is_asked_for(words: tuple[str, ...], pattern: str) -> None:
+    assert selection(words, namespace=None).tokens == pattern
+
+
+def test_a_namespace_narrows_what_is_read_of_the_log() -> None:
+    assert selection((), namespace="team").tokens == "team.*.*"
+    assert selection(("foo",), namespace="team").tokens == "team.*.*"
+    assert selection(("Shape", "a", "b"), namespace="team").tokens == "team.Shape.*"
+    assert selection((), namespace=None, everywhere=True).tokens == "*.*.*"

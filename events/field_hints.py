@@ -13,7 +13,7 @@ from msgspec import inspect
 _PATH: Final = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _ENUM: Final = re.compile(r"Invalid enum value (?P<value>\S+)")
-_STEP: Final = re.compile(r"\.([^.\[]+)|\[\.\.\.\]")
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _SHOWN: Final = 20
 
 
