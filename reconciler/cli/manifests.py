@@ -149,26 +149,29 @@ def _parsed(file: str, text: str) -> Iterator[Any]:
             yield _TOO_DEEP
         return
     starts = [0, *(match.start() for match in _DOCUMENT.finditer(text)), len(text)]
+    line = 1
     for start, end in pairwise(starts):
-        if text[start:end].strip():
-            yield _parse_yaml("\n" * text.count("\n", 0, start) + text[start:end])
+        document = text[start:end]
+        if document.strip():
+            yield _parse_yaml(document, line)
+        line += document.count("\n")
 
 
-def _parse_yaml(text: str) -> Any:
+def _parse_yaml(text: str, first_line: int) -> Any:
     try:
         parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
     except yaml.YAMLError as error:
-        return f"not YAML: {_where(error)}"
+        return f"not YAML: {_where(error, first_line)}"
     except RecursionError:
         return _TOO_DEEP
     return "a manifest is a mapping, this is text" if isinstance(parsed, str) else parsed
 
 
-def _where(error: yaml.YAMLError) -> str:
+def _where(error: yaml.YAMLError, first_line: int) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark = error.problem_mark
-    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return f"line {first_line + mark.line}, column {mark.column + 1}: {error.problem}"
 
 
 def _items(document: Any) -> Sequence[Any]:

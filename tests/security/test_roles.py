@@ -286,3 +286,14 @@ def test_an_auditor_reads_the_log_and_its_models(commands: Run, name: str) -> No
     commands("auditor", "history", "ProviderConfig/default")
     commands("auditor", "describe", "ProviderConfig/default")
     commands("auditor", "replay", "--verify")
+
+
+def test_what_an_auditor_may_not_look_at_is_skipped_by_doctor_and_is_no_failure(
+    guarded: Guarded, tmp_path: Path
+) -> None:
+    key = ("--nkey", str(guarded.key("auditor")), "--nats-url", guarded.bus.url)
+    found = Inside(tmp_path).ok("doctor", "-o", "json", *key).json
+    skipped = [each for each in found if each["verdict"] == "skip"]
+    assert skipped
+    assert all("may not" in each["found"] for each in skipped)
+    assert "log" in {each["check"] for each in found if each["verdict"] == "ok"}
