@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 from msgspec.structs import replace
@@ -61,20 +61,22 @@ def pause(
     output
         How to print the results.
     """
-    keys = chosen_keys(
-        connection,
-        words,
-        what="pause",
-        namespace=namespace,
-        everywhere=all_namespaces,
-        labels=labels,
-    )
-    return set_paused(connection, keys, True, reason or "paused", timeout, output)
+    meant = Meant(words, namespace, all_namespaces, labels)
+    return set_paused(connection, meant, True, reason, timeout, output)
+
+
+class Meant(NamedTuple):
+    """Which resources a command line selects."""
+
+    words: tuple[str, ...]
+    namespace: str | None
+    everywhere: bool
+    labels: str
 
 
 def set_paused(
     connection: Connection,
-    keys: Sequence[ResourceKey],
+    meant: Meant,
     paused: bool,
     reason: str,
     timeout_seconds: float,
@@ -82,6 +84,16 @@ def set_paused(
 ) -> Exit:
     """Declare resources again, paused or not; print what came of each."""
     checked_reason(reason)
+    what = "pause" if paused else "resume"
+    keys = chosen_keys(
+        connection,
+        meant.words,
+        what=what,
+        namespace=meant.namespace,
+        everywhere=meant.everywhere,
+        labels=meant.labels,
+    )
+    reason = reason or f"{what}d"
     results = run_async(_set_paused(connection, keys, paused, reason, timeout_seconds))
     print_results(results, output, good=())
     return exit_status(results, None)

@@ -8,8 +8,7 @@ from cyclopts import Parameter
 
 from reconciler.cli.connection import HERE, Connection
 from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output, Reason
-from reconciler.cli.pause import set_paused
-from reconciler.cli.selection import chosen_keys
+from reconciler.cli.pause import Meant, set_paused
 from reconciler.cli.selectors import Labels
 
 
@@ -39,12 +38,5 @@ def resume(
     output
         How to print the results.
     """
-    keys = chosen_keys(
-        connection,
-        words,
-        what="resume",
-        namespace=namespace,
-        everywhere=all_namespaces,
-        labels=labels,
-    )
-    return set_paused(connection, keys, False, reason or "resumed", timeout, output)
+    meant = Meant(words, namespace, all_namespaces, labels)
+    return set_paused(connection, meant, False, reason, timeout, output)
