@@ -147,8 +147,8 @@ class Table:
         for row in rows:
             for heading, cell in zip(self._columns, row, strict=True):
                 if cell:
-                    label = Text(f"{heading.ljust(room)}  ", "bold")
-                    out.print(label + cell, soft_wrap=True)
+                    label = f"{heading.ljust(room)}  "
+                    out.print(Text.assemble((label, "bold"), cell), soft_wrap=True)
             out.print()
 
 
