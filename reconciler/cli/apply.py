@@ -115,7 +115,7 @@ def apply(
         results = [Result(str(read.key), True, "Valid") for read in documents.good]
     else:
         if validate == "client":
-            _check_all(documents, installed_kinds(), others_pass=True)
+            _check_all(documents, _kinds_of(documents, connection), others_pass=True)
         results = run_async(_declare(connection, documents.good, reason, wait, timeout))
     print_results(results, output, good=GOOD, problems=documents.problems(), dry_run=bool(dry_run))
     return _status(documents, results, GOOD if wait and not dry_run else None)
@@ -198,6 +198,20 @@ async def _apply_group(
     return [results[each.resource] for each in group]
 
 
+def _kinds_of(documents: Documents, connection: Connection) -> KindRegistry:
+    """Return the kinds that are known here, and those defined at run time if one seems misspelt."""
+    kinds = installed_kinds()
+    if not any(_seems_misspelt(read.key.kind, kinds) for read in documents.good):
+        return kinds
+    from reconciler.cli.explain import with_definitions  # noqa: PLC0415 - hardly ever
+
+    return run_async(with_definitions(connection, kinds))
+
+
+def _seems_misspelt(kind: str, kinds: KindRegistry) -> bool:
+    return kinds.find(kind) is None and bool(closest(kind, kinds))
+
+
 def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool = False) -> None:
     """Check every document as the decider does; what fails is moved to the bad ones.
 
@@ -208,12 +222,14 @@ def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool =
     for read in documents.good:
         try:
             kind = read.key.kind
-            if not (others_pass and kinds.find(kind) is None and not closest(kind, kinds)):
+            if not others_pass or kinds.find(kind) is not None or _seems_misspelt(kind, kinds):
                 check(read.manifest, kinds)
             if read.key.kind == KIND_DEFINITION_KIND:
                 kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
-            documents.bad.append(Problem(read.source, f"{read.key}: {error}"))
+            all_the_same = others_pass and isinstance(error, UnknownKindError)
+            hint = " (--validate server sends it all the same)" if all_the_same else ""
+            documents.bad.append(Problem(read.source, f"{read.key}: {error}{hint}"))
         else:
             usable.append(read)
     documents.good = usable

@@ -101,8 +101,20 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
         return _kinds()
     if command not in _OF_RESOURCES:
         return ()
-    given = [each for each in rest if not each.startswith("-")]
-    return _resources(given, word)
+    return _resources(_positional(command, rest), word)
+
+
+def _positional(command: str, words: Sequence[str]) -> list[str]:
+    """Leave out options, and the values behind them."""
+    if not any(each.startswith("-") for each in words):
+        return list(words)
+    options, found = _options(command), list[str]()
+    is_value = False
+    for each in words:
+        if not is_value and not each.startswith("-"):
+            found.append(each)
+        is_value = each.startswith("-") and options.get(each, bool) is not bool
+    return found
 
 
 def _options(command: str) -> Mapping[str, Any]:

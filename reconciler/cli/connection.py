@@ -107,7 +107,7 @@ class BusOptions:
         found = self.settings()
 
         def path(name: str) -> Path | None:
-            return Path(found[name].value) if name in found else None
+            return Path(found[name].value).expanduser() if name in found else None
 
         prefix = found.get("inbox_prefix")
         return Access(

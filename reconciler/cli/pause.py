@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -27,8 +26,6 @@ from reconciler.cli.results import (
 )
 from reconciler.cli.selection import chosen_keys
 from reconciler.cli.selectors import Labels
-from reconciler.errors import DeclarationRefusedError
-from reconciler.sdk.client import Client
 
 
 def pause(
@@ -114,30 +111,20 @@ async def _set_paused(
             if (row := rows.get(str(key))) is not None and row.declared
         }
         found = await declarations(nc, declared, as_of_version=False)
+    manifests = [_with_paused(found[key], paused) for key in declared]
+    results = {
+        key: Result(str(key), False, "NotFound", message="it is not declared") for key in keys
+    }
     async with client_of(connection) as client:
-
-        async def one(key: ResourceKey) -> Result:
-            if key not in declared:
-                return Result(str(key), False, "NotFound", message="it is not declared")
-            manifest = _with_paused(found[key], paused)
-            told = await _declare(client, manifest, declared[key], reason, timeout_seconds)
-            return result_of(key, told)
-
-        return list(await asyncio.gather(*(one(key) for key in keys)))
-
-
-async def _declare(
-    client: Client, manifest: Manifest, generation: int, reason: str, timeout_seconds: float
-) -> Any:
-    try:
-        return await client.declare(
-            manifest,
-            expected_generation=generation,
+        answers = await client.declare_many(
+            manifests,
+            expected_generations=declared.values(),
             reason=reason,
             timeout_seconds=timeout_seconds,
         )
-    except DeclarationRefusedError as refused:
-        return refused
+    answered = zip(declared, answers, strict=True)
+    results |= {key: result_of(key, answer) for key, answer in answered}
+    return list(results.values())
 
 
 def _with_paused(manifest: Manifest, paused: bool) -> Manifest:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Seque
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -104,13 +105,22 @@ class Client:
         return await self._ask_one(message, timeout_seconds)
 
     async def declare_many(
-        self, manifests: Iterable[AnyManifest], *, reason: str = "", timeout_seconds: float = 30.0
+        self,
+        manifests: Iterable[AnyManifest],
+        *,
+        expected_generations: Iterable[int | None] = (),
+        reason: str = "",
+        timeout_seconds: float = 30.0,
     ) -> list[Answer | DeclarationRefusedError]:
         """Declare many resources at once; gives each one's answer or refusal, in order.
 
-        All are checked before the first is sent. Raises as ``declare``, but gives refusals.
+        All are checked before the first is sent. ``expected_generations``: of each, as far as they
+        go. Raises as ``declare``, but gives refusals.
         """
-        messages = [declaration(manifest, reason=reason) for manifest in manifests]
+        messages = [
+            declaration(manifest, expected, reason=reason)
+            for manifest, expected in zip_longest(manifests, expected_generations)
+        ]
         return await self._ask(messages, timeout_seconds)
 
     async def plan(

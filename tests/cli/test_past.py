@@ -247,7 +247,7 @@ def test_one_that_was_not_there_is_an_error_that_says_when(past: Past) -> None:
 # --- describe --at
 
 
-def test_one_resource_is_described_as_it_stood(past: Past) -> None:
+def test_29_one_resource_and_what_we_owned_are_described_as_they_stood(past: Past) -> None:
     told = past.json("describe foo --at 4")
     assert told["spec"]["fields"]["color"] == "Red"
     assert told["status"]["position"] == told["asOf"]["position"] == 4

@@ -190,7 +190,7 @@ def test_a_listing_from_here_finds_what_nobody_has_told(
     assert "  + Create plans-own" in ran.out
 
 
-def test_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
+def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
     live.write("moved.yaml", shape("moved-a") + "---\n" + shape("moved-b"))
     assert live.run("plan", "-f", "moved.yaml", "--out", "moved.plan").status == 2
     live.write("moved-a.yaml", shape("moved-a", "Green"))
@@ -204,7 +204,9 @@ def test_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
     assert live.run("describe", "moved-b").status == 1
 
 
-def test_what_moves_after_the_check_is_refused_alone(live: Cli, running_up: tuple[Cli, Up]) -> None:
+def test_41_what_moves_after_the_check_is_refused_alone(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
     live.write("late.yaml", shape("late-a") + "---\n" + shape("late-b"))
     shapes = [
         msgspec.convert(each, Manifest)

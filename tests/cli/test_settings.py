@@ -92,6 +92,8 @@ def test_what_is_no_address_of_a_bus_is_told_at_once(inside: Cli, url: str) -> N
         (["get", "Provider"], {"ProviderConfig"}),
         (["get", "-n", "sys"], {"system"}),
         (["describe", "ProviderConfig", "def"], {"default"}),
+        (["describe", "-n", "system", "Prov"], {"ProviderConfig"}),
+        (["describe", "-n", "system", "ProviderConfig", ""], {"default"}),
         (["describe", "system/"], {"system/ProviderConfig/default"}),
         (["nonsense", "x"], set[str]()),
         (["doctor", ""], set[str]()),

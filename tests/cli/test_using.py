@@ -244,3 +244,18 @@ def test_schemas_are_printed_without_a_server(
     done = Cli(tmp_path).run("schema", *form)
     assert done.status == 0
     assert has in done.json
+
+
+def test_a_kind_that_is_defined_at_run_time_is_no_slip_of_the_pen(live: Cli) -> None:
+    page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
+    definition = page.split("```yaml\n")[1].split("---")[0].replace("name: Badge", "name: Shapely")
+    definition = definition.replace("badge", "shapely")
+    live.ok("apply", "-f", "-", "--wait", text=definition)
+    shapely = "{apiVersion: shapelys/v1, kind: %s, metadata: {name: like}, spec: {shade: Red}}"
+    assert live.run("apply", "-f", "-", text=shapely % "Shapely").err == ""
+    ran = live.run("apply", "-f", "-", text=shapely % "Shapley")
+    assert (ran.status, ran.out) == (1, "")
+    assert "did you mean Shape" in ran.err
+    assert "--validate server sends it all the same" in ran.err
+    live.ok("delete", "Shapely/like", "--wait")
+    live.ok("delete", "KindDefinition", "Shapely", "--wait")

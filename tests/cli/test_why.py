@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cli.runner import Cli, shape
 
 
-def test_why_a_field_has_its_value(live: Cli) -> None:
+def test_29_why_a_field_has_its_value(live: Cli) -> None:
     for color in ("Red", "Green"):
         live.write("why.yaml", shape("why-foo", color))
         live.ok("apply", "-f", "why.yaml", "--wait")
