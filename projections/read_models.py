@@ -103,22 +103,21 @@ class _FleetCounts:
     """The numbers of the fleet, counted as rows change: an event costs the same in any fleet."""
 
     def __init__(self) -> None:
-        self.has_moved = True  # it has not been written
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._owned = 0
         self._in_flight = 0
 
-    def move(self, row: StatusRow, before: _Standing | None, after: _Standing | None) -> None:
+    def move(self, name: str, before: _Standing | None, after: _Standing | None) -> None:
         """Count a resource as it is now, and no more as it was before; None: it has no row."""
-        self.has_moved = True
+        namespace, kind, _ = name.split("/")
         if before is not None:
-            self._add(row, before, -1)
+            self._add(namespace, kind, before, -1)
         if after is not None:
-            self._add(row, after, 1)
+            self._add(namespace, kind, after, 1)
 
-    def _add(self, row: StatusRow, standing: _Standing, one: int) -> None:
+    def _add(self, namespace: str, kind: str, standing: _Standing, one: int) -> None:
         outcome, owned, in_flight = standing
-        bucket = (row.namespace, row.kind, outcome or "Pending")
+        bucket = (namespace, kind, outcome or "Pending")
         self._counts[bucket] += one
         if not self._counts[bucket]:
             del self._counts[bucket]
@@ -146,9 +145,8 @@ class OutdatedRowsError(ValueError):
 class ReadModels:
     """Status, ownership and fleet, as of one position of the log.
 
-    ``swept`` names the resources that a sweep has to look at, as the keys of a dictionary: sets
-    have another order in each process. ``unready`` names those whose object is as declared, and
-    cannot be used yet.
+    What depends on a row as a whole (the fleet's counts, ``swept``, ``unready``) is brought up to
+    date when it is asked for, once for all events of a row since then.
     """
 
     def __init__(self) -> None:
@@ -160,8 +158,9 @@ class ReadModels:
         self._dirty: dict[str, None] = {}
         self._dirty_damage: dict[str, None] = {}
         self._dirty_ownership: dict[str, None] = {}
-        self.swept: dict[str, None] = {}
-        self.unready: dict[str, None] = {}
+        self._unsettled: dict[str, _Standing | None] = {}
+        self._swept: dict[str, None] = {}
+        self._unready: dict[str, None] = {}
         self._fleet = _FleetCounts()
         self._taken = NOTHING
 
@@ -169,6 +168,18 @@ class ReadModels:
     def checkpoint(self) -> Checkpoint:
         """Up to where the log is folded in."""
         return Checkpoint(SCHEMA, self.losses, self.position)
+
+    @property
+    def swept(self) -> Mapping[str, None]:
+        """The resources that a sweep has to look at: sets have another order in each process."""
+        self._settle()
+        return self._swept
+
+    @property
+    def unready(self) -> Mapping[str, None]:
+        """The resources whose object is as declared, and cannot be used yet."""
+        self._settle()
+        return self._unready
 
     @property
     def changed_rows(self) -> int:
@@ -181,7 +192,7 @@ class ReadModels:
         A resource whose history is damaged is left as it is.
         """
         name = event.subject
-        row = self.status.get(name) or self._add_row(name)
+        row = self._row_to_change(name)
         self.position = position
         if name in self.damage:
             return row
@@ -189,33 +200,33 @@ class ReadModels:
             if 0 < row.version != event.resourceversion - 1:
                 self.mark_damage(_hole(row, position, event))
                 return row
-            before = _standing(row)
             fold_status(row, position, event)
-            after = None if row.is_gone else _standing(row)
-            if after != before:
-                self._fleet.move(row, before, after)
-            if after is None:
+            if row.is_gone:
                 del self.status[name]
-            self._note_swept(name, row, is_there=after is not None)
         self._dirty[name] = None
         if type(event.data) in OWNERSHIP_EVENTS:
             self._apply_to_ownership(name, position, event)
         return row
 
-    def _note_swept(self, name: str, row: StatusRow, *, is_there: bool) -> None:
-        if is_there and row.is_swept:
-            self.swept[name] = None
-        else:
-            self.swept.pop(name, None)
-        if is_there and row.not_ready is not None:
-            self.unready[name] = None
-        else:
-            self.unready.pop(name, None)
-
-    def _add_row(self, name: str) -> StatusRow:
-        row = self.status[name] = _new_row(name)
-        self._fleet.move(row, None, _standing(row))
+    def _row_to_change(self, name: str) -> StatusRow:
+        row = self.status.get(name)
+        if row is None:
+            row = self.status[name] = _new_row(name)
+            self._unsettled.setdefault(name, None)
+        elif name not in self._unsettled:
+            self._unsettled[name] = _standing(row)
         return row
+
+    def _settle(self) -> None:
+        """Count and note the rows that changed since this was done last."""
+        for name, before in self._unsettled.items():
+            row = self.status.get(name)
+            after = None if row is None else _standing(row)
+            if after != before:
+                self._fleet.move(name, before, after)
+            _note(self._swept, name, row is not None and row.is_swept)
+            _note(self._unready, name, row is not None and row.not_ready is not None)
+        self._unsettled.clear()
 
     def mark_damage(self, damage: LogDamage) -> None:
         """Show a resource as held from now on: the log is damaged in its history."""
@@ -225,11 +236,7 @@ class ReadModels:
             self._dirty_damage[name] = None
         self.position = max(self.position, damage.position)
         if damage.resource:
-            row = self.status.get(name) or self._add_row(name)
-            before = _standing(row)
-            row.hold_for_damage(damage)
-            self._fleet.move(row, before, _standing(row))
-            self._note_swept(name, row, is_there=True)
+            self._row_to_change(name).hold_for_damage(damage)
             self._dirty[name] = None
 
     def show_damage_again(self) -> None:
@@ -274,6 +281,7 @@ class ReadModels:
         """Return what changed since the last call, or since the rows were restored, if anything."""
         if not self.changed_rows:
             return None
+        self._settle()
         rows: dict[str, bytes | None] = {}
         for name in self._dirty_damage:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
@@ -281,8 +289,8 @@ class ReadModels:
             rows[_row_name(OWNERSHIP, name)] = self._ownership_bytes(name)
         for name in self._dirty:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
-        if self._fleet.has_moved:  # also to and fro: rows in between may have been stored
-            rows[FLEET] = _encoder.encode(self.fleet())
+        if self._dirty:  # counts that moved to and fro, too: rows in between may have been stored
+            rows[FLEET] = _encoder.encode(self._fleet.summary())
         changes = RowChanges(self._taken, self.checkpoint, rows, bool(self._dirty_damage))
         self._forget_changes()
         return changes
@@ -298,7 +306,6 @@ class ReadModels:
         self._dirty.clear()
         self._dirty_ownership.clear()
         self._dirty_damage.clear()
-        self._fleet.has_moved = False
         self._taken = self.checkpoint
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
@@ -314,14 +321,14 @@ class ReadModels:
 
     def fleet(self) -> FleetSummary:
         """Count the resources by namespace, kind and outcome."""
+        self._settle()
         return self._fleet.summary()
 
     def take_up(self, checkpoint: Checkpoint) -> None:
         """Take the rows that are here for those of a checkpoint."""
         self.position, self.losses = checkpoint.position, checkpoint.losses
-        for name, row in self.status.items():
-            self._fleet.move(row, None, _standing(row))
-            self._note_swept(name, row, is_there=True)
+        self._unsettled = dict.fromkeys(self.status)
+        self._settle()
         self._forget_changes()
 
     def _status_bytes(self, name: str) -> bytes | None:
@@ -368,6 +375,13 @@ def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
     for position, event in history:
         models.apply(position, event)
     return models
+
+
+def _note(names: dict[str, None], name: str, belongs: bool) -> None:
+    if belongs:
+        names[name] = None
+    else:
+        names.pop(name, None)
 
 
 def _new_row(name: str) -> StatusRow:

@@ -209,7 +209,21 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     row.changed_at = event.time
     if row.since is None:
         row.since = event.time
-    match event.data:
+    match event.data:  # what is most frequent comes first: a case that is tried costs 50 ns
+        case OutcomeRecorded() as data:
+            row.outcome = data.outcome
+            row.generation = row.observed_generation = data.generation
+            row.reason = data.reason
+            row.message = data.message
+            if data.outcome != "Held":
+                row.asked_plan, row.asked_level = "", "Never"
+            row.conditions = data.conditions
+        case ActionDecided(action):
+            row.doubted = False  # what was let go is done with
+            _begun(row, action, 1)
+        case ActionSucceeded() as data:
+            row.seen_at = event.time
+            _succeeded(row, data)
         case SpecDeclared() as data:
             if not row.declared:
                 row.since = event.time
@@ -283,18 +297,12 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.definition = definition.generation
         case SpecResolved():
             pass  # what follows from it is told by others
-        case ActionDecided(action):
-            row.doubted = False  # what was let go is done with
-            _begun(row, action, 1)
         case ActionRetried(action, attempt) | LookupDecided(action, attempt):
             _begun(row, action, attempt)
         case ActionHeld():
             row.retry_at = None
         case ActionNotDone() | ActionDoubted():
             pass  # it is called again, or what it did is seen later
-        case ActionSucceeded() as data:
-            row.seen_at = event.time
-            _succeeded(row, data)
         case ActionFailed() as data:
             _failed(row, data)
         case ActionAbandoned():
@@ -313,14 +321,6 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # it is open until the probe is answered
         case BreakerClosed():
             row.breaker_until = None
-        case OutcomeRecorded() as data:
-            row.outcome = data.outcome
-            row.generation = row.observed_generation = data.generation
-            row.reason = data.reason
-            row.message = data.message
-            if data.outcome != "Held":
-                row.asked_plan, row.asked_level = "", "Never"
-            row.conditions = data.conditions
         case _:
             assert_never(event.data)
 

@@ -15,7 +15,7 @@ from events.log import SpecDeclared
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.shapes import SHAPE
-from projections.read_models import ReadModels
+from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
@@ -51,8 +51,9 @@ class Scene:
         self.kinds = KindRegistry([SHAPE])
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
         models = ReadModels()
+        self.row.outcome = "Held"  # what is held is looked at, and what waits
         models.status[str(FOO)] = self.row
-        models.swept[str(FOO)] = None
+        models.take_up(NOTHING)
         self.sweeper = Sweeper(
             intake=self.intake,
             configurations=self.configurations,
