@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -24,6 +25,7 @@ from benchmarks.converge.stack import ALL_IN_ONE, WORKER_APART
 from benchmarks.converge.tables import show, show_changes
 from benchmarks.converge.targets import targets
 from infra.embedded.binary import WHEEL
+from reconciler.cli.main import OBJECTS_BETWEEN_COLLECTIONS
 
 _IDLE_SAMPLES = 100
 _QUICK_RESOURCES = 200
@@ -71,6 +73,7 @@ def converge(
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 160)
     layout = WORKER_APART if worker_apart else ALL_IN_ONE
     whose = sys.executable if python is None else str(python.absolute())
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as every command does
     report = uvloop.run(_run(sizes, latencies, samples, console, layout, whose))
     show(report, console)
     costs = costs_of(report.cases, report.layout)

@@ -10,7 +10,7 @@ _SHAPES = 2_000
 _CONVERGE_SECONDS = 2.2
 _IDLE_P50_MS = 6.0
 _STACK_MB = 400.0
-_REPLAY_SHARE = 0.70
+_REPLAY_SHARE = 0.75
 
 
 def targets(cases: Sequence[Case]) -> tuple[Target, ...]:

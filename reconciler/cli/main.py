@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cyclopts import CycloptsError
     from rich.console import Console
 
-_OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
+OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
 """The interpreter looks for reference cycles so rarely: it looks at every resource that is kept,
 and hardly anything here is ever in a cycle. With the default of 700 it took a sixth of a busy
 reconciler's processor time, and a fifth of a start's."""
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(tokens: Sequence[str]) -> int:
     """Run a command, imported with all that it needs only here."""
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     command = tokens[0]
     if not command.startswith("-") and command not in (*names(), COMPLETE):
         return _unknown(command)
