@@ -5,7 +5,6 @@ byte for byte (invariant 1). A row is written again only when it changed.
 
 =====================================  ======================================================
 ``status.<namespace>.<kind>.<name>``   ``StatusRow``
-``ownership.<ns>.<kind>.<name>``       ``OwnershipRow``, only while something is owned
 ``damage.<ns>.<kind>.<name>``          ``LogDamage``, only while the log is damaged there
 ``damage.position.<n>``                ``LogDamage`` of a message that belongs to no resource
 ``fleet``                              ``FleetSummary``
@@ -25,14 +24,13 @@ import msgspec
 from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ResourceKey
-from projections.ownership import OWNERSHIP_EVENTS, OwnershipRow, fold_ownership
+from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 12
+SCHEMA = 13
 """Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
 
 STATUS = "status"
-OWNERSHIP = "ownership"
 DAMAGE = "damage"
 FLEET = "fleet"
 CHECKPOINT = "checkpoint"
@@ -133,7 +131,6 @@ class _FleetCounts:
 _encoder = msgspec.json.Encoder()
 _status = msgspec.json.Decoder(StatusRow)
 _damage = msgspec.json.Decoder(LogDamage)
-_ownership = msgspec.json.Decoder(OwnershipRow)
 _checkpoint = msgspec.json.Decoder(Checkpoint)
 _fleet = msgspec.json.Decoder(FleetSummary)
 
@@ -143,7 +140,7 @@ class OutdatedRowsError(ValueError):
 
 
 class ReadModels:
-    """Status, ownership and fleet, as of one position of the log.
+    """Status, with ownership, and fleet, as of one position of the log.
 
     What depends on a row as a whole (the fleet's counts, ``swept``, ``unready``) is brought up to
     date when it is asked for, once for all events of a row since then.
@@ -153,11 +150,9 @@ class ReadModels:
         self.position = 0
         self.losses = 0
         self.status: dict[str, StatusRow] = {}
-        self.ownership: dict[str, OwnershipRow] = {}
         self.damage: dict[str, LogDamage] = {}
         self._dirty: dict[str, None] = {}
         self._dirty_damage: dict[str, None] = {}
-        self._dirty_ownership: dict[str, None] = {}
         self._unsettled: dict[str, _Standing | None] = {}
         self._swept: dict[str, None] = {}
         self._unready: dict[str, None] = {}
@@ -168,6 +163,12 @@ class ReadModels:
     def checkpoint(self) -> Checkpoint:
         """Up to where the log is folded in."""
         return Checkpoint(SCHEMA, self.losses, self.position)
+
+    @property
+    def ownership(self) -> dict[str, OwnershipRow]:
+        """What each resource owns, or may own, of those that do."""
+        found = ((name, ownership_of(row)) for name, row in self.status.items())
+        return {name: owned for name, owned in found if owned is not None}
 
     @property
     def swept(self) -> Mapping[str, None]:
@@ -184,7 +185,7 @@ class ReadModels:
     @property
     def changed_rows(self) -> int:
         """How many rows changed since changes were taken, besides the fleet's."""
-        return len(self._dirty) + len(self._dirty_ownership) + len(self._dirty_damage)
+        return len(self._dirty) + len(self._dirty_damage)
 
     def apply(self, position: int, event: LogEvent) -> StatusRow:
         """Fold one event in and give the status row of its resource. Positions must grow.
@@ -204,8 +205,6 @@ class ReadModels:
             if row.is_gone:
                 del self.status[name]
         self._dirty[name] = None
-        if type(event.data) in OWNERSHIP_EVENTS:
-            self._apply_to_ownership(name, position, event)
         return row
 
     def _row_to_change(self, name: str) -> StatusRow:
@@ -267,16 +266,6 @@ class ReadModels:
             self.position = last_position
             self.losses += 1
 
-    def _apply_to_ownership(self, name: str, position: int, event: LogEvent) -> None:
-        owned = self.ownership.get(name)
-        if owned is None:
-            owned = self.ownership[name] = OwnershipRow()
-        if position > owned.position and fold_ownership(owned, event):
-            owned.position = position
-            self._dirty_ownership[name] = None
-        if owned.is_empty:
-            del self.ownership[name]
-
     def take_changes(self) -> RowChanges | None:
         """Return what changed since the last call, or since the rows were restored, if anything."""
         if not self.changed_rows:
@@ -285,8 +274,6 @@ class ReadModels:
         rows: dict[str, bytes | None] = {}
         for name in self._dirty_damage:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
-        for name in self._dirty_ownership:
-            rows[_row_name(OWNERSHIP, name)] = self._ownership_bytes(name)
         for name in self._dirty:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
         if self._dirty:  # counts that moved to and fro, too: rows in between may have been stored
@@ -304,7 +291,6 @@ class ReadModels:
 
     def _forget_changes(self) -> None:
         self._dirty.clear()
-        self._dirty_ownership.clear()
         self._dirty_damage.clear()
         self._taken = self.checkpoint
 
@@ -312,8 +298,6 @@ class ReadModels:
         """Return every row's name and bytes as they ought to be stored, the checkpoint last."""
         for name, damage in self.damage.items():
             yield _row_name(DAMAGE, name), _encoder.encode(damage)
-        for name, row in self.ownership.items():
-            yield _row_name(OWNERSHIP, name), _encoder.encode(row)
         for name, row in self.status.items():
             yield _row_name(STATUS, name), _encoder.encode(row)
         yield FLEET, _encoder.encode(self.fleet())
@@ -333,10 +317,6 @@ class ReadModels:
 
     def _status_bytes(self, name: str) -> bytes | None:
         row = self.status.get(name)
-        return None if row is None else _encoder.encode(row)
-
-    def _ownership_bytes(self, name: str) -> bytes | None:
-        row = self.ownership.get(name)
         return None if row is None else _encoder.encode(row)
 
 
@@ -359,8 +339,6 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
             model, _, key = name.partition(".")
             if model == STATUS:
                 models.status[key.replace(".", "/")] = _status.decode(payload)
-            elif model == OWNERSHIP:
-                models.ownership[key.replace(".", "/")] = _ownership.decode(payload)
             elif model == DAMAGE:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
     except (KeyError, msgspec.DecodeError) as error:
@@ -411,11 +389,6 @@ def status_name(key: ResourceKey) -> str:
     return f"{STATUS}.{key.tokens}"
 
 
-def ownership_name(key: ResourceKey) -> str:
-    """Name the ownership row of a resource."""
-    return f"{OWNERSHIP}.{key.tokens}"
-
-
 def damage_name(key: ResourceKey) -> str:
     """Name the row of the damage of a resource."""
     return f"{DAMAGE}.{key.tokens}"
@@ -424,11 +397,6 @@ def damage_name(key: ResourceKey) -> str:
 def decode_status(payload: bytes) -> StatusRow:
     """Decode a stored status row."""
     return _status.decode(payload)
-
-
-def decode_ownership(payload: bytes) -> OwnershipRow:
-    """Decode a stored ownership row."""
-    return _ownership.decode(payload)
 
 
 def decode_damage(payload: bytes) -> LogDamage:

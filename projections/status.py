@@ -75,6 +75,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     observer reports only what differs from it. Of an object that nobody here declares or owns,
     ``foreign_identity`` tells whose it is: what others write into it is no news.
     ``seen_uid`` is that of an object that is seen and not owned.
+    ``owned_by`` is the event that made it ours, ``owned_reason`` why.
     ``outputs`` are those of the object. ``declared_name`` is the object's name where a
     replacement has another, ``asked_name`` what one shall be called that is being made, and
     ``retiring`` what was replaced and is still there. ``asked_digest`` is the digest
@@ -107,6 +108,9 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     declared: bool = False
     paused: bool = False
     owned: bool = False
+    owned_by: str = ""
+    owned_since: datetime | None = None
+    owned_reason: str = ""
     uid: str | None = None
     labels: dict[str, str] = {}
     provider_config: str = ""
@@ -223,7 +227,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _begun(row, action, 1)
         case ActionSucceeded() as data:
             row.seen_at = event.time
-            _succeeded(row, data)
+            _succeeded(row, event, data)
         case SpecDeclared() as data:
             if not row.declared:
                 row.since = event.time
@@ -253,7 +257,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case DriftDetected():
             row.drifts += 1
         case OwnershipClaimed() as data:
-            row.owned = True
+            _owned(row, event, data.reason)
             row.provider_config, row.external_name = data.provider_config, data.external_name
             row.foreign_identity, row.seen_uid = "", None
             row.uid = data.uid
@@ -368,7 +372,7 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.operation = action.operation
     row.attempt = attempt
     row.asked_digest = row.asked_name = ""
-    if action.operation == "Create" and action.external_name != row.external_name:
+    if action.operation == "Create":
         row.asked_name = action.external_name
     if action.operation != "Delete":
         wanted = (action.external_name, action.fields, action.uid, None, action.labels)
@@ -376,7 +380,12 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.retry_at = None
 
 
-def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
+def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
+    row.owned = True
+    row.owned_by, row.owned_since, row.owned_reason = event.id, event.time, reason
+
+
+def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
     if data.outdated:
         return
     asked = row.asked_digest
@@ -399,7 +408,8 @@ def _succeeded(row: StatusRow, data: ActionSucceeded) -> None:
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
             row.declared_name = row.declared_name or row.external_name
         row.external_name = data.external_name or row.external_name
-    row.owned = True
+    if data.operation == "Create" or not row.owned:
+        _owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
         row.listing_disproved = False
     row.observed_digest = asked
@@ -431,6 +441,8 @@ def _seen(row: StatusRow, shown: ExternalObject | None) -> None:
 
 def _disowned(row: StatusRow) -> None:
     row.owned = False
+    if not row.retiring:  # else that is ours again, or still
+        row.owned_by, row.owned_since, row.owned_reason = "", None, ""
     row.due_at = None
     row.uid = None
     row.external_name, row.declared_name = row.declared_name or row.external_name, ""

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.external import ExternalObject
 from events.names import ResourceKey
-from projections.ownership import OwnershipRow
+from projections.ownership import OwnershipRow, ownership_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -36,9 +36,10 @@ Part = Literal["declared", "object", "status", "ownership"]
 _MOVES_ALWAYS = frozenset(
     {"version", "position", "changed_at", "since", "labels", "seen_at", "retry_seconds"}
 )
+_OF_OWNERSHIP = frozenset({"owned_by", "owned_since", "owned_reason"})
 _SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
 _DIGESTS = frozenset({"observed_digest", "asked_digest", "retiring_digest", "foreign_identity"})
-_OF_NO_STATUS = _MOVES_ALWAYS | _SHOWN_ELSEWHERE | _DIGESTS
+_OF_NO_STATUS = _MOVES_ALWAYS | _OF_OWNERSHIP | _SHOWN_ELSEWHERE | _DIGESTS
 _OF_NO_OBJECT = frozenset({"version", "written_by"})  # a touch is no difference, as for observers
 _NOTHING: tuple[Any, ...] = ("", None, {}, [])
 _IDENTITY = frozenset({"kind", "metadata.name", "metadata.namespace"})
@@ -185,12 +186,12 @@ def _parts(key: ResourceKey, history: Sequence[StoredEvent]) -> dict[Part, dict[
     if declared is not None:
         manifest = msgspec.to_builtins(manifest_of(key, declared))
     shown = None if known is None else known.object
-    owned = models.ownership.get(str(key)) or OwnershipRow()
+    owned = ownership_of(row) or OwnershipRow()
     return {
         "declared": {path: value for path, value in _flat(manifest) if path not in _IDENTITY},
         "object": {} if shown is None else dict(_flat(_plain(shown, _OF_NO_OBJECT))),
         "status": dict(_flat(_plain(row, _OF_NO_STATUS))),
-        "ownership": dict(_flat(_plain(owned, frozenset({"position"})))),
+        "ownership": dict(_flat(_plain(owned, frozenset()))),
     }
 
 

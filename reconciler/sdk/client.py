@@ -24,16 +24,13 @@ from events.log import OutcomeName
 from events.manifest import Manifest
 from events.names import ResourceKey, check_token
 from infra.bus.client_bus import JetStreamClientBus
-from projections.ownership import OwnershipRow
+from projections.ownership import OwnershipRow, ownership_of
 from projections.read_models import (
     FLEET,
-    OWNERSHIP,
     STATUS,
     FleetSummary,
     decode_fleet,
-    decode_ownership,
     decode_status,
-    ownership_name,
     rebuild,
     status_name,
 )
@@ -462,18 +459,16 @@ class Client:
 
     async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
         """Read which external object a resource owns or may own; None for none."""
-        row = await self._bus.row(ownership_name(as_key(resource)))
-        return None if row is None else decode_ownership(row)
+        row = await self._bus.row(status_name(as_key(resource)))
+        return None if row is None else ownership_of(decode_status(row))
 
     async def ownerships(
         self, namespace: str | None = None, kind: str | None = None
     ) -> dict[ResourceKey, OwnershipRow]:
         """Read all that is owned or may be, sorted by key."""
-        rows = await self._bus.rows(f"{OWNERSHIP}.{_pattern(namespace or '*', kind or '*', '*')}")
-        found = {
-            ResourceKey(*name.split(".")[1:]): decode_ownership(row) for name, row in rows.items()
-        }
-        return dict(sorted(found.items()))
+        rows = await self.statuses(namespace, kind)
+        found = ((row.key, ownership_of(row)) for row in rows)
+        return {key: owned for key, owned in found if owned is not None}
 
     async def fleet(self) -> FleetSummary:
         """Read how many resources stand how."""

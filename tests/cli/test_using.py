@@ -160,7 +160,7 @@ def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
     rows = [json.loads(line) for line in live.ok("replay", "--dump").out.splitlines()]
     by_name = {row["row"]: row["value"] for row in rows}
     assert by_name["status.default.Shape.replayed"]["outcome"] == "Converged"
-    assert by_name["ownership.default.Shape.replayed"]["owned"] is True
+    assert by_name["status.default.Shape.replayed"]["owned"] is True
     assert "Converged" in live.ok("replay").out
 
 

@@ -45,7 +45,7 @@ from tests.resource.building import Story, converged
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-COUNT = 700
+COUNT = 1_400
 BATCHES_OF_ROWS = 4  # at least; the first one empties the store
 TOGETHER = 50  # resources in one append
 PATIENCE_SECONDS = 60.0

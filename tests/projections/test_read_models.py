@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from events.external import digest
 from events.intake import FinalizerReleased, FinalizerRequested
+from projections.ownership import ownership_of
 from projections.read_models import (
     CHECKPOINT,
     FLEET,
@@ -20,10 +21,8 @@ from projections.read_models import (
     ReadModels,
     decode_checkpoint,
     decode_fleet,
-    decode_ownership,
     decode_status,
     encode_checkpoint,
-    ownership_name,
     rebuild,
     restore,
     status_name,
@@ -79,7 +78,7 @@ def test_a_resource_of_which_nothing_is_left_has_no_row():
     models = ReadModels()
     for position, event in of(story):
         models.apply(position, event)
-    assert {status_name(story.key), ownership_name(story.key)} <= changed_rows(models).keys()
+    assert status_name(story.key) in changed_rows(models)
 
     before = len(story.log)
     story.withdraw()
@@ -89,7 +88,6 @@ def test_a_resource_of_which_nothing_is_left_has_no_row():
 
     changes = changed_rows(models)
     assert changes[status_name(story.key)] is None
-    assert changes[ownership_name(story.key)] is None
     assert [name for name, _ in models.rows()] == [FLEET, CHECKPOINT]
 
 
@@ -115,7 +113,8 @@ def test_rows_say_how_a_resource_stands():
         1,
         story.action.action_id,
     )
-    ownership = decode_ownership(rows[ownership_name(story.key)])
+    ownership = ownership_of(status)
+    assert ownership is not None
     assert (ownership.owned, ownership.uid, ownership.reason) == (True, status.uid, "Created")
     fleet = decode_fleet(rows[FLEET])
     assert (fleet.owned, fleet.in_flight) == (1, 1)
@@ -143,11 +142,11 @@ def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
 def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_row():
     story = Story()
     story.declare()
-    row = decode_ownership(dict(rebuild(of(story)).rows())[ownership_name(story.key)])
+    [row] = rebuild(of(story)).ownership.values()
     assert (row.owned, row.pending_create) == (False, story.action.action_id)
 
     story.fail("Conflict", shown=thing())
-    assert ownership_name(story.key) not in dict(rebuild(of(story)).rows())
+    assert not rebuild(of(story)).ownership
 
 
 def test_nothing_applied_is_nothing_to_write():

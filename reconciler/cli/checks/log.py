@@ -16,7 +16,6 @@ from infra.bus.rows import JetStreamRows
 from projections.read_models import (
     CHECKPOINT,
     decode_checkpoint,
-    ownership_name,
     status_name,
 )
 from projections.status import StatusRow
@@ -197,13 +196,13 @@ async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:
     wrong: list[str] = []
     for name in names:
         key = ResourceKey.parse(name)
-        wanted = (status_name(key), ownership_name(key))
-        live = dict(await store.get([*wanted, CHECKPOINT]))
+        wanted = status_name(key)
+        live = dict(await store.get([wanted, CHECKPOINT]))
         if CHECKPOINT not in live:
             return []
         checkpoint = decode_checkpoint(live.pop(CHECKPOINT)).position
         past = await reader.get(key)
         models = models_of([stored for stored in past.events if stored.position <= checkpoint])
-        rebuilt = {row: payload for row, payload in models.rows() if row in wanted}
+        rebuilt = {row: payload for row, payload in models.rows() if row == wanted}
         wrong += [one.row for one in differences(rebuilt, live)]
     return wrong
