@@ -65,94 +65,84 @@ LOG_DAMAGED = "LogDamaged"
 
 
 class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
-    """How one resource stands after the event at ``position`` of the log.
-
-    ``since`` is when it was declared first, or seen; ``labels`` are those declared last.
-    ``generation`` is what was declared, ``observed_generation`` what the outcome speaks of.
-    ``seen_at``: when the log was last told how the object is; a look that shows nothing new is not
-    in it. ``paused``: it asks for no action, so that nothing is due.
-    ``observed_digest`` is the digest of the object as the log last saw it, empty for none: an
-    observer reports only what differs from it. Of an object that nobody here declares or owns,
-    ``foreign_identity`` tells whose it is: what others write into it is no news.
-    ``seen_uid`` is that of an object that is seen and not owned.
-    ``owned_by`` is the event that made it ours, ``owned_reason`` why.
-    ``outputs`` are those of the object. ``declared_name`` is the object's name where a
-    replacement has another, ``asked_name`` what one shall be called that is being made, and
-    ``retiring`` what was replaced and is still there. ``asked_digest`` is the digest
-    of what an action asks for, which is believed of an API that shows nothing after a write.
-    ``action_id`` and ``retry_at`` are set while an action is under way, or the resource waits.
-    ``listing_disproved``: a complete listing did not show the object though it was there; from now
-    on only a read of its own proves its absence.
-    ``strays`` and ``total`` are the numbers by which a guard judged last. ``doubted``: a guard does
-    not believe that it is gone, a person lets go what it holds, or somebody asked for a look; the
-    next listing or read decides, whatever it shows. ``taken_by`` is another resource that has the
-    object.
-    ``references`` are those to this resource that it knows of. ``refers`` are those of its own,
-    and ``targets`` what it knows of them; ``secrets`` are the digests that it knows of those that
-    it names, empty for unknown. ``definition`` is the generation of its kind's definition that it
-    rests on. ``throttled_until`` and
-    ``breaker_until`` tell how the API of a ``ProviderConfig`` answers. ``approve`` is the policy's;
-    ``asked_plan`` waits for approval, from ``asked_level`` on.
-    """
+    """How one resource stands after the event at ``position`` of the log."""
 
     namespace: str
     kind: str
     name: str
     version: int = 0
     position: int = 0
-    since: datetime | None = None
+    since: datetime | None = None  # when it was declared first, or seen
     changed_at: datetime | None = None
-    seen_at: datetime | None = None
+
+    # What is declared. ``outcome`` speaks of ``observed_generation``.
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
-    paused: bool = False
+    paused: bool = False  # it asks for no action, so that nothing is due
+    labels: dict[str, str] = {}
+    approve: ApprovalLevel = "Never"
+    definition: int = 0  # the generation of its kind's definition that it rests on
+    refers: tuple[Reference, ...] = ()
+    targets: dict[str, TargetState] = {}  # what it knows of what it refers to
+    secrets: dict[str, str] = {}  # their digests by name, empty for unknown
+
+    # Where the object is, and whose. ``owned_by`` is the event that made it ours.
+    provider_config: str = ""
+    external_name: str = ""
+    declared_name: str = ""  # what it is called next, where a replacement has another name
     owned: bool = False
     owned_by: str = ""
     owned_since: datetime | None = None
     owned_reason: str = ""
     uid: str | None = None
-    labels: dict[str, str] = {}
-    provider_config: str = ""
-    external_name: str = ""
+    taken_by: str = ""  # another resource that has the object
+
+    # The object as the log last saw it: an observer reports only what differs from the digest.
+    # Of an object that nobody here declares or owns, ``foreign_identity`` tells whose it is.
+    seen_at: datetime | None = None  # a look that shows nothing new is not in the log
+    seen_uid: str | None = None  # of an object that is not owned
     observed_digest: str = ""
     foreign_identity: str = ""
-    seen_uid: str | None = None
-    asked_digest: str = ""
     outputs: Fields = {}
-    declared_name: str = ""
-    asked_name: str = ""
+    drifts: int = 0
+    listing_disproved: bool = False  # a complete listing left it out: only a read proves absence
+    doubted: bool = False  # the next listing or read decides, whatever it shows
+    strays: int | None = None  # the numbers by which a guard judged last
+    total: int | None = None
+
+    # What was replaced and is still there.
     retiring: str = ""
     retiring_uid: str | None = None
     retiring_digest: str = ""
     retiring_outputs: Fields = {}
+
+    # The action under way. ``asked_digest`` is of what it asks for, which is believed of an API
+    # that shows nothing after a write; ``asked_name`` is what a create will call the object.
+    action_id: str = ""
+    operation: str = ""
+    attempt: int = 0
+    asked_name: str = ""
+    asked_digest: str = ""
+
+    # How it stands, and what it waits for.
     outcome: str = ""
     reason: str = ""
     message: str = ""
     conditions: tuple[Condition, ...] = ()
-    action_id: str = ""
-    operation: str = ""
-    attempt: int = 0
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
     due_at: datetime | None = None
-    drifts: int = 0
-    listing_disproved: bool = False
-    doubted: bool = False
-    taken_by: str = ""
-    strays: int | None = None
-    total: int | None = None
+    asked_plan: str = ""  # waits for approval, from ``asked_level`` on
+    asked_level: ApprovalLevel = "Never"
+
+    # What others rely on.
     finalizers: dict[str, str] = {}
     references: dict[str, OnWithdrawal] = {}
-    refers: tuple[Reference, ...] = ()
-    targets: dict[str, TargetState] = {}
-    secrets: dict[str, str] = {}
-    definition: int = 0
+
+    # Of a ``ProviderConfig``: how its API answers.
     throttled_until: datetime | None = None
     breaker_until: datetime | None = None
-    approve: ApprovalLevel = "Never"
-    asked_plan: str = ""
-    asked_level: ApprovalLevel = "Never"
 
     @property
     def key(self) -> ResourceKey:

@@ -15,9 +15,7 @@ from events.names import ResourceKey
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
-from reconciler.cli.errors import UsageError
-from reconciler.cli.exits import Exit
-from reconciler.cli.letters import (
+from reconciler.cli.dead_letter_list import (
     Chosen,
     Outcome,
     Stage,
@@ -29,6 +27,8 @@ from reconciler.cli.letters import (
     print_outcomes,
     read_one,
 )
+from reconciler.cli.errors import UsageError
+from reconciler.cli.exits import Exit
 from reconciler.cli.options import Duration, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads

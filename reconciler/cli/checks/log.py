@@ -20,7 +20,7 @@ from projections.read_models import (
 )
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
-from reconciler.cli.letters import discarded_text
+from reconciler.cli.dead_letter_list import discarded_text
 from reconciler.cli.log_replay import replay_from_start
 from reconciler.cli.row_comparison import compare, differences
 from reconciler.cli.search import models_of
