@@ -80,24 +80,29 @@ class JetStreamClientBus:
             await self._store(outgoing)
 
     async def ask(
-        self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
+        self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float, again: bool = False
     ) -> Sequence[Answer | None]:
-        """Store messages and wait for the answers."""
+        """Store messages and wait for the answers.
+
+        ``again``: they may have been asked before, under the same ids.
+        """
+        suffix = f".{uuid.uuid4().hex[:8]}" if again else ""
         with self._answers.round(len(messages)) as questions:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._ask(messages, questions)
+                    await self._ask(messages, questions, suffix)
             except TimeoutError:
                 _logger.info("answers are missing", count=len(questions.unanswered))
             return questions.answers
 
-    async def _ask(self, messages: Sequence[IntakeMessageOut], questions: Round) -> None:
+    async def _ask(
+        self, messages: Sequence[IntakeMessageOut], questions: Round, suffix: str
+    ) -> None:
         """Ask; and after a lost connection, which loses answers, ask for what is missing again.
 
         The repeat is another message for the stream, which would swallow it, and the same one for
         the decider, which answers that it knows it.
         """
-        suffix = ""
         while not questions.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
             await self._store(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from events.field_hints import closest
-from events.manifest import InvalidManifestError, Manifest, take_apart
+from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -223,7 +223,7 @@ def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool =
         try:
             kind = read.key.kind
             if not others_pass or kinds.find(kind) is not None or _seems_misspelt(kind, kinds):
-                check(read.manifest, kinds)
+                kinds.check(read.manifest)
             if read.key.kind == KIND_DEFINITION_KIND:
                 kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
@@ -233,19 +233,3 @@ def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool =
         else:
             usable.append(read)
     documents.good = usable
-
-
-def check(manifest: Manifest, kinds: KindRegistry) -> None:
-    """Check a manifest by its kind; raises ``InvalidManifestError`` or ``UnknownKindError``."""
-    kind = kinds[manifest.kind]
-    if manifest.api_version != kind.api_version:
-        raise InvalidManifestError(
-            f"apiVersion: {manifest.api_version!r} is not known, {kind.name} has {kind.api_version}"
-        )
-    declaration = take_apart(manifest)
-    kind.check_declared(declaration.fields)
-    kind.refers(declaration.fields, manifest.metadata.namespace)
-    name = kind.name_prefix + declaration.external_name
-    problem = kind.name_problem(name)
-    if problem is not None:
-        raise InvalidManifestError(f"external name {name!r}: {problem}")

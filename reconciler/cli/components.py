@@ -41,12 +41,22 @@ OFFERS: Final[Mapping[str, Offer]] = {
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
 
 
+COMPOSITION: Final = "composition"
+"""What needs no component: the API of composed kinds is the reconciler that `up` runs."""
+
+
+def composition_api(nats_url: str) -> LocalApi:
+    """Describe the bus that `up` has started as the API of composed kinds."""
+    return LocalApi(COMPOSITION, COMPOSITION, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5)
+
+
 def parse_components(text: str) -> tuple[str, ...]:
     """Read `docker,postgres`; raises ``UsageError``."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in OFFERS:
-            raise UsageError(f"--with: {name!r} cannot be started: use {', '.join(OFFERS)}")
+        if name not in (*OFFERS, COMPOSITION):
+            known = ", ".join((*OFFERS, COMPOSITION))
+            raise UsageError(f"--with: {name!r} cannot be started: use {known}")
     return tuple(dict.fromkeys(names))
 
 

@@ -60,6 +60,7 @@ class Stack:
     server: EmbeddedServer | None = None
     api: ExampleApi | None = None
     components: dict[str, Component] = field(default_factory=dict[str, Component])
+    is_composing: bool = False
     notes: list[str] = field(default_factory=list[str])
     failure: StackError | None = None
     is_serving: bool = False
@@ -68,6 +69,8 @@ class Stack:
     def local_apis(self) -> list[LocalApi]:
         """The APIs that run here, each with the ProviderConfig that shall point at it."""
         found = [] if self.api_url is None else [example_api(self.api_url)]
+        if self.is_composing:
+            found.append(components.composition_api(self.nats_url))
         return found + [components.local_api(*each) for each in self.components.items()]
 
     @property
@@ -124,7 +127,10 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
             stack.api = ExampleApi()
             closing.push_async_callback(stack.api.stop)
             stack.api_url = await _start_api(stack.api, options, stack.notes)
+        stack.is_composing = components.COMPOSITION in options.components
         for name in options.components:
+            if name == components.COMPOSITION:
+                continue
             component = components.made(name)
             closing.push_async_callback(component.stop)
             await component.start(options.data / name)

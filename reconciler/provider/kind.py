@@ -16,11 +16,23 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from events.composition import COMPOSED_SET_KIND, ComposedSetSpec
 from events.external import ExternalObject
 from events.field_hints import closest, with_hint
 from events.kind_definition import DefinitionRef, KindDefinitionSpec
-from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError
-from events.names import KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE
+from events.manifest import (
+    RECONCILER_API_VERSION,
+    Fields,
+    InvalidManifestError,
+    Manifest,
+    take_apart,
+)
+from events.names import (
+    KIND_DEFINITION_KIND,
+    PROVIDER_CONFIG_KIND,
+    SYSTEM_NAMESPACE,
+    ResourceKey,
+)
 from events.provider_config import ProviderConfigSpec
 from events.reference import (
     REFERENCE_KIND,
@@ -68,6 +80,11 @@ def _never_due(_fields: Fields, _shown: ExternalObject) -> datetime | None:
     return None
 
 
+def refers_to_nothing(_fields: Fields, _namespace: str) -> tuple[Reference, ...]:
+    """Find no references: those in a composed kind's spec are its parts'."""
+    return ()
+
+
 def _loses_nothing(_fields: Fields | None, _shown: ExternalObject) -> str:
     return ""
 
@@ -94,6 +111,9 @@ class Kind:
     object would be lost if these fields were written to it, or, for None, if it were deleted; what
     loses data waits for a person.
 
+    ``composes``: pure; the content of an object that is made of other resources, from what is
+    declared and from the object as it is, whose outputs say how they stand (ADR 0050).
+
     Of a kind that was defined at run time, ``definition`` says which one it is, ``maps`` makes of
     what is declared the fields of the kind beneath, and ``name_prefix`` goes before each object's
     name. ``is_withdrawn``: nothing new is declared, and what there is can be withdrawn.
@@ -118,6 +138,7 @@ class Kind:
     loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
     definition: DefinitionRef | None = None
     maps: Callable[[Fields], Fields] | None = None
+    composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields] | None = None
     name_prefix: str = ""
     is_withdrawn: bool = False
 
@@ -149,7 +170,12 @@ class Kind:
             hinted = with_hint(error, self.schema)
             raise InvalidManifestError(f"spec: {hinted}") from None
         checked = cast("Fields", msgspec.to_builtins(checked, str_keys=True))
-        return checked if self.maps is not None else self.normalize(checked)
+        is_content = self.maps is None and self.composes is None
+        return self.normalize(checked) if is_content else checked
+
+    def object_name(self, namespace: str, name: str) -> str:
+        """Return what the object of a resource is called, for the name that was declared."""
+        return f"{namespace}.{name}" if self.composes is not None else self.name_prefix + name
 
     def object_fields(self, fields: Fields) -> Fields:
         """Return the fields that an object should have, for checked ones; raises as above."""
@@ -160,6 +186,8 @@ class Kind:
 
         What the kind beneath a defined one refuses is refused as well.
         """
+        if self.composes is not None:
+            return self.checked_fields(fields)  # references and secrets are its parts'
         if refers_to_anything(fields) and (secrets_in(fields) or has_reference(fields)):
             return self.checked_with_references(fields)
         checked = self.checked_fields(fields)
@@ -237,6 +265,14 @@ PROVIDER_CONFIG = Kind(
 )
 """How an external API is configured: itself a kind, declared like everything else."""
 
+COMPOSED_SET = Kind(
+    name=COMPOSED_SET_KIND,
+    api_version=RECONCILER_API_VERSION,
+    schema=ComposedSetSpec,
+    refers=refers_to_nothing,
+)
+"""What a composed resource is made of: written by its provider, in the log alone."""
+
 KIND_DEFINITION = Kind(
     name=KIND_DEFINITION_KIND,
     api_version=RECONCILER_API_VERSION,
@@ -263,7 +299,7 @@ class KindRegistry(Mapping[str, Kind]):
         *,
         installed: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE)
+        built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE, COMPOSED_SET)
         self._kinds = {kind.name: kind for kind in (*built_in, *kinds)}
         self._find_providers()
         self._installed = installed
@@ -309,6 +345,22 @@ class KindRegistry(Mapping[str, Kind]):
 
     def __len__(self) -> int:
         return len(self._kinds)
+
+    def check(self, manifest: Manifest) -> None:
+        """Check a manifest by its kind; raises ``InvalidManifestError`` or ``UnknownKindError``."""
+        kind = self[manifest.kind]
+        if manifest.api_version != kind.api_version:
+            raise InvalidManifestError(
+                f"apiVersion: {manifest.api_version!r} is not known, "
+                f"{kind.name} has {kind.api_version}"
+            )
+        declaration = take_apart(manifest)
+        kind.check_declared(declaration.fields)
+        kind.refers(declaration.fields, manifest.metadata.namespace)
+        name = kind.object_name(manifest.metadata.namespace, declaration.external_name)
+        problem = kind.name_problem(name)
+        if problem is not None:
+            raise InvalidManifestError(f"external name {name!r}: {problem}")
 
     def missing_hint(self, now: datetime) -> str:
         """Say what to do about a kind or a provider that is not registered here.

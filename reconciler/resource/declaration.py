@@ -120,7 +120,8 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         )
     if kind.is_external:
         taken = take_apart(manifest)
-        taken = replace(taken, external_name=kind.name_prefix + taken.external_name)
+        name = kind.object_name(context.key.namespace, taken.external_name)
+        taken = replace(taken, external_name=name)
         _check_external_name(taken, kind, context)
     else:
         if kind.namespace not in (None, context.key.namespace):
@@ -133,8 +134,9 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         context.check_definition(context.key, taken.fields)
     annotations = dict(manifest.metadata.annotations)
     told = annotations.pop(REASON_ANNOTATION, "")  # what says why is not what is wanted
-    secrets = secrets_in(taken.fields) if refers_to_anything(taken.fields) else ()
     fields = kind.check_declared(taken.fields)
+    has_secrets = kind.composes is None and refers_to_anything(taken.fields)  # else its parts have
+    secrets = secrets_in(taken.fields) if has_secrets else ()
     references = kind.refers(fields, context.key.namespace)
     if any(each.target == str(context.key) for each in references):
         raise InvalidManifestError("spec refers to the resource itself")

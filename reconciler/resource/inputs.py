@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from events.composition import manifests_of
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
+from events.names import InvalidNameError
 from events.reference import Reference, filled
+from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind
 from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, Context, Settled, Step
@@ -43,6 +46,25 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
         and kind.definition is not None
         and kind.definition.generation < known.generation
     )
+
+
+def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
+    """Record what the object is made of, as things stand; None if that is recorded."""
+    kind = context.kind
+    assert kind is not None
+    assert kind.composes is not None
+    seen = state.observed.object if state.owned is not None else None
+    part = ""
+    try:
+        content = kind.composes(context.key, spec.fields, seen)
+        if content == state.desired.resolved:
+            return None
+        for each in manifests_of(content):  # all or nothing
+            part = f"{each.key}: "
+            context.check_part(each)
+    except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:
+        return Settled("Failed", "InvalidInput", f"{part}{error}")
+    return SpecResolved(state.desired.generation, content)
 
 
 def reliance(spec: Spec, state: ResourceState) -> Step:

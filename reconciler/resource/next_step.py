@@ -41,7 +41,7 @@ from reconciler.resource.difference import (
 )
 from reconciler.resource.due import when_due
 from reconciler.resource.fights import wait_in_fight, waiting_in_fight
-from reconciler.resource.inputs import reliance, resolve
+from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
@@ -104,6 +104,10 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         unresolved = resolve(desired.spec, state, context)
         if unresolved is not None:
             return unresolved
+    if kind.composes is not None:
+        composed = compose(desired.spec, state, context)
+        if composed is not None:
+            return composed
     return _keep_present(desired.spec, state, context, config)
 
 

@@ -16,7 +16,7 @@ from events.log import (
     ResourceEvent,
     RetryScheduled,
 )
-from events.manifest import Fields
+from events.manifest import Fields, Manifest
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Capabilities
@@ -57,6 +57,8 @@ class Context(msgspec.Struct, frozen=True):
     refers: Mapping[str, tuple[str, ...]] = {}
     # Raises `InvalidManifestError` for the spec of a definition that nobody here could use.
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
+    # Raises the same, or `UnknownKindError`, for a resource that another is to be made of.
+    check_part: Callable[[Manifest], None] = lambda _manifest: None
     missing_hint: Callable[[datetime], str] = lambda _now: "install it where the roles run"
 
     @property

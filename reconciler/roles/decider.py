@@ -419,6 +419,7 @@ class Decider:
             providers=self._kinds.providers,
             refers=self._refers,
             check_definition=self._definitions.check,
+            check_part=self._kinds.check,
             missing_hint=self._kinds.missing_hint,
         )
 

@@ -360,5 +360,6 @@ class Foresight:
             providers=self.kinds.providers,
             refers=self._refers,
             check_definition=self._definitions.check,
+            check_part=self.kinds.check,
             missing_hint=self.kinds.missing_hint,
         )

@@ -1,0 +1,101 @@
+"""A composed object: which resources it is made of, as the log and its provider speak of it.
+
+Its fields are two maps: ``children`` from a resource (``namespace/kind/name``) to the digest of
+what it is declared as, and ``manifests`` from that digest to the manifest without a name. So many
+alike children cost one manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields, Manifest, ManifestStruct, Metadata
+from events.names import ResourceKey
+
+COMPOSED_SET_KIND: Final = "ComposedSet"
+
+PART_OF_LABEL: Final = "reconciler/part-of"
+"""Label of a child: the resource it is a part of, as ``namespace.kind.name``."""
+
+REFUSED: Final = "Refused"
+"""Outcome of a child that was not taken in, and why its parent is not ready."""
+
+CHILDREN: Final = "children"
+MANIFESTS: Final = "manifests"
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class ComposedSetSpec(ManifestStruct, frozen=True):
+    """The spec of a ``ComposedSet``: what one composed resource is made of, in the log alone.
+
+    ``uid`` is made from the key of the action that began it, ``key`` is of the newest one.
+    ``generations``: of each child the one that was declared for it; another one is somebody
+    else's. ``refused``: why a child was not taken in. ``leaving`` were withdrawn, and may still be
+    there.
+    """
+
+    parent: str
+    uid: str
+    key: str
+    labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    fields: Fields = {}  # noqa: RUF012 - msgspec copies it
+    generations: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
+    refused: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    leaving: tuple[str, ...] = ()
+
+
+class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How a child stands, among the outputs of the composed object."""
+
+    outcome: str = "Pending"
+    ready: bool = False
+    reason: str = ""
+    message: str = ""
+    outputs: Fields = {}
+
+
+def content_of(children: Iterable[Manifest]) -> Fields:
+    """Return the fields of an object that is made of these resources."""
+    manifests: dict[str, Any] = {}
+    digests: dict[str, str] = {}
+    for each in children:
+        body = _body(each)
+        digest = hashlib.blake2b(_encoder.encode(body), digest_size=8).hexdigest()
+        manifests[digest] = body
+        digests[str(each.key)] = digest
+    return {CHILDREN: digests, MANIFESTS: manifests}
+
+
+def manifests_of(fields: Fields) -> Iterator[Manifest]:
+    """Return the resources that an object with these fields is made of."""
+    bodies: Mapping[str, Any] = fields.get(MANIFESTS, {})
+    for name, digest in fields.get(CHILDREN, {}).items():
+        body = bodies.get(digest)
+        if body is None:  # somebody else has declared it otherwise
+            continue
+        key = ResourceKey.parse(name)
+        metadata = Metadata(key.name, key.namespace, body["labels"], body["annotations"])
+        yield Manifest(body["apiVersion"], key.kind, metadata, body["spec"])
+
+
+def children_of(observed: ExternalObject | None) -> Mapping[str, Child]:
+    """Return how the children stand that are there, by name."""
+    if observed is None:
+        return {}
+    shown: Mapping[str, Any] = observed.outputs.get(CHILDREN, {})
+    return {name: msgspec.convert(each, Child) for name, each in shown.items()}
+
+
+def _body(manifest: Manifest) -> Fields:
+    return {
+        "apiVersion": manifest.api_version,
+        "labels": dict(manifest.metadata.labels),
+        "annotations": dict(manifest.metadata.annotations),
+        "spec": dict(manifest.spec),
+    }

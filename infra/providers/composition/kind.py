@@ -1,0 +1,54 @@
+"""What all composed kinds have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.names import ResourceKey
+from infra.providers.composition.provider import (
+    MAX_NAME_CHARACTERS,
+    CompositionProvider,
+    Summary,
+    name_problem,
+)
+from reconciler.provider import Capabilities
+from reconciler.provider.kind import Kind, Readiness, refers_to_nothing
+
+CAPABILITIES = Capabilities(
+    idempotency_keys=False,  # the newest key is known, and no older one
+    deterministic_names=True,
+    labels=True,
+    conditional_writes=True,
+    watch=True,
+)
+
+
+def composed_kind(
+    name: str,
+    api_version: str,
+    schema: type[msgspec.Struct],
+    *,
+    composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields],
+    summary: Summary,
+    ready: Callable[[Fields, ExternalObject], Readiness],
+    outputs: type[msgspec.Struct],
+) -> Kind:
+    """Make a kind whose objects are sets of other resources."""
+    return Kind(
+        name=name,
+        api_version=api_version,
+        schema=schema,
+        provider="composition",
+        capabilities=CAPABILITIES,
+        connect=partial(CompositionProvider, kind=name, summary=summary),
+        name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
+        outputs=outputs,
+        refers=refers_to_nothing,
+        ready=ready,
+        composes=composes,
+    )

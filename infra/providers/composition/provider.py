@@ -1,0 +1,428 @@
+"""The provider of composed kinds: declares and withdraws the children of one kind's objects."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from nats.aio.client import Client
+
+from events.composition import (
+    CHILDREN,
+    COMPOSED_SET_KIND,
+    PART_OF_LABEL,
+    REFUSED,
+    Child,
+    ComposedSetSpec,
+    manifests_of,
+)
+from events.external import ExternalObject
+from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.log import Action
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import InvalidNameError, ResourceKey
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.bus.client_bus import JetStreamClientBus
+from infra.bus.streams import OUTCOMES
+from infra.jetstream.errors import BusError
+from infra.jetstream.reads import stream_state
+from infra.providers.composition.standing import ComposedSet, Row, Standing
+from infra.providers.conflicts import check_uid
+from infra.providers.jetstream.api import JetStreamApi, classified
+from reconciler.call_permit import may_call
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.ports import IntakeMessageOut
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+Summary = Callable[[Fields, Mapping[str, Child]], Fields]
+"""Makes a kind's own outputs of an object's fields and of how its children stand."""
+
+MAX_CHILDREN_AT_ONCE: Final = 500
+MAX_NAME_CHARACTERS: Final = 46
+"""A set's name has the kind before it, and a child's what its kind puts behind it; 63 in all."""
+
+_LEAVING_LOOK_SECONDS: Final = 0.1
+_MAX_NAMED: Final = 3
+
+
+def name_problem(name: str, *, max_characters: int) -> str | None:
+    """Say what is wrong with the name of a composed object: it has its namespace before it."""
+    namespace, dot, rest = name.partition(".")
+    try:
+        ResourceKey.checked(namespace, COMPOSED_SET_KIND, rest)
+    except InvalidNameError as error:
+        return str(error)
+    if len(rest) > max_characters:
+        return f"use at most {max_characters} characters: names are made of it"
+    return None if dot else "use namespace.name"
+
+
+class CompositionProvider:
+    """Declares and withdraws the children of one composed kind."""
+
+    def __init__(
+        self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
+    ) -> None:
+        self._kind = kind
+        self._summary = summary
+        self._api = JetStreamApi(config, secrets)
+        self._standing = Standing(self._api)
+        self._bus: tuple[Client, JetStreamClientBus] | None = None
+        self._opening = asyncio.Lock()
+
+    # --- writes
+
+    async def create(self, action: Action) -> Effect:
+        """Declare the set, then its children."""
+        found = await self._find(action.external_name)
+        if found.spec is not None and found.spec.key != action.idempotency_key:
+            there = await self._as_object(found, found.spec)
+            raise ConflictError(f"{action.external_name} is there already", obstacle=there)
+        uid = f"set-{_digest(action.idempotency_key)}"
+        return await self._write(action, found, uid)
+
+    async def update(self, action: Action) -> Effect:
+        """Declare another set, and withdraw what is not in it any more."""
+        found = await self._find(action.external_name)
+        if found.spec is None:
+            raise NotFoundError(f"{action.external_name} is not there")
+        if found.spec.key != action.idempotency_key:
+            there = await self._as_object(found, found.spec)
+            check_uid(there, action)
+            if action.version not in (None, there.version):
+                raise ConflictError(f"{action.external_name} was changed", obstacle=there)
+        return await self._write(action, found, found.spec.uid)
+
+    async def delete(self, action: Action) -> Effect:
+        """Withdraw all children, and the set when they are gone.
+
+        What one of them waits for is said at each attempt: it is theirs to end.
+        """
+        found = await self._find(action.external_name)
+        if found.spec is None:
+            return Effect(None, absent=True)
+        if action.uid is not None and found.spec.uid != action.uid:
+            there = await self._as_object(found, found.spec)
+            raise ConflictError(f"{action.external_name} is another one", obstacle=there)
+        leaving = tuple(dict.fromkeys([*found.spec.generations, *found.spec.leaving]))
+        last = msgspec.structs.replace(
+            found.spec,
+            key=action.idempotency_key,
+            fields={**found.spec.fields, CHILDREN: {}},
+            generations={},
+            leaving=leaving,
+        )
+        if last != found.spec:
+            found = await self._declare_set(action, found, last, "leaving")
+        await self._withdraw(action, leaving)
+        await self._until_gone(leaving)
+        await self._ask_for_set(action, found, Withdrawn(found.generation), "gone")
+        return Effect(None)
+
+    async def _write(self, action: Action, found: ComposedSet, uid: str) -> Effect:
+        manifests = [
+            _of_parent(each, _parent(self._kind, action.external_name))
+            for each in manifests_of(action.fields)
+        ]
+        before = found.spec
+        had: dict[str, int] = {} if before is None else before.generations
+        wanted = {str(each.key) for each in manifests}
+        new = await self._free([each for each in manifests if not had.get(str(each.key))])
+        gone = () if before is None else (*had, *before.leaving)
+        begun = ComposedSetSpec(
+            parent=_parent(self._kind, action.external_name),
+            uid=uid,
+            key=action.idempotency_key,
+            labels=action.labels,
+            fields=action.fields,
+            generations={name: had.get(name, 0) for name in wanted},
+            leaving=tuple(dict.fromkeys(name for name in gone if name not in wanted)),
+        )
+        if before is None or before.key != action.idempotency_key:
+            found = await self._declare_set(action, found, begun, "begun")
+        else:  # our own earlier attempt: what it knows already counts
+            begun = before
+        generations, refused = await self._declare(action, manifests, new)
+        await self._withdraw(action, begun.leaving)
+        left = await self._standing.declarations(begun.leaving)
+        done = msgspec.structs.replace(
+            begun,
+            generations=generations,
+            refused=refused,
+            leaving=tuple(name for name, each in left.items() if not each.is_gone),
+        )
+        if done != begun:
+            found = await self._declare_set(action, found, done, "done")
+        return Effect(await self._as_object(found, done))
+
+    async def _free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
+        """Return the generations of those that are new, and refuse what somebody else declares.
+
+        From the log, since rows come later, and before anything is declared.
+        """
+        declared = await self._standing.declarations([str(each.key) for each in manifests])
+        generations: dict[str, int] = {}
+        for each in manifests:
+            found = declared[str(each.key)]
+            generations[str(each.key)] = found.generation
+            whose = found.labels.get(PART_OF_LABEL, "")
+            if found.is_declared and whose != each.metadata.labels[PART_OF_LABEL]:
+                by = f"is a part of {whose}" if whose else "is declared by somebody else"
+                raise TransientError(f"{each.key} {by}: withdraw it there, or name it otherwise")
+        return generations
+
+    async def _declare(
+        self, action: Action, manifests: Sequence[Manifest], new: Mapping[str, int]
+    ) -> tuple[dict[str, int], dict[str, str]]:
+        """Declare children, many at once; return their generations, and why some were refused.
+
+        New ones only as they were found.
+        """
+        reason = f"part of {_parent(self._kind, action.external_name)}"
+        generations: dict[str, int] = {}
+        refused: dict[str, str] = {}
+        for start in range(0, len(manifests), MAX_CHILDREN_AT_ONCE):
+            some = manifests[start : start + MAX_CHILDREN_AT_ONCE]
+            answers = await self._ask(
+                [
+                    _message(
+                        action,
+                        each.key,
+                        Declared(each, new.get(str(each.key)), reason=reason),
+                        "declared",
+                    )
+                    for each in some
+                ]
+            )
+            for each, answer in zip(some, answers, strict=True):
+                generations[str(each.key)] = answer.generation
+                if not answer.accepted:
+                    refused[str(each.key)] = f"{answer.reason}: {answer.message}"
+        return generations, refused
+
+    async def _withdraw(self, action: Action, names: Sequence[str]) -> None:
+        """Withdraw children that are still ours: what another has declared since is his."""
+        part_of = _parent(self._kind, action.external_name).replace("/", ".")
+        declared = await self._standing.declarations(names)
+        ours = [
+            ResourceKey.parse(name)
+            for name, found in declared.items()
+            if found.is_declared and found.labels.get(PART_OF_LABEL) == part_of
+        ]
+        reason = f"no part of {_parent(self._kind, action.external_name)} any more"
+        for start in range(0, len(ours), MAX_CHILDREN_AT_ONCE):
+            some = ours[start : start + MAX_CHILDREN_AT_ONCE]
+            await self._ask(
+                [_message(action, key, Withdrawn(reason=reason), "withdrawn") for key in some]
+            )
+
+    async def _until_gone(self, names: Sequence[str]) -> None:
+        """Wait a moment for the last child to go; ``TransientError`` names those that stay."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._api.timeout_seconds / 2
+        while True:
+            declared = await self._standing.declarations(names)
+            names = [name for name, found in declared.items() if not found.is_gone]
+            if not names:
+                return
+            if clock() > deadline:
+                rows = await self._standing.rows(names)
+                staying = [_staying(name, rows.get(name)) for name in names]
+                raise TransientError(f"waits for {', '.join(_some(staying))} to go")
+            await asyncio.sleep(_LEAVING_LOOK_SECONDS)
+
+    # --- the set
+
+    async def _find(self, external_name: str) -> ComposedSet:
+        return await self._standing.find_set(_set_key(self._kind, external_name))
+
+    async def _declare_set(
+        self, action: Action, found: ComposedSet, spec: ComposedSetSpec, step: str
+    ) -> ComposedSet:
+        metadata = Metadata(found.key.name, found.key.namespace)
+        fields: Fields = msgspec.to_builtins(spec, str_keys=True)
+        manifest = Manifest(RECONCILER_API_VERSION, COMPOSED_SET_KIND, metadata, fields)
+        said = Declared(manifest, expected_generation=found.generation)
+        generation = await self._ask_for_set(action, found, said, step)
+        return found._replace(generation=generation, spec=spec)
+
+    async def _ask_for_set(
+        self, action: Action, found: ComposedSet, said: IntakeData, step: str
+    ) -> int:
+        [answer] = await self._ask([_message(action, found.key, said, step)])
+        match answer.reason:
+            case "StaleGeneration" | "Superseded":
+                raise ConflictError(f"{found.key} was changed meanwhile")
+            case _ if not answer.accepted:
+                raise PermanentError(f"{found.key}: {answer.reason}: {answer.message}")
+            case _:
+                return answer.generation
+
+    async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Answer]:
+        bus = await self._opened()
+        await may_call()
+        try:
+            answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds, again=True)
+        except (BusError, TimeoutError) as error:
+            raise UnknownResultError(f"the reconciler's own bus: {error}") from error
+        known = [each for each in answers if each is not None]
+        if len(known) < len(messages):
+            raise UnknownResultError("no decider has answered: whether it was declared is unknown")
+        return known
+
+    # --- reads
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:  # noqa: ARG002 - names are unique
+        """Read a set, and how its children stand."""
+        await may_call()
+        found = await self._find(external_name)
+        return None if found.spec is None else await self._as_object(found, found.spec)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the sets of this kind."""
+        await may_call()
+        sets = [each for each in await self._standing.sets() if self._is_in(scope, each)]
+        for start in range(0, len(sets), page_size):
+            yield await self._as_objects(sets[start : start + page_size])
+
+    async def changes(self, after: str | None) -> str:
+        """Tell how far the outcomes have come: one of a child's may be among them."""
+        del after
+        await may_call()
+        try:
+            state = await stream_state(await self._api.connected(), OUTCOMES)
+        except BusError as error:
+            raise classified(error, is_read=True) from error
+        return str(state.last_seq)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._bus is not None:
+            await self._bus[1].close()
+        await self._api.close()
+
+    def _is_in(self, scope: Scope, found: ComposedSet) -> bool:
+        spec = found.spec
+        if spec is None or spec.parent.split("/")[1] != self._kind:
+            return False
+        return scope.has(_external_name(spec), spec.labels)
+
+    async def _as_object(self, found: ComposedSet, spec: ComposedSetSpec) -> ExternalObject:
+        [one] = await self._as_objects([found._replace(spec=spec)])
+        return one
+
+    async def _as_objects(self, sets: Sequence[ComposedSet]) -> list[ExternalObject]:
+        specs = [(each.generation, each.spec) for each in sets if each.spec is not None]
+        rows = await self._standing.children(
+            {
+                name: generation
+                for _, spec in specs
+                for name, generation in (dict.fromkeys(spec.leaving, 0) | spec.generations).items()
+            }
+        )
+        return [self._object(generation, spec, rows) for generation, spec in specs]
+
+    def _object(
+        self, generation: int, spec: ComposedSetSpec, rows: Mapping[str, Row]
+    ) -> ExternalObject:
+        wanted: dict[str, Any] = spec.fields.get(CHILDREN, {})
+        part_of = spec.parent.replace("/", ".")
+        shown: dict[str, Any] = {}
+        for name, digest in wanted.items():
+            row, declared = rows.get(name), spec.generations.get(name, 0)
+            if name in spec.refused:
+                shown[name] = digest
+                continue
+            if row is None or not row.declared:
+                continue
+            if row.labels.get(PART_OF_LABEL) != part_of or 0 < declared < row.generation:
+                shown[name] = f"another declaration, of generation {row.generation}"
+            elif declared:
+                shown[name] = digest
+        children = {
+            name: Child(REFUSED, reason=REFUSED, message=spec.refused[name])
+            if name in spec.refused
+            else (row.as_child() if (row := rows.get(name)) is not None else Child())
+            for name in shown
+        }
+        outputs: Fields = {CHILDREN: msgspec.to_builtins(dict(sorted(children.items())))}
+        leaving = sorted(name for name in spec.leaving if name in rows)
+        if leaving:
+            outputs["leaving"] = leaving
+        fields = {**spec.fields, CHILDREN: shown}
+        return ExternalObject(
+            name=_external_name(spec),
+            fields=fields,
+            uid=spec.uid,
+            version=str(generation),
+            labels=spec.labels,
+            written_by=spec.key,
+            outputs={**outputs, **self._summary(fields, children)},
+        )
+
+    async def _opened(self) -> JetStreamClientBus:
+        nc = await self._api.connected()
+        async with self._opening:
+            if self._bus is None or self._bus[0] is not nc:
+                bus = JetStreamClientBus(nc, f"composition/{self._kind}")
+                try:
+                    await bus.open()
+                except BusError as error:
+                    raise classified(error, is_read=True) from error
+                self._bus = (nc, bus)
+            return self._bus[1]
+
+
+def _set_key(kind: str, external_name: str) -> ResourceKey:
+    problem = name_problem(external_name, max_characters=MAX_NAME_CHARACTERS)
+    if problem is not None:
+        raise PermanentError(f"{external_name!r}: {problem}")
+    namespace, _, name = external_name.partition(".")
+    return ResourceKey(namespace, COMPOSED_SET_KIND, f"{kind}-{name}")
+
+
+def _parent(kind: str, external_name: str) -> str:
+    namespace, _, name = external_name.partition(".")
+    return f"{namespace}/{kind}/{name}"
+
+
+def _external_name(spec: ComposedSetSpec) -> str:
+    namespace, _, name = spec.parent.split("/")
+    return f"{namespace}.{name}"
+
+
+def _of_parent(manifest: Manifest, parent: str) -> Manifest:
+    """Return a child with the label that says whose it is."""
+    labels = {**manifest.metadata.labels, PART_OF_LABEL: parent.replace("/", ".")}
+    metadata = msgspec.structs.replace(manifest.metadata, labels=labels)
+    return msgspec.structs.replace(manifest, metadata=metadata)
+
+
+def _message(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:
+    identity = f"{action.idempotency_key}.{_digest(str(key))}.{step}"
+    return IntakeMessageOut("desired", key, said, identity)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _staying(name: str, row: Row | None) -> str:
+    return name if row is None else f"{name} ({row.outcome}: {row.message or row.reason})"
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    rest = len(texts) - _MAX_NAMED
+    return [*texts[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])]

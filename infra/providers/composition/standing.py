@@ -1,0 +1,196 @@
+"""How resources of this reconciler stand: what is declared by its log, what came of it by its rows.
+
+Rows come a little later than the log; where one is older than it must be, the log is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from events.composition import COMPOSED_SET_KIND, Child, ComposedSetSpec
+from events.envelope import decode_log
+from events.log import Condition, LogEvent, OutcomeRecorded, SpecDeclared, SpecWithdrawn
+from events.manifest import Fields
+from events.names import ResourceKey
+from infra.bus.event_log import open_log
+from infra.bus.rows import JetStreamRows
+from infra.bus.streams import LOG
+from infra.jetstream.errors import BusError
+from infra.jetstream.reads import last_for_subjects
+from infra.providers.jetstream.api import JetStreamApi, classified
+
+
+class Declaration(NamedTuple):
+    """What a resource was declared as last, and what was told of it."""
+
+    generation: int = 0
+    labels: Mapping[str, str] = {}
+    fields: Fields | None = None
+    outcome: OutcomeRecorded | None = None
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether it is declared now."""
+        return self.fields is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is not declared, and nothing is left of it."""
+        if self.is_declared or not self.generation:
+            return not self.is_declared
+        return self.outcome is not None and self.outcome.outcome == "Deleted"
+
+    def as_row(self, key: ResourceKey) -> Row:
+        """Return what its row will show, as far as the log tells."""
+        row = Row(
+            key.namespace,
+            key.kind,
+            key.name,
+            generation=self.generation,
+            declared=self.is_declared,
+            labels=dict(self.labels),
+        )
+        if self.outcome is None:
+            return row
+        return msgspec.structs.replace(
+            row,
+            observed_generation=self.outcome.generation,
+            outcome=self.outcome.outcome,
+            reason=self.outcome.reason,
+            message=self.outcome.message,
+            conditions=self.outcome.conditions,
+        )
+
+
+class ComposedSet(NamedTuple):
+    """A set as the log has it. ``generation`` goes on when it is withdrawn, and comes back."""
+
+    key: ResourceKey
+    generation: int
+    spec: ComposedSetSpec | None
+
+
+class Row(msgspec.Struct, frozen=True, rename="camel"):
+    """What is used of a child's status row."""
+
+    namespace: str
+    kind: str
+    name: str
+    generation: int = 0
+    observed_generation: int = 0
+    declared: bool = False
+    labels: dict[str, str] = {}
+    outcome: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    outputs: Fields = {}
+
+    def as_child(self) -> Child:
+        """Return how it stands; what was said of an older generation says nothing of this one."""
+        if self.observed_generation != self.generation:
+            return Child()
+        ready = next((each for each in self.conditions if each.type == "Ready"), None)
+        is_ready = self.outcome == "Converged" and (ready is None or ready.status == "True")
+        if is_ready:
+            return Child(self.outcome, ready=True, outputs=self.outputs)
+        why = ready if self.outcome == "Converged" and ready is not None else self
+        return Child(self.outcome, reason=why.reason, message=why.message, outputs=self.outputs)
+
+
+_row_decoder = msgspec.json.Decoder(Row)
+
+
+class Standing:
+    """Reads the bus of one API; raises ``ProviderError`` classes."""
+
+    def __init__(self, api: JetStreamApi) -> None:
+        self._api = api
+
+    async def declarations(self, names: Collection[str]) -> dict[str, Declaration]:
+        """Return what resources are declared as, from the leader's log."""
+        if not names:
+            return {}
+        nc = await self._api.connected()
+        keys = [ResourceKey.parse(name) for name in names]
+        try:
+            log = await open_log(nc)
+            loaded = await log.load(keys, use_cache=False, from_leader=True)
+        except BusError as error:
+            raise classified(error, is_read=True) from error
+        return {str(key): _declaration(each.events) for key, each in loaded.items()}
+
+    async def rows(self, names: Collection[str]) -> dict[str, Row]:
+        """Return the rows of resources; one of which nothing is left has none."""
+        if not names:
+            return {}
+        nc = await self._api.connected()
+        wanted = [f"status.{name.replace('/', '.')}" for name in names]
+        try:
+            found = await JetStreamRows(nc).get(wanted)
+        except BusError as error:
+            raise classified(error, is_read=True) from error
+        rows = [_row_decoder.decode(payload) for payload in found.values()]
+        return {f"{row.namespace}/{row.kind}/{row.name}": row for row in rows}
+
+    async def children(self, least: Mapping[str, int]) -> dict[str, Row]:
+        """Return rows that are not older than these generations: those that are, by the log."""
+        rows = await self.rows(least)
+        late = [
+            name
+            for name, generation in least.items()
+            if generation and (name not in rows or rows[name].generation < generation)
+        ]
+        for name, found in (await self.declarations(late)).items():
+            rows.pop(name, None)
+            if not found.is_gone:
+                rows[name] = found.as_row(ResourceKey.parse(name))
+        return rows
+
+    async def find_set(self, key: ResourceKey) -> ComposedSet:
+        """Return one set, as the leader's log has it."""
+        found = await self.declarations([str(key)])
+        return _set(key, found[str(key)])
+
+    async def sets(self) -> list[ComposedSet]:
+        """Return every set that is declared: of nearly all, the newest fact is what they are."""
+        nc = await self._api.connected()
+        try:
+            newest = await last_for_subjects(nc, LOG, [f"log.*.{COMPOSED_SET_KIND}.*.fact"])
+        except BusError as error:
+            raise classified(error, is_read=True) from error
+        events = {str(event.key): event for event in (decode_log(each.payload) for each in newest)}
+        known = {
+            name: _declaration([event])
+            for name, event in events.items()
+            if isinstance(event.data, SpecDeclared | SpecWithdrawn)
+        }
+        known |= await self.declarations([name for name in events if name not in known])
+        return [
+            _set(ResourceKey.parse(name), found)
+            for name, found in sorted(known.items())
+            if found.is_declared
+        ]
+
+
+def _declaration(events: Sequence[LogEvent]) -> Declaration:
+    outcome: OutcomeRecorded | None = None
+    for event in reversed(events):
+        match event.data:
+            case OutcomeRecorded() as data:
+                outcome = outcome or data
+            case SpecDeclared() as data:
+                return Declaration(data.generation, data.labels, data.fields, outcome)
+            case SpecWithdrawn(generation):
+                return Declaration(generation, outcome=outcome)
+            case _:
+                pass  # it says nothing of what is declared
+    return Declaration()
+
+
+def _set(key: ResourceKey, found: Declaration) -> ComposedSet:
+    spec = None if found.fields is None else msgspec.convert(found.fields, ComposedSetSpec)
+    return ComposedSet(key, found.generation, spec)

@@ -1,0 +1,22 @@
+"""The kind ``Deployment``, with this reconciler as its API."""
+
+from __future__ import annotations
+
+from infra.providers.composition.kind import composed_kind
+from reconciler.composites.deployment import (
+    DeploymentFields,
+    DeploymentOutputs,
+    compose,
+    ready,
+    summary,
+)
+
+DEPLOYMENT = composed_kind(
+    "Deployment",
+    "composition/v1",
+    DeploymentFields,
+    composes=compose,
+    summary=summary,
+    ready=ready,
+    outputs=DeploymentOutputs,
+)

@@ -1,0 +1,209 @@
+"""The kind ``Deployment``: so many alike containers, changed without a gap.
+
+The rules are those of Kubernetes: at least ``replicas - maxUnavailable`` are ready, at most
+``replicas + maxSurge`` are there, and of the old ones those that are not ready go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from events.composition import REFUSED, Child, children_of, content_of, manifests_of
+from events.external import ExternalObject
+from events.manifest import Fields, Manifest, Metadata
+from events.names import ResourceKey
+from reconciler.provider.kind import READY, Readiness
+
+CONTAINER: Final = "Container"
+CONTAINER_API_VERSION: Final = "docker/v1"
+MAX_REPLICAS: Final = 500
+
+_STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_about = msgspec.Meta
+_Few = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
+
+
+class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """How one template takes the place of another."""
+
+    max_unavailable: Annotated[_Few, _about(description="How many may be missing meanwhile.")] = 0
+    max_surge: Annotated[_Few, _about(description="How many more there may be meanwhile.")] = 1
+
+    def __post_init__(self) -> None:
+        if not (self.max_unavailable or self.max_surge):
+            raise ValueError("maxUnavailable and maxSurge: one of them must be more than 0")
+
+
+class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each container is."""
+
+    spec: Annotated[Fields, _about(description="The spec of a Container, with its policy if any.")]
+    labels: Annotated[dict[str, str], _about(description="Labels of each container.")] = {}
+
+
+class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Deployment``'s spec."""
+
+    template: Annotated[Template, _about(description="What each container is.")]
+    replicas: Annotated[_Few, _about(description="How many containers.")] = 1
+    strategy: Annotated[
+        Strategy, _about(description="How one template takes the place of another.")
+    ] = Strategy()
+    paused: Annotated[
+        bool,
+        _about(description="Whether a new template waits; replicas are followed all the same."),
+    ] = False
+    port: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None,
+        _about(description="The port that others use of each container: gives outputs.backends."),
+    ] = None
+
+
+class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
+    """How far it is; ``addresses`` and ``backends`` are of the containers that are ready."""
+
+    replicas: int
+    ready: int
+    updated: int
+    addresses: list[str] = []
+    backends: list[str] = []
+    children: dict[str, Any] = {}
+    leaving: list[str] = []
+
+
+class Replica(NamedTuple):
+    """One container that is there, or shall be."""
+
+    template: str
+    number: int
+    is_ready: bool = False
+
+
+def template_hash(template: Mapping[str, Any]) -> str:
+    """Digest what the user wrote, and nothing else: a new release must not make all anew."""
+    return hashlib.blake2b(_encoder.encode(template), digest_size=4).hexdigest()
+
+
+def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
+    """Return the containers that there should be now: one step of a roll at a time."""
+    fields = msgspec.convert(spec, DeploymentFields)
+    declared = template_hash(spec["template"])
+    there = [_replica(name, child) for name, child in children_of(observed).items()]
+    templates = {
+        **_templates_of(observed),
+        declared: _manifest(key, fields.template.spec, fields.template.labels),
+    }
+    there = [each for each in there if each.template in templates]
+    newest = _most_frequent(there) if fields.paused and there else declared
+    children = [
+        _named(templates[each.template], f"{key.name}-{each.template}-{each.number}")
+        for each in next_replicas(there, newest, fields.replicas, fields.strategy)
+    ]
+    rollout = {"replicas": fields.replicas, "template": newest, "port": fields.port}
+    return {**content_of(children), "rollout": rollout}
+
+
+def next_replicas(
+    there: Sequence[Replica], newest: str, replicas: int, strategy: Strategy
+) -> list[Replica]:
+    """Return which containers there should be next, of those that are there and new ones."""
+    new = sorted((each for each in there if each.template == newest), key=_last_to_go)[:replicas]
+    old = [each for each in there if each.template != newest]
+    room = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
+    used = {each.number for each in new}
+    free = (number for number in range(MAX_REPLICAS + len(used)) if number not in used)
+    missing = max(0, min(replicas - len(new), room))
+    added = [Replica(newest, number) for number in islice(free, missing)]
+    return [*new, *added, *_left_of(old, new, replicas - strategy.max_unavailable)]
+
+
+def _left_of(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list[Replica]:
+    """Return the old containers that stay for now: those that are not ready go first."""
+    least = max(0, least)
+    ready_new = sum(each.is_ready for each in new)
+    may_go = max(0, len(old) + len(new) - least - (len(new) - ready_new))
+    unready = [each for each in old if not each.is_ready]
+    ready = sorted((each for each in old if each.is_ready), key=_last_to_go)
+    gone = min(len(unready), may_go)
+    spare = max(0, min(may_go - gone, ready_new + len(ready) - least))
+    return [*unready[gone:], *ready[: len(ready) - spare]]
+
+
+def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+    """Tell whether all containers are there, ready, and of the newest template."""
+    rollout, children = fields["rollout"], children_of(seen)
+    updated = {
+        name: child
+        for name, child in children.items()
+        if _replica(name).template == rollout["template"]
+    }
+    number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
+    old = len(children) - len(updated) + len(seen.outputs.get("leaving", []))
+    if number == wanted == len(updated) and not old:
+        return READY
+    far = f"{number} of {wanted} are ready"
+    far += f", {old} of the old template are left" if old else ""
+    for name, child in updated.items():
+        if child.outcome in _STUCK:
+            why = f"{name} is {child.outcome}: {child.message or child.reason}"
+            return Readiness(False, "Stalled", f"{far}; {why}")
+    return Readiness(False, "Progressing", far)
+
+
+def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
+    """Return how far it is, and where the containers are that are ready."""
+    rollout: Mapping[str, Any] = fields.get("rollout", {})
+    newest, port = rollout.get("template"), rollout.get("port")
+    addresses = sorted(
+        str(child.outputs["address"])
+        for child in children.values()
+        if child.ready and child.outputs.get("address")
+    )
+    return {
+        "replicas": len(children),
+        "ready": sum(child.ready for child in children.values()),
+        "updated": sum(_replica(name).template == newest for name in children),
+        "addresses": addresses,
+        "backends": [f"{address}:{port}" for address in addresses] if port else [],
+    }
+
+
+def _last_to_go(replica: Replica) -> tuple[bool, int]:
+    return (not replica.is_ready, replica.number)
+
+
+def _most_frequent(there: Sequence[Replica]) -> str:
+    return Counter(each.template for each in there).most_common(1)[0][0]
+
+
+def _replica(name: str, child: Child | None = None) -> Replica:
+    """Read a container's template and number out of its name, ``…-<template>-<number>``."""
+    _, template, number = name.rsplit("-", 2)
+    return Replica(template, int(number), child is not None and child.ready)
+
+
+def _templates_of(observed: ExternalObject | None) -> dict[str, Manifest]:
+    """Return one manifest of each template that is there: all of one are alike."""
+    if observed is None:
+        return {}
+    found = manifests_of(observed.fields)
+    return {_replica(each.metadata.name).template: each for each in found}
+
+
+def _manifest(key: ResourceKey, spec: Fields, labels: dict[str, str]) -> Manifest:
+    return Manifest(
+        CONTAINER_API_VERSION, CONTAINER, Metadata(key.name, key.namespace, labels), spec
+    )
+
+
+def _named(manifest: Manifest, name: str) -> Manifest:
+    metadata = msgspec.structs.replace(manifest.metadata, name=name)
+    return msgspec.structs.replace(manifest, metadata=metadata)

@@ -1,0 +1,78 @@
+"""``Palette``: a kind made of shapes, one of each colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from events.composition import CHILDREN, Child, children_of, content_of
+from events.external import ExternalObject
+from events.manifest import Fields, Manifest, Metadata
+from events.names import ResourceKey
+from infra.providers.composition.kind import composed_kind
+from reconciler.provider.kind import READY, Readiness
+
+KIND = "Palette"
+CONFIG = "palettes"
+
+
+class PaletteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which colours there are; ``name`` is what the shapes' names begin with."""
+
+    colors: list[str]
+    name: str = ""
+
+
+class PaletteOutputs(msgspec.Struct, frozen=True):
+    """How many of them can be used."""
+
+    ready: int
+    children: dict[str, object] = {}
+    leaving: list[str] = []
+
+
+def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) -> Fields:
+    """Return a shape for each colour."""
+    prefix = spec["name"] or key.name
+    return content_of(
+        Manifest(
+            "shapes/v1",
+            "Shape",
+            Metadata(f"{prefix}-{color.lower()}", key.namespace, {"palette": key.name}),
+            {"type": "Square", "color": color},
+        )
+        for color in spec["colors"]
+    )
+
+
+def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+    """It can be used when all of its shapes can."""
+    waiting = [name for name, child in children_of(seen).items() if not child.ready]
+    if not waiting and len(children_of(seen)) == len(fields[CHILDREN]):
+        return READY
+    return Readiness(False, "Progressing", f"waits for {', '.join(waiting)}")
+
+
+def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
+    """Count what can be used."""
+    return {"ready": sum(each.ready for each in children.values())}
+
+
+PALETTE = composed_kind(
+    KIND,
+    "palettes/v1",
+    PaletteFields,
+    composes=compose,
+    summary=summary,
+    ready=ready,
+    outputs=PaletteOutputs,
+)
+
+
+def palette(name: str, *colors: str, prefix: str = "", namespace: str = "default") -> Manifest:
+    """Declare one."""
+    spec: Fields = {"colors": list(colors), "providerConfigRef": {"name": CONFIG}}
+    if prefix:
+        spec["name"] = prefix
+    return Manifest("palettes/v1", KIND, Metadata(name, namespace), spec)

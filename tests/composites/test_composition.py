@@ -1,0 +1,201 @@
+"""A kind made of resources, on the whole loop: its API is the reconciler that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
+from events.intake import FinalizerReleased, FinalizerRequested, Withdrawn
+from events.log import ActionDecided, SpecDeclared, SpecWithdrawn
+from events.names import ResourceKey
+from events.provider_config import Retry
+from infra.providers.shapes import SHAPE
+from reconciler.provider.kind import KindRegistry
+from tests.composites.palette import CONFIG, KIND, PALETTE, palette
+from tests.faulty_api import FaultyApi
+from tests.scenarios.harness import Human, World, api_config, every, manifest, shape
+
+WARM = ResourceKey("default", KIND, "warm")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shapes_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    process = FaultyApi()
+    yield await process.start(tmp_path_factory.mktemp("shapes"))
+    await process.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
+    human = Human(shapes_url)
+    async with World(tmp_path / "nats", human).here() as world:
+        world.kinds = KindRegistry([SHAPE, PALETTE])
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.configure(
+            api_config(
+                world.server.url,
+                provider="composition",
+                retry=Retry(initial_seconds=0.1, max_seconds=0.3),
+                consistency_grace_seconds=0.5,
+            ),
+            CONFIG,
+        )
+        yield world
+    await human.leaves()
+
+
+async def colors(world: World) -> dict[str, str]:
+    return {each["name"]: each["color"] for each in await world.human.sees_all()}
+
+
+async def until_ready(world: World, key: ResourceKey) -> None:
+    async def is_ready() -> bool:
+        row = await world.client.status(key)
+        return row is not None and row.outcome == "Converged" and row.not_ready is None
+
+    try:
+        await world.until(is_ready, f"{key} is ready", seconds=8)
+    except AssertionError:
+        for event in await world.history(key):
+            print(type(event.data).__name__, str(event.data)[:700])
+        print(await world.client.status(key))
+        raise
+
+
+async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+    assert await colors(world) == {"warm-red": "Red", "warm-yellow": "Yellow"}
+    row = await world.client.status(shape("warm-red"))
+    assert row is not None
+    assert row.labels == {"palette": "warm", PART_OF_LABEL: "default.Palette.warm"}
+
+    await world.declare_all([palette("warm", "Red", "White")])
+    await until_ready(world, WARM)
+
+    async def is_changed() -> bool:
+        return await colors(world) == {"warm-red": "Red", "warm-white": "White"}
+
+    await world.until(is_changed, "one goes, one comes")
+    red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
+    assert len(red) == 1, "what stays is not touched"
+
+    await world.tell(WARM, Withdrawn())
+    await world.until_outcome(WARM, "Deleted")
+    assert await colors(world) == {}
+    await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), "Deleted")
+
+
+async def test_an_idle_one_writes_no_event(world: World):
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+    await world.observed_again(3)
+    before = await world.log.last_position()
+    await world.observed_again(4)
+    assert await world.log.last_position() == before
+
+
+async def test_a_part_that_is_edited_withdrawn_or_painted_by_hand_is_put_back(world: World):
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+
+    await world.declare("warm-red", color="Blue")
+
+    async def is_red_again() -> bool:
+        return (await colors(world)).get("warm-red") == "Red" and not await edits(world)
+
+    await world.until(is_red_again, "the declaration is put back")
+
+    await world.withdraw("warm-yellow")
+    await world.until_outcome("warm-yellow", "Deleted")
+
+    async def is_there_again() -> bool:
+        return (await colors(world)).get("warm-yellow") == "Yellow"
+
+    await world.until(is_there_again, "it is declared again")
+    await world.human.changes("warm-red", color="Green")
+
+    async def is_painted() -> bool:
+        return (await colors(world)).get("warm-red") == "Red"
+
+    await world.until(is_painted, "the part mends itself")
+
+
+async def edits(world: World) -> bool:
+    row = await world.client.status(shape("warm-red"))
+    return row is None or PART_OF_LABEL not in row.labels
+
+
+async def test_of_two_that_want_one_part_one_has_it_and_the_other_says_why_not(world: World):
+    other = ResourceKey("default", KIND, "other")
+    await world.declare_all([palette("warm", "Red")])
+    await until_ready(world, WARM)
+    await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
+    told = await world.until_outcome(other, "Degraded")
+    assert "default/Shape/warm-red is a part of default.Palette.warm" in told.message
+    assert "warm-blue" not in await colors(world), "none of it is declared"
+
+    await world.declare("mine", color="Green")
+    await world.until_outcome("mine", "Converged")
+    await world.tell(WARM, Withdrawn())
+    await until_ready(world, other)
+    assert (await colors(world)).keys() == {"warm-red", "warm-blue", "mine"}
+
+
+async def test_what_somebody_else_declares_is_left_alone(world: World):
+    await world.declare("warm-red", color="Green")
+    await world.until_outcome("warm-red", "Converged")
+    await world.declare_all([palette("warm", "Red")])
+    told = await world.until_outcome(WARM, "Degraded")
+    assert "default/Shape/warm-red is declared by somebody else" in told.message
+    assert await colors(world) == {"warm-red": "Green"}
+
+
+async def test_what_a_withdrawn_one_waits_for_is_named(world: World):
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+    await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
+    await world.tell(WARM, Withdrawn())
+
+    async def is_named() -> bool:
+        row = await world.client.status(WARM)
+        return row is not None and "default/Shape/warm-red" in row.message
+
+    await world.until(is_named, "the blocker is named")
+    assert set(await colors(world)) == {"warm-red"}
+    await world.tell(shape("warm-red"), FinalizerReleased("billing"), "finalizer")
+    await world.until_outcome(WARM, "Deleted")
+    assert await colors(world) == {}
+
+
+async def test_a_part_that_cannot_be_declared_keeps_all_of_it_from_being_made(world: World):
+    await world.declare_all([palette("warm", "Red", "Nocolour")])
+    told = await world.until_outcome(WARM, "Failed")
+    assert told.message.startswith("default/Shape/warm-nocolour: spec: Invalid enum value")
+    assert await colors(world) == {}
+
+    await world.declare_all([palette("warm", "Red")])
+    await until_ready(world, WARM)
+    assert await colors(world) == {"warm-red": "Red"}
+
+
+async def test_two_namespaces_have_one_each_of_the_same_name(world: World):
+    await world.declare_all([palette("warm", "Red"), palette("warm", "Blue", namespace="b")])
+    await until_ready(world, WARM)
+    await until_ready(world, ResourceKey("b", KIND, "warm"))
+    assert await colors(world) == {"warm-red": "Red", "warm-blue": "Blue"}
+
+
+async def test_a_replay_needs_none_of_the_code_that_composes(world: World):
+    await world.declare_all([palette("warm", "Red")])
+    await until_ready(world, WARM)
+    facts = await world.facts(WARM)
+    [action] = [each.action for each in every(ActionDecided, facts)]
+    assert list(action.fields["children"]) == ["default/Shape/warm-red"]
+    assert not every(SpecWithdrawn, facts)
+    _ = manifest

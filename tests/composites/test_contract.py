@@ -1,0 +1,73 @@
+"""The contract suite on composed objects, whose API is a running reconciler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import ClassVar
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from events.composition import content_of
+from events.external import ExternalObject
+from events.log import Action, Operation
+from events.manifest import Fields, Manifest, Metadata
+from infra.embedded import EmbeddedServer
+from reconciler.provider.contract import ProviderContract, action
+from reconciler.wiring import connected, initialise
+from tests.composites.palette import PALETTE
+from tests.crashes.role_process import RoleProcess
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reconciler_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    folder = tmp_path_factory.mktemp("reconciler")
+    server = EmbeddedServer()
+    url = await server.start(folder / "nats")
+    async with connected(url) as nc:
+        await initialise(nc)
+    process = RoleProcess.fork(url, folder / "roles.log")
+    await process.ready()
+    yield url
+    await process.stop()
+    await server.kill()
+
+
+class TestComposedContract(ProviderContract):
+    """Each object has two parts of its own, which wait for a configuration that nobody declares."""
+
+    kind = PALETTE
+    fields: ClassVar[Fields] = {"size": 1}
+    other_fields: ClassVar[Fields] = {"size": 2}
+
+    @pytest.fixture
+    def endpoint(self, reconciler_url: str) -> str:
+        return reconciler_url
+
+    @pytest.fixture
+    def name(self) -> str:
+        return f"default.t{uuid4().hex[:12]}"
+
+    def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
+        return action(operation, name, {} if fields is None else content(name, fields))
+
+    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
+        assert thing is not None
+        return thing.fields == content(thing.name, fields)
+
+
+def content(name: str, fields: Fields) -> Fields:
+    """Return two parts of an object; the second follows its size."""
+    if PALETTE.name_problem(name) is not None:
+        return {}
+    parts = [
+        Manifest(
+            "shapes/v1",
+            "Shape",
+            Metadata(f"{name.partition('.')[2]}-{part}"),
+            {"type": "Square", "color": color, "providerConfigRef": {"name": "nowhere"}},
+        )
+        for part, color in (("a", "Red"), ("b", "Blue" if fields["size"] == 1 else "Green"))
+    ]
+    return {**content_of(parts), **fields}

@@ -1,0 +1,201 @@
+"""A Deployment's containers, step by step, on the pure functions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from events.composition import CHILDREN, Child, children_of, content_of, manifests_of
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.names import ResourceKey
+from reconciler.composites.deployment import (
+    DeploymentFields,
+    Replica,
+    Strategy,
+    compose,
+    next_replicas,
+    ready,
+    summary,
+    template_hash,
+)
+
+WEB = ResourceKey("default", "Deployment", "web")
+GOOD, BETTER, BAD = ({"image": image} for image in ("web:1", "web:2", "none:1"))
+
+
+class Fleet:
+    """What is there of one Deployment: its containers start when the test lets them."""
+
+    def __init__(self, spec: Fields) -> None:
+        self.spec = spec
+        self.object: ExternalObject | None = None
+        self.counts: list[tuple[int, int]] = []
+
+    def step(self) -> bool:
+        """Make it so; tell whether that changed anything."""
+        wanted = compose(WEB, self.spec, self.object)
+        if self.object is not None and self.object.fields == wanted:
+            return False
+        self._show(wanted, children_of(self.object))
+        return True
+
+    def start(self, works: Callable[[str], bool]) -> None:
+        """Have every container that works become ready."""
+        assert self.object is not None
+        images = {str(each.key): each.spec["image"] for each in manifests_of(self.object.fields)}
+        self._show(
+            self.object.fields,
+            {name: Child("Converged", ready=works(image)) for name, image in images.items()},
+        )
+
+    def settle(self, works: Callable[[str], bool] = lambda image: image.startswith("web")) -> None:
+        for _ in range(100):
+            if not self.step():
+                return
+            self.start(works)
+        raise AssertionError("it never settles")
+
+    def images(self) -> list[str]:
+        assert self.object is not None
+        return sorted(each.spec["image"] for each in manifests_of(self.object.fields))
+
+    def _show(self, fields: Fields, known: Mapping[str, Child]) -> None:
+        children = {str(name): known.get(name, Child()) for name in fields[CHILDREN]}
+        outputs = {CHILDREN: msgspec.to_builtins(children), **summary(fields, children)}
+        self.object = ExternalObject("default.web", fields, uid="set-1", outputs=outputs)
+        self.counts.append((sum(each.ready for each in children.values()), len(children)))
+
+
+def spec(template: Fields, replicas: int = 3, **rest: object) -> Fields:
+    fields = {"template": {"spec": template}, "replicas": replicas, **rest}
+    return msgspec.to_builtins(msgspec.convert(fields, DeploymentFields))
+
+
+def test_37_at_first_all_of_them_are_made_at_once():
+    fleet = Fleet(spec(GOOD))
+    assert fleet.step()
+    assert fleet.images() == ["web:1"] * 3
+
+
+def test_37_a_roll_never_has_fewer_ready_ones_and_never_more_than_one_too_many():
+    fleet = Fleet(spec(GOOD))
+    fleet.settle()
+    fleet.counts.clear()
+    fleet.spec = spec(BETTER)
+    fleet.settle()
+    assert fleet.images() == ["web:2"] * 3
+    assert min(ready for ready, _ in fleet.counts) == 3
+    assert max(there for _, there in fleet.counts) == 4
+    assert fleet.object is not None
+    assert ready(fleet.object.fields, fleet.object).is_ready
+
+
+def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_removes_only_the_bad():
+    fleet = Fleet(spec(GOOD))
+    fleet.settle()
+    fleet.spec = spec(BAD)
+    fleet.settle()
+    assert fleet.images() == ["none:1", "web:1", "web:1", "web:1"]
+    assert fleet.object is not None
+    told = ready(fleet.object.fields, fleet.object)
+    assert (told.is_ready, told.reason) == (False, "Progressing")
+    assert told.message == "0 of 3 are ready, 3 of the old template are left"
+
+    kept = set(fleet.object.fields[CHILDREN])
+    fleet.spec = spec(GOOD)
+    fleet.settle()
+    assert fleet.images() == ["web:1"] * 3
+    assert set(fleet.object.fields[CHILDREN]) < kept, "none of the old ones was made anew"
+
+
+def test_37_a_paused_one_follows_replicas_and_not_the_template():
+    fleet = Fleet(spec(GOOD))
+    fleet.settle()
+    fleet.spec = spec(BETTER, 5, paused=True)
+    fleet.settle()
+    assert fleet.images() == ["web:1"] * 5
+    fleet.spec = spec(BETTER, 5)
+    fleet.settle()
+    assert fleet.images() == ["web:2"] * 5
+
+
+def test_what_is_idle_is_composed_the_same():
+    fleet = Fleet(spec(GOOD))
+    fleet.settle()
+    assert not fleet.step()
+
+
+def test_a_stuck_container_is_named():
+    fleet = Fleet(spec(GOOD, 1))
+    fleet.step()
+    assert fleet.object is not None
+    [name] = fleet.object.fields[CHILDREN]
+    failed = Child("Failed", reason="Permanent", message="no such image")
+    outputs = {CHILDREN: {name: msgspec.to_builtins(failed)}}
+    told = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
+    assert told.reason == "Stalled"
+    assert told.message == f"0 of 1 are ready; {name} is Failed: no such image"
+
+
+def test_only_what_the_user_wrote_is_in_a_templates_hash():
+    assert template_hash(spec(GOOD)["template"]) == template_hash(spec(GOOD, 9)["template"])
+    assert template_hash(spec(GOOD)["template"]) != template_hash(spec(BETTER)["template"])
+
+
+def test_a_container_that_somebody_declared_otherwise_is_wanted_as_it_was():
+    fleet = Fleet(spec(GOOD, 2))
+    fleet.settle()
+    assert fleet.object is not None
+    wanted = fleet.object.fields
+    name = next(iter(wanted[CHILDREN]))
+    edited = {
+        **wanted,
+        CHILDREN: {**wanted[CHILDREN], name: "another declaration, of generation 2"},
+    }
+    seen = msgspec.structs.replace(fleet.object, fields=edited)
+    assert compose(WEB, fleet.spec, seen) == wanted
+
+
+def test_neither_none_missing_nor_one_more_would_never_end():
+    with pytest.raises(msgspec.ValidationError, match="one of them must be more than 0"):
+        spec(GOOD, strategy={"maxUnavailable": 0, "maxSurge": 0})
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=12),
+    st.integers(0, 6),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any),
+)
+def test_no_step_takes_away_what_has_to_serve(
+    there: list[tuple[str, bool]], replicas: int, limits: tuple[int, int]
+):
+    strategy = Strategy(*limits)
+    standing = [
+        Replica(template, index, is_ready) for index, (template, is_ready) in enumerate(there)
+    ]
+    least = max(0, replicas - strategy.max_unavailable)
+    for _ in range(60):
+        after = next_replicas(standing, "a", replicas, strategy)
+        kept = set(after) & set(standing)
+        before_ready = sum(each.is_ready for each in standing)
+        assert sum(each.is_ready for each in kept) >= min(least, before_ready)
+        assert len(after) <= max(len(standing), replicas + strategy.max_surge)
+        if after == standing:
+            break
+        standing = [
+            each._replace(is_ready=True) if each.template == "a" else each for each in after
+        ]
+    assert sorted(each.template for each in standing) == ["a"] * replicas
+
+
+def test_the_content_of_many_alike_children_has_one_manifest():
+    fields = compose(WEB, spec(GOOD, 40), None)
+    assert len(fields[CHILDREN]) == 40
+    assert len(fields["manifests"]) == 1
+    assert content_of(manifests_of(fields))["children"] == fields[CHILDREN]

@@ -1,0 +1,185 @@
+"""Scenario 37 on a real Engine, through the whole loop: a Deployment of three is rolled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from events.intake import Withdrawn
+from events.log import OutcomeRecorded
+from events.manifest import Manifest, Metadata
+from events.names import ResourceKey
+from events.provider_config import Retry, Scope
+from infra.providers.deployment import DEPLOYMENT
+from infra.providers.docker.container import CONTAINER
+from reconciler.provider.kind import KindRegistry
+from tests.engines import TestEngine
+from tests.scenarios.conftest import api_url
+from tests.scenarios.harness import Human, World, api_config, every
+
+__all__ = ["api_url"]
+
+pytestmark = pytest.mark.dockerd
+
+PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "deployment.md"
+
+
+@pytest.fixture
+def prefix(engine: TestEngine, unique: str) -> Iterator[str]:
+    yield unique
+    engine.hands.remove_all(unique)
+
+
+@pytest.fixture
+async def docked(
+    tmp_path: Path, api_url: str, engine: TestEngine, prefix: str
+) -> AsyncGenerator[World]:
+    human = Human(api_url)
+    async with World(tmp_path / "nats", human).here() as world:
+        world.kinds = KindRegistry([CONTAINER, DEPLOYMENT])
+        await world.start_reconciler()
+        quick = Retry(initial_seconds=0.2, max_seconds=1.0)
+        await world.configure(
+            api_config(
+                engine.endpoint,
+                provider="docker",
+                resync=3600,
+                least_resync_seconds=0.2,
+                scope=Scope(prefix=prefix),
+                retry=quick,
+            ),
+            "docker",
+        )
+        await world.configure(
+            api_config(
+                world.server.url,
+                provider="composition",
+                resync=5,
+                least_resync_seconds=0.2,
+                consistency_grace_seconds=0.5,
+                retry=quick,
+            ),
+            "composition",
+        )
+        yield world
+    await human.leaves()
+
+
+def deployment(name: str, image: str, command: list[str], replicas: int = 3) -> Manifest:
+    """Take the page's example, with an image and a command that we have."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    config, example = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
+    assert config.spec["provider"] == example.spec["providerConfigRef"]["name"] == "composition"
+    template = example.spec["template"]
+    its = {**template["spec"], "image": image, "command": command, "stopSeconds": 0}
+    spec = {**example.spec, "replicas": replicas, "template": {**template, "spec": its}}
+    return msgspec.structs.replace(example, metadata=Metadata(name), spec=spec)
+
+
+async def until_ready(world: World, key: ResourceKey, generation: int) -> None:
+    async def is_ready() -> bool:
+        row = await world.client.status(key)
+        return (
+            row is not None
+            and (row.outcome, row.observed_generation) == ("Converged", generation)
+            and row.not_ready is None
+        )
+
+    await world.until(is_ready, f"{key} is ready", seconds=60)
+
+
+@asynccontextmanager
+async def fewest_running(engine: TestEngine, prefix: str) -> AsyncGenerator[list[int]]:
+    """Count what runs, all the time."""
+    counts: list[int] = []
+
+    async def count() -> None:
+        while True:
+            counts.append(len(await asyncio.to_thread(running, engine, prefix)))
+            await asyncio.sleep(0.02)
+
+    counting = asyncio.create_task(count())
+    try:
+        yield counts
+    finally:
+        counting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await counting
+
+
+def running(engine: TestEngine, prefix: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = engine.hands.http.get("/containers/json").json()
+    return [each for each in found if each["Names"][0].startswith(f"/{prefix}")]
+
+
+async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    key = ResourceKey("default", "Deployment", f"{prefix}-web")
+    one, two = (["/bin/sleep", seconds] for seconds in ("1001", "1002"))
+    await docked.declare_all([deployment(key.name, engine.image, one)])
+    await until_ready(docked, key, 1)
+    assert len(running(engine, prefix)) == 3
+    row = await docked.client.status(key)
+    assert row is not None
+    assert len(row.outputs["backends"]) == 3
+    assert all(each.endswith(":8080") for each in row.outputs["backends"])
+
+    async with fewest_running(engine, prefix) as counts:
+        await docked.declare_all([deployment(key.name, engine.image, two)])
+        await until_ready(docked, key, 2)
+    assert min(counts) >= 3
+    assert max(counts) <= 4
+    assert {each["Command"] for each in running(engine, prefix)} == {"/bin/sleep 1002"}
+    before = {each["Id"] for each in running(engine, prefix)}
+
+    await docked.declare_all([deployment(key.name, "no-such-image:1", two)])
+
+    async def has_halted() -> bool:
+        row = await docked.client.status(key)
+        not_ready = None if row is None else row.not_ready
+        return not_ready is not None and not_ready.reason == "Stalled"
+
+    await docked.until(has_halted, "it halts", seconds=60)
+    row = await docked.client.status(key)
+    assert row is not None
+    assert row.not_ready is not None
+    assert "no-such-image" in row.not_ready.message
+    assert {each["Id"] for each in running(engine, prefix)} == before, "the old ones serve"
+
+    await docked.declare_all([deployment(key.name, engine.image, two)])
+    await until_ready(docked, key, 4)
+    assert {each["Id"] for each in running(engine, prefix)} == before, "nothing was made anew"
+
+    outcomes = every(OutcomeRecorded, await docked.facts(key))
+    assert "Failed" not in {each.outcome for each in outcomes}
+    await docked.tell(key, Withdrawn())
+    await docked.until_outcome(key, "Deleted")
+    assert running(engine, prefix) == []
+
+
+async def test_37_a_container_that_is_removed_by_hand_is_made_again_by_its_own_kind(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    key = ResourceKey("default", "Deployment", f"{prefix}-web")
+    command = ["/bin/sleep", "1001"]
+    await docked.declare_all([deployment(key.name, engine.image, command, 2)])
+    await until_ready(docked, key, 1)
+    gone = running(engine, prefix)[0]["Id"]
+    engine.hands.delete(f"/containers/{gone}", force="true")
+
+    async def is_healed() -> bool:
+        found = await asyncio.to_thread(running, engine, prefix)
+        return len(found) == 2 and gone not in {each["Id"] for each in found}
+
+    await docked.until(is_healed, "there are two again", seconds=30)
+    await until_ready(docked, key, 1)
