@@ -74,7 +74,7 @@ class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ready: int
     updated: int
     addresses: list[str] = []
-    backends: list[str] = []
+    backends: list[dict[str, Any]] = []
     children: dict[str, Any] = {}
     leaving: list[str] = []
 
@@ -172,7 +172,7 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
         "ready": sum(child.ready for child in children.values()),
         "updated": sum(_replica(name).template == newest for name in children),
         "addresses": addresses,
-        "backends": [f"{address}:{port}" for address in addresses] if port else [],
+        "backends": [{"address": each, "port": port} for each in addresses] if port else [],
     }
 
 
