@@ -286,8 +286,8 @@ class AttachmentsProvider:
             mark = self._read_mark(other)
             if other != name and mark is not None and mark.disk == disk:
                 raise waiting(
-                    f"disk {disk!r} is attachment {other!r}'s: it is attached here when that is"
-                    " gone"
+                    f"disk {disk!r} is taken by attachment {other!r}: it is attached here when"
+                    " that is gone"
                 )
         machine = _machine()
         for loop in () if file is None else image_of(file, machine.loops).attached:
