@@ -596,6 +596,21 @@ async def test_a_device_that_somebody_has_open_is_waited_for(case: Case) -> None
     assert left(case.root) == ([], [])
 
 
+async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(case: Case) -> None:
+    await case.made()
+    with case.image().open("r+b") as file:
+        file.seek(1024 + 0x18)  # the size of a block
+        file.write(b"\xff")
+    create = new_attachment()
+    with pytest.raises(PermanentError, match="check it with e2fsck") as caught:
+        await case.attachments.create(create)
+    half = caught.value.obstacle
+    assert half is not None
+    assert (half.written_by, half.fields["mounted"]) == (create.idempotency_key, False)
+    await case.deletes(half)
+    assert left(case.root) == ([], [])
+
+
 # --- what is missing
 
 

@@ -48,6 +48,7 @@ from reconciler.errors import (
     NotFoundError,
     NothingDoneError,
     PermanentError,
+    ReconcilerError,
     TransientError,
     UnknownResultError,
 )
@@ -338,7 +339,7 @@ class AttachmentsProvider:
                     files=(file, point),
                 )
                 if ended.code != 0:
-                    raise refused(ended, f"disk {disk!r} cannot be mounted at {found.place}")
+                    raise _not_mounted(refused(ended, f"disk {disk!r} at {found.place}"), found)
 
     def _done(self, action: Action) -> ExternalObject | None:
         """Return the attachment if it is as the action wants it."""
@@ -662,6 +663,16 @@ def _check_not_foreign(found: _Attachment) -> None:
             f"{found.place} has a mount of something else ({found.mount.source}): unmount that,"
             " nobody else does"
         )
+
+
+def _not_mounted(error: ReconcilerError, found: _Attachment) -> ReconcilerError:
+    """Return why a disk is not mounted: without anything to wait for, what is there is a half."""
+    if not isinstance(error, TransientError) or error.status is not None:
+        return error
+    return PermanentError(
+        f"{error}: its filesystem may be damaged: check it with e2fsck, and declare it again",
+        obstacle=found.shown(),
+    )
 
 
 def _taken(found: _Attachment) -> ConflictError:

@@ -206,7 +206,7 @@ class DisksProvider:
     def _make_filesystem(self, action: Action) -> None:
         """Make the filesystem, unless it is there: mkfs writes its superblock last."""
         uuid = filesystem_uuid(action.idempotency_key)
-        with self._half_of(action) as (_folder, file):
+        with self._half_of(action) as (folder, file):
             block = superblock_of(file)
             if block is not None and block.uuid == uuid and block.is_clean:
                 return
@@ -220,7 +220,9 @@ class DisksProvider:
             options += ["-L", action.fields["label"], "--", proc_path(file)]
             ended = self._run(file, "mkfs.ext4", *options)
             if ended.code != 0:
-                raise refused(ended, f"disk {action.external_name!r}")
+                os.unlink(_half(action), dir_fd=folder)  # nothing was done that anybody sees
+                error = refused(ended, f"disk {action.external_name!r}")
+                raise NothingDoneError(str(error), status=_WAITS)
             os.fsync(file)
 
     def _publish(self, action: Action) -> None:
