@@ -35,6 +35,7 @@ from infra.providers.disks.folder import (
     locked,
     name_problem,
     place_of,
+    segment_of,
 )
 from infra.providers.disks.images import Image, image_of
 from infra.providers.disks.loops import Loop
@@ -291,7 +292,7 @@ class AttachmentsProvider:
                     " that is gone"
                 )
         machine = _machine()
-        for loop in () if file is None else image_of(file, machine.loops).attached:
+        for loop in () if file is None else image_of(file, disk, machine.loops).attached:
             if places := machine.places_of(loop):
                 raise waiting(
                     f"disk {disk!r} is mounted at {', '.join(places)}, by somebody else: it is"
@@ -453,13 +454,14 @@ class AttachmentsProvider:
             if file is None:
                 return
             machine = _machine()
-            for loop in image_of(file, machine.loops).attached:
+            image = image_of(file, disk, machine.loops)
+            for loop in image.attached:
                 if places := machine.places_of(loop):
                     raise waiting(
                         f"disk {disk!r} ({loop.path}) is mounted at {', '.join(places)}, by"
                         " somebody else: it is detached when it is unmounted there"
                     )
-                loops.detach(loop)
+                loops.detach(loop, image.found)
 
     def _forget(self, action: Action) -> None:
         """Remove the mount point, if it is an empty folder, and then what is known of it."""
@@ -504,7 +506,7 @@ class AttachmentsProvider:
 
     def _disk_of(self, loop: Loop) -> str | None:
         """Return the disk of this folder that a loop device is of."""
-        name = os.path.basename(loop.name_of_file).removesuffix(IMAGE_SUFFIX)  # noqa: PTH119
+        name = loop.file_name.removesuffix(IMAGE_SUFFIX)
         return name if name_problem(name) is None and self._is_of(loop, name) else None
 
     def _is_of(self, loop: Loop, disk: str) -> bool:
@@ -512,11 +514,13 @@ class AttachmentsProvider:
         with self._folder.image_folder() as folder:
             if folder is None:
                 return False
-            segment = f"{disk}{IMAGE_SUFFIX}"
+            segment = segment_of(disk)
+            if loop.file_name != segment:
+                return False
             if loop.is_deleted:
-                return loop.name_of_file == f"{place_of(folder)}/{segment}"
+                return loop.file == f"{place_of(folder)}/{segment}"
             found = stat_of(folder, segment)
-            return found is not None and stat.S_ISREG(found.st_mode) and loop.has(found)
+            return found is not None and stat.S_ISREG(found.st_mode) and loops.is_of(loop, found)
 
     def _names(self, prefix: str) -> list[str]:
         marked = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
@@ -576,7 +580,7 @@ class AttachmentsProvider:
             if folder is None:
                 yield None
                 return
-            with locked(folder, f"{disk}{IMAGE_SUFFIX}", f"disk {disk!r}") as file:
+            with locked(folder, segment_of(disk), f"disk {disk!r}") as file:
                 yield file
 
     def _read_mark(self, name: str) -> AttachmentMark | None:
@@ -640,7 +644,7 @@ def _check_usable(disk: str, file: int | None) -> Image:
     """Return a disk that can be mounted; raises ``TransientError`` if there is none."""
     if file is None:
         raise waiting(f"disk {disk!r} is not there, perhaps not yet")
-    image = image_of(file)
+    image = image_of(file, disk)
     if image.mark is None:
         raise waiting(
             f"disk {disk!r} was made by somebody else: what is in it is not mounted before a Disk"

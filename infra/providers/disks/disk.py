@@ -30,6 +30,7 @@ from infra.providers.disks.folder import (
     locked,
     name_problem,
     place_of,
+    segment_of,
 )
 from infra.providers.disks.images import DiskMark, Image, filesystem_uuid, image_of, look
 from infra.providers.disks.mounts import Mount, mounts
@@ -171,7 +172,7 @@ class DisksProvider:
         with self._folder.image_folder(make=True) as folder:
             assert folder is not None
             self._folder.root.mark()
-            found = look(folder, _segment(name))
+            found = look(folder, name)
             if found is not None:
                 if found.mark is None or found.mark.key != action.idempotency_key:
                     raise self._taken(name, found)
@@ -231,19 +232,19 @@ class DisksProvider:
             try:
                 os.link(
                     half,
-                    _segment(name),
+                    segment_of(name),
                     src_dir_fd=folder,
                     dst_dir_fd=folder,
                     follow_symlinks=False,
                 )
             except FileExistsError:
-                if is_same_file(folder, half, _segment(name)):
+                if is_same_file(folder, half, segment_of(name)):
                     return
                 os.unlink(half, dir_fd=folder)
-                found = look(folder, _segment(name))
+                found = look(folder, name)
                 if found is None:
                     raise PermanentError(
-                        f"{_segment(name)!r} is a link, a folder or a device: it is not replaced"
+                        f"{segment_of(name)!r} is a link, a folder or a device: it is not replaced"
                     ) from None
                 raise self._taken(name, found) from None
             except PermissionError:
@@ -254,14 +255,14 @@ class DisksProvider:
 
     def _finish(self, action: Action) -> Effect:
         with self._folder.image_folder() as folder:
-            found = None if folder is None else look(folder, _segment(action.external_name))
+            found = None if folder is None else look(folder, action.external_name)
             if folder is None or found is None:
                 raise UnknownResultError("the disk was made and is gone again")
             return Effect(self._finished(folder, action, found))
 
     def _finished(self, folder: int, action: Action, found: Image) -> ExternalObject:
         """Take away the name under which it was built."""
-        if is_same_file(folder, _half(action), _segment(action.external_name)):
+        if is_same_file(folder, _half(action), segment_of(action.external_name)):
             with perhaps_done():
                 os.unlink(_half(action), dir_fd=folder)
             settle(folder)
@@ -284,7 +285,7 @@ class DisksProvider:
     def _check_update(self, action: Action) -> Image | Effect:
         name, wanted = action.external_name, action.fields
         with self._ours(action) as (_folder, file):
-            found = image_of(file)
+            found = image_of(file, action.external_name)
             shown = self._shown(name, found)
             if shown.written_by == action.idempotency_key and shown.fields == wanted:
                 return Effect(shown, replayed=True)
@@ -315,7 +316,7 @@ class DisksProvider:
     def _grow_filesystem(self, action: Action) -> None:
         name = action.external_name
         with self._ours(action) as (_folder, file):
-            found = image_of(file)
+            found = image_of(file, action.external_name)
             mounted = _check_can_grow(name, found, mounts())
             for loop in found.attached:
                 loops.take_up_size(loop.path)
@@ -334,7 +335,7 @@ class DisksProvider:
 
     def _relabel(self, action: Action) -> None:
         with self._ours(action) as (_folder, file):
-            attached = image_of(file).attached
+            attached = image_of(file, action.external_name).attached
             where = attached[0].path if attached else proc_path(file)
             ended = self._run(file, "tune2fs", "-L", action.fields["label"], where)
             if ended.code != 0:
@@ -343,30 +344,30 @@ class DisksProvider:
     def _mark_again(self, action: Action) -> Effect:
         with self._ours(action) as (_folder, file):
             mark = DiskMark(
-                uid=image_of(file).uid,
+                uid=image_of(file, action.external_name).uid,
                 key=action.idempotency_key,
                 size_bytes=action.fields["sizeBytes"],
                 labels=action.labels,
             )
             images.write_mark(file, mark)
-            return Effect(self._shown(action.external_name, image_of(file)))
+            return Effect(self._shown(action.external_name, image_of(file, action.external_name)))
 
     def _delete(self, action: Action) -> Effect:
         name, what = action.external_name, f"disk {action.external_name!r}"
         with self._folder.image_folder() as folder:
             if folder is None:
                 return Effect(None, absent=True)
-            with locked(folder, _segment(name), what) as file:
+            with locked(folder, segment_of(name), what) as file:
                 if file is None:
                     return Effect(None, absent=True)
-                found = image_of(file)
+                found = image_of(file, action.external_name)
                 check_uid(self._shown(name, found), action)
                 if found.attached:
                     raise waiting(
                         f"{what} is attached as {_where(found, mounts())}: it is deleted when it is"
                         " detached"
                     )
-                os.unlink(_segment(name), dir_fd=folder)
+                os.unlink(segment_of(name), dir_fd=folder)
                 settle(folder)
         return Effect(None)
 
@@ -377,17 +378,17 @@ class DisksProvider:
         with self._folder.image_folder() as folder:
             if folder is None:
                 raise NotFoundError(f"disk {name!r} is not there")
-            with locked(folder, _segment(name), f"disk {name!r}") as file:
+            with locked(folder, segment_of(name), f"disk {name!r}") as file:
                 if file is None:
                     raise NotFoundError(f"disk {name!r} is not there")
-                check_uid(self._shown(name, image_of(file)), action)
+                check_uid(self._shown(name, image_of(file, action.external_name)), action)
                 yield folder, file
 
     # --- in a thread: reads
 
     def _read(self, name: str) -> ExternalObject | None:
         with self._folder.image_folder() as folder:
-            found = None if folder is None else look(folder, _segment(name))
+            found = None if folder is None else look(folder, name)
             return None if found is None else self._shown(name, found)
 
     def _listed(self, names: list[str]) -> list[ExternalObject]:
@@ -395,7 +396,7 @@ class DisksProvider:
         with self._folder.image_folder() as folder:
             if folder is None:
                 return []
-            seen = ((name, look(folder, _segment(name), attached)) for name in names)
+            seen = ((name, look(folder, name, attached)) for name in names)
             return [self._shown(name, found) for name, found in seen if found is not None]
 
     def _shown(self, name: str, found: Image) -> ExternalObject:
@@ -408,10 +409,6 @@ class DisksProvider:
         return run(program, *arguments, timeout_seconds=self._folder.timeout_seconds, files=(file,))
 
 
-def _segment(name: str) -> str:
-    return f"{name}{IMAGE_SUFFIX}"
-
-
 def _half(action: Action) -> str:
     return temporary_name(action.idempotency_key)
 
@@ -421,9 +418,9 @@ def _check_not_lost(folder: int, name: str) -> None:
 
     Its data are still there. A new and empty disk of its name would look as if they were not.
     """
-    place = f"{place_of(folder)}/{_segment(name)}"
+    place = f"{place_of(folder)}/{segment_of(name)}"
     for loop in loops.loops():
-        if loop.is_deleted and loop.name_of_file == place:
+        if loop.is_deleted and loop.file == place:
             hint = HINT_OF_LOST.format(device=loop.path)
             raise NothingDoneError(
                 f"the image of disk {name!r} was deleted while it was attached: {hint}",

@@ -117,7 +117,12 @@ class DiskFolder:
 
     def path_of(self, name: str) -> str:
         """Return the path of a disk's image."""
-        return str(self.root.path / IMAGES / f"{name}{IMAGE_SUFFIX}")
+        return str(self.root.path / IMAGES / segment_of(name))
+
+
+def segment_of(disk: str) -> str:
+    """Return the name of a disk's image."""
+    return f"{disk}{IMAGE_SUFFIX}"
 
 
 def place_of(folder: int) -> str:
@@ -151,8 +156,12 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise waiting(f"another call still works on {what}") from None
-        if not is_named(folder, segment, file):
-            raise waiting(f"{what} was removed or replaced meanwhile")
-        yield file
+        try:
+            if not is_named(folder, segment, file):
+                raise waiting(f"{what} was removed or replaced meanwhile")
+            yield file
+        finally:
+            # Closing is not enough: a program that another thread is just starting has it open too.
+            fcntl.flock(file, fcntl.LOCK_UN)
     finally:
         os.close(file)

@@ -18,6 +18,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from infra.providers.disks import loops
+from infra.providers.disks.folder import segment_of
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.programs import is_full, waiting
 from infra.providers.disks.superblock import Superblock, superblock_of
@@ -94,26 +95,26 @@ def filesystem_uuid(key: str) -> UUID:
     return uuid5(_KEYS, key)
 
 
-def look(folder: int, segment: str, attached: list[Loop] | None = None) -> Image | None:
-    """Look at an image; None if there is none of this name."""
-    file = opened_file(folder, segment)
+def look(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
+    """Look at a disk's image; None if there is none."""
+    file = opened_file(folder, segment_of(disk))
     if file is None:
         return None
     try:
-        return image_of(file, attached)
+        return image_of(file, disk, attached)
     finally:
         os.close(file)
 
 
-def image_of(file: int, attached: list[Loop] | None = None) -> Image:
+def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
     """Look at an open image; its superblock is the device's while it is attached."""
     found = os.fstat(file)
     mark = _mark_of(file)
     among = loops.loops() if attached is None else attached
-    mine = tuple(each for each in among if each.has(found))
+    mine = loops.attached_of(found, segment_of(disk), among)
     if mine:
-        with loops.opened_loop(mine[0]) as device:
-            block = superblock_of(device)
+        with loops.opened_loop(mine[0], found) as device:
+            block = superblock_of(file if device is None else device)
     else:
         block = superblock_of(file)
     uid = mark.uid if mark is not None else uid_of_inode(file, found)

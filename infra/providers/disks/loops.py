@@ -1,7 +1,9 @@
 """Loop devices: which there are, of which file each is, its size, and its end.
 
-They are asked by ioctl, since a path says little: a file is known by device and inode, under any
-name and in any mount namespace. Everything here blocks.
+Which there are, the kernel's sysfs says. Whether one is of a certain file, only the device itself
+does: a path may be of another mount namespace, or of a file that had it before. So devices whose
+file has the right name are asked, and no others: an open device is one that cannot be detached.
+Everything here blocks.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import errno
 import os
 import struct
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +26,16 @@ if sys.platform != "win32":
 
 _SYSFS: Final = Path("/sys/block")
 _DELETED: Final = " (deleted)"
+_GONE: Final = frozenset({errno.ENXIO, errno.ENODEV, errno.ENOENT})
 
 _GET_STATUS: Final = 0x4C05  # LOOP_GET_STATUS64
 _SET_CAPACITY: Final = 0x4C07
 _CLEAR: Final = 0x4C01  # LOOP_CLR_FD
 _STATUS_BYTES: Final = 232
+
+_MAX_LOOKS: Final = 50
+_LOOK_SECONDS: Final = 0.02
+"""So long whoever just looks at a device may have it open: an observer, udev."""
 
 
 class Loop(NamedTuple):
@@ -36,8 +44,6 @@ class Loop(NamedTuple):
     path: str
     number: str
     backing: str
-    device: int
-    inode: int
 
     @property
     def is_deleted(self) -> bool:
@@ -45,62 +51,65 @@ class Loop(NamedTuple):
         return self.backing.endswith(_DELETED)
 
     @property
-    def name_of_file(self) -> str:
+    def file(self) -> str:
         """The path of its file, or the last one that it had."""
         return self.backing.removesuffix(_DELETED)
 
-    def has(self, found: os.stat_result) -> bool:
-        """Return whether it is of this file."""
-        return (self.device, self.inode) == (found.st_dev, found.st_ino)
+    @property
+    def file_name(self) -> str:
+        """The name of its file, which is the same in every mount namespace."""
+        return self.file.rpartition("/")[2]
 
 
 def loops() -> list[Loop]:
     """Return all loop devices that have a file."""
     found: list[Loop] = []
     for backing in _SYSFS.glob("loop*/loop/backing_file"):
-        loop = _loop(backing)
-        if loop is not None:
-            found.append(loop)
+        folder = backing.parents[1]
+        try:
+            # A newline within the name stays; only the one that the kernel adds goes.
+            file = os.fsdecode(backing.read_bytes()).removesuffix("\n")
+            number = (folder / "dev").read_text().strip()
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            continue  # detached meanwhile
+        if file:
+            found.append(Loop(f"/dev/{folder.name}", number, file))
     return sorted(found)
 
 
-def _loop(backing: Path) -> Loop | None:
-    folder = backing.parents[1]
+def attached_of(found: os.stat_result, name: str, among: list[Loop]) -> tuple[Loop, ...]:
+    """Return the loop devices of a file, of which the name is known, too."""
+    return tuple(each for each in among if each.file_name == name and is_of(each, found))
+
+
+def is_of(loop: Loop, found: os.stat_result) -> bool:
+    """Return whether a loop device is of a file."""
     try:
-        # A newline within the name stays; only the one that the kernel adds goes.
-        file = os.fsdecode(backing.read_bytes()).removesuffix("\n")
-        number = (folder / "dev").read_text().strip()
-        path = f"/dev/{folder.name}"
-        with opened(path) as device:
-            of_device, inode = _status(device)
+        with opened(loop.path) as device:
+            return _has(device, found)
     except OSError as error:
-        if error.errno in {errno.ENXIO, errno.ENOENT, errno.EIO} and not backing.exists():
-            return None  # detached meanwhile
+        if error.errno in _GONE:
+            return False
         raise
-    return Loop(path, number, file, of_device, inode)
 
 
-def _status(device: int) -> tuple[int, int]:
-    """Return device and inode of what a loop device is of."""
-    of_device, inode = struct.unpack_from(
-        "=QQ", fcntl.ioctl(device, _GET_STATUS, bytes(_STATUS_BYTES))
-    )
-    return of_device, inode
+def _has(device: int, found: os.stat_result) -> bool:
+    try:
+        status = fcntl.ioctl(device, _GET_STATUS, bytes(_STATUS_BYTES))
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise
+    return struct.unpack_from("=QQ", status) == (found.st_dev, found.st_ino)
 
 
 @contextmanager
-def opened_loop(loop: Loop) -> Generator[int]:
-    """Open a loop device to read it; raises ``TransientError`` if it is of another file by now."""
+def opened_loop(loop: Loop, found: os.stat_result) -> Generator[int | None]:
+    """Open a loop device to read it; None if it is not of this file any more."""
     with opened(loop.path) as device:
-        try:
-            is_same = _status(device) == (loop.device, loop.inode)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            is_same = False
-        if not is_same:
-            raise waiting(f"{loop.path} was detached meanwhile")
-        yield device
+        yield device if _has(device, found) else None
 
 
 @contextmanager
@@ -128,29 +137,28 @@ def take_up_size(path: str) -> None:
         fcntl.ioctl(device, _SET_CAPACITY, 0)
 
 
-def detach(loop: Loop) -> None:
-    """Detach a loop device that nobody has mounted, in any mount namespace.
+def detach(loop: Loop, found: os.stat_result) -> None:
+    """Detach a loop device of a file that nobody has mounted, in any mount namespace.
 
     Raises ``TransientError`` while one has. The kernel would accept it and detach later, when
     nobody looks any more; so the device is claimed first, as a mount claims it.
     """
     try:
         with opened(loop.path, os.O_RDWR | os.O_EXCL) as device:
-            if _status(device) != (loop.device, loop.inode):
+            if not _has(device, found):
                 return  # another's by now
             fcntl.ioctl(device, _CLEAR, 0)
     except OSError as error:
+        if error.errno in _GONE:
+            return
         if error.errno == errno.EBUSY:
             raise waiting(
                 f"{loop.path} is in use, perhaps mounted in another mount namespace (a container):"
                 " it is detached when that ends"
             ) from None
-        if error.errno == errno.ENXIO:
-            return
         raise
-    if _backing(loop).exists() and _loop(_backing(loop)) == loop:
-        raise waiting(f"somebody has {loop.path} open: it is detached when that is closed")
-
-
-def _backing(loop: Loop) -> Path:
-    return _SYSFS / loop.path.removeprefix("/dev/") / "loop/backing_file"
+    for _ in range(_MAX_LOOKS):
+        if loop not in loops():
+            return
+        time.sleep(_LOOK_SECONDS)  # a thread of its own
+    raise waiting(f"somebody has {loop.path} open: it is detached when that is closed")
