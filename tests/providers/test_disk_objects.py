@@ -34,10 +34,12 @@ from reconciler.errors import (
     NothingDoneError,
     PermanentError,
     TransientError,
+    UnknownResultError,
 )
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from tests.disks import MIB, growth_problem, left, run
+from tests.engines import TestEngine
 from tests.providers.disk_call import Call, Said
 
 pytestmark = pytest.mark.disks
@@ -648,6 +650,38 @@ async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(
     assert left(case.root) == ([], [])
 
 
+@pytest.mark.dockerd
+async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attached(
+    case: Case, engine: TestEngine, unique: str
+) -> None:
+    await case.made()
+    attachment = await case.attached()
+    hands, device = engine.hands, attachment.outputs["device"]
+    options = {"type": "ext4", "device": device}
+    try:
+        hands.post("/volumes/create", {"Name": unique, "DriverOpts": options})
+        mount = {"Type": "volume", "Source": unique, "Target": "/data"}
+        body = {
+            "Image": engine.image,
+            "Cmd": ["sh", "-c", "echo from a container >/data/file; exec sleep 9999"],
+            "HostConfig": {"Mounts": [mount]},
+        }
+        hands.post("/containers/create", body, name=unique)
+        hands.post(f"/containers/{unique}/start")
+        written = case.place() / "file"
+
+        async def is_written() -> bool:
+            return written.exists() and written.read_text() == "from a container\n"
+
+        await until(is_written)
+        with pytest.raises(TransientError, match=rf"is mounted at .*{unique}.* too"):
+            await case.deletes(attachment)
+    finally:
+        await asyncio.to_thread(hands.remove_all, unique)
+    await case.deletes(attachment)
+    assert left(case.root) == ([], [])
+
+
 # --- what is missing
 
 
@@ -664,7 +698,7 @@ async def test_a_program_that_is_not_installed_is_named_with_its_package(
 
 @pytest.mark.parametrize("words", ["mount: only root can do that", "must be superuser to unmount."])
 def test_a_refused_program_says_what_it_needs(words: str) -> None:
-    refused = programs.refused(programs.Ended("mount", 1, "", words), "disk")
+    refused = programs.refused(programs.Ended("mount", 1, words), "disk")
     assert isinstance(refused, ConfigurationError)
     assert "CAP_SYS_ADMIN" in str(refused)
 
@@ -768,41 +802,57 @@ async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case
         run("e2fsck", "-f", "-n", case.image(made.name))
 
 
+class SlowProgram:
+    """A program that waits for leave before it does what it shall, and counts how often it runs."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        folder.mkdir()
+        self._leave, self._runs = folder / "leave", folder / "runs"
+        os.mkfifo(self._leave)
+        real = shutil.which(name)
+        waits = f'echo run >>"{self._runs}"; read _ <"{self._leave}"; exec {real} "$@"'
+        (folder / name).write_text(f"#!/bin/sh\n{waits}\n")
+        (folder / name).chmod(0o755)
+
+    @property
+    def runs(self) -> int:
+        return len(self._runs.read_text().splitlines()) if self._runs.exists() else 0
+
+    async def has_begun(self) -> bool:
+        return self.runs > 0
+
+    def go_on(self) -> None:
+        self._leave.write_text("go\n")
+
+
 @pytest.fixture
-def slow_mkfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A mkfs that waits for leave, and counts how often it was run."""
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SlowProgram]:
+    """Put a slow program in the place of a real one."""
     folder = tmp_path / "bin"
-    folder.mkdir()
-    os.mkfifo(folder / "leave")
-    real = shutil.which("mkfs.ext4")
-    script = f'#!/bin/sh\necho run >>"{folder}/runs"\nread _ <"{folder}/leave"\nexec {real} "$@"\n'
-    (folder / "mkfs.ext4").write_text(script)
-    (folder / "mkfs.ext4").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder
+    return lambda name: SlowProgram(name, folder)
 
 
-async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
-    case: Case, slow_mkfs: Path
-) -> None:
-    create = new_disk()
-    asked = msgspec.json.encode(Call("Disk", case.root.as_uri(), create))
+async def killed_within(case: Case, asked: Call, program: SlowProgram) -> None:
+    """Have a process make a call, and kill it while a program of its own runs."""
     command = [sys.executable, "-m", "tests.providers.disk_call"]
     worker = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
     assert worker.stdin is not None
-    worker.stdin.write(asked)
+    worker.stdin.write(msgspec.json.encode(asked))
     worker.stdin.close()
-
-    async def runs() -> bool:
-        return (slow_mkfs / "runs").exists()
-
-    await until(runs)
+    await until(program.has_begun)
     worker.kill()
     await worker.wait()
 
+
+async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
+    case: Case, slow: Callable[[str], SlowProgram]
+) -> None:
+    create, mkfs = new_disk(), slow("mkfs.ext4")
+    await killed_within(case, Call("Disk", case.root.as_uri(), create), mkfs)
     with pytest.raises(TransientError, match="another call still works on disk 'data'"):
         await case.disks.create(create)
-    (slow_mkfs / "leave").write_text("go\n")
+    mkfs.go_on()
 
     async def created() -> bool:
         with contextlib.suppress(TransientError):
@@ -810,8 +860,52 @@ async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
         return False
 
     await until(created)
-    assert (slow_mkfs / "runs").read_text() == "run\n"
+    assert mkfs.runs == 1
     run("e2fsck", "-f", "-n", case.image())
+
+
+async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
+    case: Case, slow: Callable[[str], SlowProgram]
+) -> None:
+    made, resize = await case.made(), slow("resize2fs")
+    case.marks()
+    update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
+    await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
+    for change in (case.changes(made, sizeBytes=32 * MIB), case.deletes(made), case.attached()):
+        with pytest.raises(TransientError, match="another call still works on disk 'data'"):
+            await change
+    resize.go_on()
+
+    async def is_free() -> bool:
+        with contextlib.suppress(TransientError):
+            await case.attached()
+            return True
+        return False
+
+    await until(is_free)
+    assert (case.place() / MARKER).is_dir()
+    assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "it came to its end"
+
+
+async def test_a_growth_that_takes_longer_than_a_call_may_goes_on(
+    case: Case, slow: Callable[[str], SlowProgram]
+) -> None:
+    made, resize = await case.made(), slow("resize2fs")
+    limits = Limits(request_timeout_seconds=0.5)
+    impatient = DisksProvider(
+        ProviderConfigSpec("disks", case.root.as_uri(), limits=limits), Secrets()
+    )
+    update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
+    with pytest.raises(UnknownResultError, match="did not answer in time"):
+        await impatient.update(update)
+    resize.go_on()
+
+    async def has_grown() -> bool:
+        return (await case.disk()).fields["sizeBytes"] == 16 * MIB
+
+    await until(has_grown)
+    await impatient.close()
+    assert resize.runs == 1
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

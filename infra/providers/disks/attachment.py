@@ -40,7 +40,7 @@ from infra.providers.disks.folder import (
 from infra.providers.disks.images import Image, image_of
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.mounts import Mount, mount_at, mounts, users_of
-from infra.providers.disks.programs import Ended, proc_path, refused, run, waiting
+from infra.providers.disks.programs import REFUSED, Ended, proc_path, refused, run, waiting
 from infra.providers.disks.superblock import FILESYSTEM
 from infra.providers.file_errors import settle
 from infra.providers.file_root import opened_file, stat_of, temporary, temporary_name
@@ -202,7 +202,7 @@ class AttachmentsProvider:
             await self._step(lambda: self._mount(action))
         done = await self._step(lambda: self._done(action))
         if done is None:
-            raise UnknownResultError("the disk was mounted, and is not any more")
+            raise UnknownResultError("what was made is not as it was by now")
         return Effect(done)
 
     async def update(self, action: Action) -> Effect:
@@ -671,7 +671,7 @@ def _check_not_foreign(found: _Attachment) -> None:
 
 def _not_mounted(error: ReconcilerError, found: _Attachment) -> ReconcilerError:
     """Return why a disk is not mounted: without anything to wait for, what is there is a half."""
-    if not isinstance(error, TransientError) or error.status is not None:
+    if not isinstance(error, TransientError) or error.status != REFUSED:
         return error
     return PermanentError(
         f"{error}: its filesystem may be damaged: check it with e2fsck, and declare it again",

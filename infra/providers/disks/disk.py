@@ -54,7 +54,6 @@ MIN_SIZE_BYTES: Final = 8 * 1024 * 1024
 """A smaller filesystem has no journal."""
 
 BLOCK_BYTES: Final = 4096
-MAX_LABEL_BYTES: Final = 16
 
 _T = TypeVar("_T")
 _CAP_SYS_RESOURCE: Final = 24
@@ -219,7 +218,12 @@ class DisksProvider:
             options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
             options += ["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
             options += ["-L", action.fields["label"], "--", proc_path(file)]
-            ended = self._run(file, "mkfs.ext4", *options)
+            ended = run(
+                "mkfs.ext4",
+                *options,
+                timeout_seconds=self._folder.timeout_seconds,
+                files=(file,),
+            )
             if ended.code != 0:
                 os.unlink(_half(action), dir_fd=folder)  # nothing was done that anybody sees
                 error = refused(ended, f"disk {action.external_name!r}")
@@ -323,10 +327,10 @@ class DisksProvider:
             where = found.attached[0].path if found.attached else proc_path(file)
             if not mounted:
                 # What was mounted before may be resized only when it was checked since.
-                ended = self._run(file, "e2fsck", "-f", "-p", where)
+                ended = _run(file, "e2fsck", "-f", "-p", where)
                 if ended.code not in (0, _FSCK_MENDED):
                     raise refused(ended, f"disk {name!r} cannot grow")
-            ended = self._run(file, "resize2fs", where)
+            ended = _run(file, "resize2fs", where)
             if ended.code != 0:
                 raise refused(ended, f"disk {name!r} cannot grow")
             if found.mark is not None:
@@ -337,7 +341,7 @@ class DisksProvider:
         with self._ours(action) as (_folder, file):
             attached = image_of(file, action.external_name).attached
             where = attached[0].path if attached else proc_path(file)
-            ended = self._run(file, "tune2fs", "-L", action.fields["label"], where)
+            ended = _run(file, "tune2fs", "-L", action.fields["label"], where)
             if ended.code != 0:
                 raise refused(ended, f"disk {action.external_name!r} gets no label")
 
@@ -405,8 +409,10 @@ class DisksProvider:
     def _taken(self, name: str, found: Image) -> ConflictError:
         return ConflictError(f"disk {name!r} is there already", obstacle=self._shown(name, found))
 
-    def _run(self, file: int, program: str, *arguments: str) -> Ended:
-        return run(program, *arguments, timeout_seconds=self._folder.timeout_seconds, files=(file,))
+
+def _run(file: int, program: str, *arguments: str) -> Ended:
+    """Run what changes a filesystem with data; who waits may give up, and it goes on."""
+    return run(program, *arguments, timeout_seconds=None, files=(file,))
 
 
 def _half(action: Action) -> str:

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Final, NamedTuple
 
 from reconciler.errors import (
     ConfigurationError,
@@ -32,6 +33,10 @@ _PACKAGES: Mapping[str, str] = {
     "umount": "mount",
 }
 _MAX_WORDS_CHARACTERS = 300
+_MAX_WORDS_BYTES = 4096
+REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
+"""Of one disk: the others are in order, so no breaker opens."""
+
 _NOT_PERMITTED: Final = (
     "permission denied",
     "not permitted",
@@ -48,14 +53,15 @@ class Ended(NamedTuple):
 
     program: str
     code: int
-    output: str
     words: str
 
 
 def run(
-    program: str, *arguments: str, timeout_seconds: float, files: tuple[int, ...] = ()
+    program: str, *arguments: str, timeout_seconds: float | None, files: tuple[int, ...] = ()
 ) -> Ended:
     """Run a program to its end; it inherits ``files``, as /proc/self/fd/NUMBER and for their locks.
+
+    Without ``timeout_seconds`` it is never killed: what moves data must come to its end.
 
     Raises ``ConfigurationError`` if it is not installed, ``UnknownResultError`` if it had to be
     killed.
@@ -66,25 +72,32 @@ def run(
             f"{program} is not installed where the worker runs: install the package"
             f" {_PACKAGES[program]} (Debian: apt-get install {_PACKAGES[program]})"
         )
-    try:
-        done = subprocess.run(  # noqa: S603 - no shell
-            [path, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={"PATH": _FOLDERS, "LC_ALL": "C"},
-            pass_fds=files,
-            timeout=timeout_seconds,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise UnknownResultError(
-            f"{program} was ended: it took longer than {timeout_seconds:g} s"
-            " (limits.requestTimeoutSeconds)"
-        ) from None
-    words = " ".join((done.stderr or done.stdout).decode(errors="replace").split())
-    output = done.stdout.decode(errors="replace").strip()
-    return Ended(program, done.returncode, output, words[:_MAX_WORDS_CHARACTERS])
+    # Files and no pipes: who writes into one whose reader has died is ended by that.
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        try:
+            done = subprocess.run(  # noqa: S603 - no shell
+                [path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={"PATH": _FOLDERS, "LC_ALL": "C"},
+                pass_fds=files,
+                timeout=timeout_seconds,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnknownResultError(
+                f"{program} was ended: it took longer than {timeout_seconds:g} s"
+                " (limits.requestTimeoutSeconds)"
+            ) from None
+        return Ended(program, done.returncode, _said(errors) or _said(output))
+
+
+def _said(file: IO[bytes]) -> str:
+    file.seek(0)
+    words = file.read(_MAX_WORDS_BYTES).decode(errors="replace")
+    return " ".join(words.split())[:_MAX_WORDS_CHARACTERS]
 
 
 def proc_path(file: int) -> str:
@@ -108,7 +121,8 @@ def refused(ended: Ended, what: str) -> ReconcilerError:
             f"{what}: {ended.words}: it needs the kernel's module loop (modprobe loop) and its"
             " device files /dev/loop-control and /dev/loop* where the worker runs"
         )
-    return TransientError(f"{what}: {ended.program} ended with {ended.code}: {ended.words}")
+    words = f"{what}: {ended.program} ended with {ended.code}: {ended.words}"
+    return TransientError(words, status=REFUSED)
 
 
 def waiting(message: str) -> TransientError:
