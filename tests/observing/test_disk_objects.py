@@ -162,6 +162,27 @@ async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
     assert "has 16777216 bytes and is never made smaller" in failed.message
 
 
+async def test_another_disk_takes_the_place_when_nobody_uses_the_first(
+    with_disks: World, disk_root: Path
+) -> None:
+    place, key = disk_root / "mounts/data", attachment().key
+    await with_disks.declare_all([disk("first"), disk("second"), attachment(disk="first")])
+    await ready(with_disks, key)
+    (place / "file").write_text("first")
+    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
+    try:
+        await with_disks.declare_all([attachment(disk="second")])
+        busy = await with_disks.until_outcome(key, "Degraded", generation=2)
+        assert f"in use by cat (pid {user.pid})" in busy.message
+        assert (place / "file").read_text() == "first"
+    finally:
+        user.kill()
+        user.communicate()
+    await ready(with_disks, key, 2)
+    assert not (place / "file").exists()
+    assert [Path(each.backing).name for each in left(disk_root)[1]] == ["second.img"]
+
+
 async def test_a_disk_without_space_is_given_up_when_a_smaller_one_is_declared(
     with_disks: World, disk_root: Path
 ) -> None:

@@ -267,6 +267,28 @@ async def test_a_worker_that_may_not_grow_what_is_mounted_says_so_and_grows_it_l
     assert (await case.changes(made, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
 
 
+async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_is_detached(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if growth_problem() is None:
+        pytest.skip("the kernel refuses nothing: CAP_SYS_RESOURCE is there")
+    monkeypatch.setattr(disk_module, "_may_resize", lambda: True)
+    made = await case.made()
+    attachment = await case.attached()
+    (case.place() / "file").write_text("data")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"resize.*CAP_SYS_RESOURCE"):
+            await case.changes(made, sizeBytes=16 * MIB)
+        half = await case.disk()
+        assert (case.image().stat().st_size, half) == (16 * MIB, made), "half a growth is none"
+
+    await case.deletes(attachment)
+    assert (await case.changes(made, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+    run("e2fsck", "-f", "-n", case.image())
+    await case.attached()
+    assert (case.place() / "file").read_text() == "data"
+
+
 async def test_a_label_is_changed_while_the_disk_is_mounted(case: Case) -> None:
     made = await case.made()
     attachment = await case.attached()

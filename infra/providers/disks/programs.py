@@ -110,7 +110,8 @@ def refused(ended: Ended, what: str) -> ReconcilerError:
     said = ended.words.lower()
     if any(each in said for each in _NOT_PERMITTED):
         return ConfigurationError(
-            f"{what}: {ended.words}: it needs root (CAP_SYS_ADMIN) where the worker runs"
+            f"{what}: {ended.words}: it needs root where the worker runs (CAP_SYS_ADMIN, and"
+            " CAP_SYS_RESOURCE to let what is mounted grow)"
         )
     if any(each in said for each in _NO_SPACE):
         return waiting(f"{what}: no space left: {ended.words}")
