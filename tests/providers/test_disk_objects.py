@@ -28,6 +28,7 @@ from infra.providers.disks.disk import DISK, DisksProvider, loses
 from infra.providers.disks.images import filesystem_uuid
 from infra.providers.disks.mounts import mount_at, mounts
 from infra.providers.file_root import temporary_name
+from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -36,6 +37,7 @@ from reconciler.errors import (
     TransientError,
     UnknownResultError,
 )
+from reconciler.provider import Effect
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from tests.disks import MIB, growth_problem, left, run
@@ -723,6 +725,93 @@ def test_a_refused_program_says_what_it_needs(words: str) -> None:
     refused = programs.refused(programs.Ended("mount", 1, words), "disk")
     assert isinstance(refused, ConfigurationError)
     assert "CAP_SYS_ADMIN" in str(refused)
+
+
+# --- a worker that was held up
+
+
+class Meanwhile:
+    """Leave to call, before one of whose steps something else happens."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, step: int, happens: Callable[[], Awaitable[None]]) -> None:
+        self._left = step
+        self._happens = happens
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        del goes_first
+        self._left -= 1
+        if self._left == 0:
+            token = CALL_PERMIT.set(None)
+            await self._happens()
+            CALL_PERMIT.reset(token)
+
+
+async def held_up(
+    step: int, happens: Callable[[], Awaitable[None]], late: Awaitable[Effect]
+) -> Effect | None:
+    """Hold a call up before one of its steps; None if it noticed that it came too late."""
+    token = CALL_PERMIT.set(Meanwhile(step, happens))
+    try:
+        with contextlib.suppress(ConflictError, UnknownResultError):
+            return await late
+        return None
+    finally:
+        CALL_PERMIT.reset(token)
+
+
+@pytest.mark.parametrize(
+    ("step", "spec"), [(2, {}), (3, {}), (4, {}), (2, {"readOnly": True}), (3, {"readOnly": True})]
+)
+async def test_a_worker_that_was_held_up_leaves_alone_what_has_the_name_by_now(
+    case: Case, step: int, spec: Fields
+) -> None:
+    await case.made()
+    old = await case.attached()
+
+    async def another() -> None:
+        await case.deletes(old)
+        await case.attached()
+
+    late = (
+        case.attachments.update(upon(action("Update", "data", {**old.fields, **spec}), old))
+        if spec
+        else case.attachments.delete(upon(action("Delete", "data", {}), old))
+    )
+    await held_up(step, another, late)
+    found = await case.attachment()
+    assert found.uid != old.uid
+    assert (found.fields, found.labels) == (old.fields, old.labels)
+
+
+async def test_a_creation_that_was_held_up_makes_no_second_disk(case: Case) -> None:
+    for step in range(2, 7):
+        create = new_disk(f"disk-{step}")
+
+        async def by_another(create: Action = create) -> None:
+            await case.disks.create(create)
+            put_marker(case.image(create.external_name))
+
+        await held_up(step, by_another, case.disks.create(create))
+        assert case.is_marked(create.external_name), f"before step {step}"
+
+
+async def test_a_creation_that_was_held_up_does_not_take_anothers_for_its_own(case: Case) -> None:
+    await case.made()
+
+    async def another_disk() -> None:
+        await case.deletes(await case.disk("late"))
+        await case.made("late")
+
+    async def another_attachment() -> None:
+        await case.deletes(await case.attachment())
+        await case.attached()
+
+    assert await held_up(6, another_disk, case.disks.create(new_disk("late"))) is None
+    late = case.attachments.create(new_attachment())
+    assert await held_up(4, another_attachment, late) is None
 
 
 # --- the end of a process between any two steps

@@ -241,6 +241,7 @@ class AttachmentsProvider:
             found = self._there.found(name)
             if found is None or not image.attached:
                 raise UnknownResultError(f"what was attached of disk {disk!r} is there no more")
+            _check_still(found, action)
             if found.is_mounted:
                 return
             _check_not_foreign(found)
@@ -261,8 +262,11 @@ class AttachmentsProvider:
     def _done(self, action: Action) -> ExternalObject | None:
         """Return the attachment if it is as the action wants it."""
         found = self._there.found(action.external_name)
-        shown = None if found is None else found.shown()
-        return shown if shown is not None and shown.fields == action.fields else None
+        if found is None:
+            return None
+        _check_still(found, action)
+        shown = found.shown()
+        return shown if shown.fields == action.fields else None
 
     # --- in a thread: change and deletion
 
@@ -293,16 +297,18 @@ class AttachmentsProvider:
     def _intend(self, action: Action) -> None:
         """Write down first whether it shall be mounted: so a crash leaves a difference to see."""
         name = action.external_name
-        mark = self._there.read_mark(name)
-        if mark is None:
+        found = self._there.found(name)
+        if found is None or found.mark is None:
             raise NotFoundError(f"attachment {name!r} is not there")
-        changed = msgspec.structs.replace(mark, mounted=action.fields["mounted"])
+        _check_still(found, action)
+        changed = msgspec.structs.replace(found.mark, mounted=action.fields["mounted"])
         self._there.write(name, changed, is_new=False)
 
     def _remount(self, action: Action) -> None:
         found = self._there.found(action.external_name)
         if found is None or not found.is_mounted:
             raise UnknownResultError("the disk is not mounted any more")
+        _check_still(found, action)
         options = f"remount,{_options(action)}"
         ended = self._run(None, "mount", "-c", "-o", options, "--", found.place)
         if ended.code != 0:
@@ -313,7 +319,7 @@ class AttachmentsProvider:
         found = self._there.found(name)
         if found is None:
             raise NotFoundError(f"attachment {name!r} is not there")
-        check_uid(found.shown(), action)
+        _check_still(found, action)
         uid = found.shown().uid or ""
         self._there.write(name, _mark(action, uid), is_new=found.mark is None)
         again = self._there.found(name)
@@ -339,7 +345,7 @@ class AttachmentsProvider:
             if found is not None and found.is_foreign:
                 self._check_nothing_beneath(found)
             return
-        check_uid(found.shown(), action)
+        _check_still(found, action)
         _check_not_lost(found)
         assert found.loop is not None
         kernel = machine()
@@ -365,6 +371,7 @@ class AttachmentsProvider:
         found = self._there.found(action.external_name)
         if found is None or found.mark is None:
             return
+        _check_still(found, action)
         disk = found.mark.disk
         with self._there.disk(disk) as file:
             if file is None:
@@ -382,6 +389,10 @@ class AttachmentsProvider:
     def _forget(self, action: Action) -> None:
         """Remove the mount point, if it is an empty folder, and then what is known of it."""
         name = action.external_name
+        found = self._there.found(name)
+        if found is None or found.mark is None:
+            return
+        _check_still(found, action)
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             if folder is not None:
                 with suppress(OSError):  # files, or a mount, of somebody else: they stay
@@ -436,6 +447,17 @@ def _check_usable(disk: str, file: int | None) -> Image:
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
         raise waiting(f"disk {disk!r} has no filesystem {FILESYSTEM} any more")
     return image
+
+
+def _check_still(found: Attachment, action: Action) -> None:
+    """Raise ``ConflictError`` if another attachment has the name by now.
+
+    Between two steps lies as much time as leave to call takes.
+    """
+    check_uid(found.shown(), action)
+    is_made_here = found.mark is not None and found.mark.key == action.idempotency_key
+    if action.operation == "Create" and not is_made_here:
+        raise _taken(found)
 
 
 def _check_not_lost(found: Attachment) -> None:

@@ -262,6 +262,8 @@ class DisksProvider:
             found = None if folder is None else look(folder, action.external_name)
             if folder is None or found is None:
                 raise UnknownResultError("the disk was made and is gone again")
+            if found.mark is None or found.mark.key != action.idempotency_key:
+                raise self._taken(action.external_name, found)
             return Effect(self._finished(folder, action, found))
 
     def _finished(self, folder: int, action: Action, found: Image) -> ExternalObject:
