@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from infra.providers.file_root import ROOT_MARKER
 MIB = 1024 * 1024
 
 _PROGRAMS = ("mkfs.ext4", "e2fsck", "resize2fs", "tune2fs", "debugfs", "losetup", "mount", "umount")
+_MAX_LOOKS = 250
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 
 
@@ -66,11 +68,19 @@ def left(folder: Path) -> tuple[list[Mount], list[Loop]]:
 
 def clean(folder: Path) -> None:
     """Unmount and detach what is left of a folder, the last first."""
+    for _ in range(_MAX_LOOKS):
+        if left(folder) == ([], []):
+            return
+        _unmount_all(folder)
+        time.sleep(0.02)  # a device is detached a little later, when its last user has let go
+
+
+def _unmount_all(folder: Path) -> None:
     mounted, attached = left(folder)
     for mount in reversed(mounted):
         # What a failed test leaves open is no reason to leave the rest.
         if subprocess.run(["umount", mount.place], capture_output=True, check=False).returncode:
-            subprocess.run(["umount", "--lazy", mount.place], check=True)
+            subprocess.run(["umount", "--lazy", mount.place], capture_output=True, check=False)
     for loop in reversed(attached):
         subprocess.run(["losetup", "-d", loop.path], capture_output=True, check=False)
 

@@ -257,6 +257,9 @@ class AttachmentsProvider:
                     files=(file, point),
                 )
                 if ended.code != 0:
+                    # Who had it mounted may just have let it go, and the kernel the device.
+                    if not loops.is_of(image.attached[0], image.found):
+                        raise waiting(f"disk {disk!r} was detached meanwhile")
                     raise _not_mounted(refused(ended, f"disk {disk!r} at {found.place}"), found)
 
     def _done(self, action: Action) -> ExternalObject | None:
