@@ -18,7 +18,7 @@ from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK
 from reconciler.call_permit import CALL_PERMIT
-from reconciler.errors import ProviderError
+from reconciler.errors import ReconcilerError
 from reconciler.provider.secrets import Secrets
 
 
@@ -63,7 +63,7 @@ async def said(call: Call) -> Said:
     calls = {"Create": provider.create, "Update": provider.update, "Delete": provider.delete}
     try:
         return Said((await calls[call.action.operation](call.action)).object)
-    except ProviderError as error:
+    except ReconcilerError as error:
         return Said(error=f"{type(error).__name__}: {error}")
     finally:
         await provider.close()

@@ -727,6 +727,22 @@ def test_a_refused_program_says_what_it_needs(words: str) -> None:
     assert "CAP_SYS_ADMIN" in str(refused)
 
 
+async def test_a_worker_without_the_right_to_mount_makes_disks_and_says_what_it_needs(
+    case: Case,
+) -> None:
+    without = ("setpriv", "--bounding-set", "-sys_admin")
+    made = call(case, "Disk", new_disk(), wrapper=without)
+    assert made is not None
+    assert made.object is not None, made.error
+    create = new_attachment()
+    refused = call(case, "Attachment", create, wrapper=without)
+    assert refused is not None
+    assert refused.error.startswith("ConfigurationError")
+    assert "CAP_SYS_ADMIN" in refused.error
+    assert (await case.attachment()).written_by == create.idempotency_key, "it goes on with it"
+    assert (await case.attachments.create(create)).object == await case.attachment()
+
+
 # --- a worker that was held up
 
 
@@ -817,10 +833,12 @@ async def test_a_creation_that_was_held_up_does_not_take_anothers_for_its_own(ca
 # --- the end of a process between any two steps
 
 
-def call(case: Case, kind: str, written: Action, dies_before: int = 0) -> Said | None:
+def call(
+    case: Case, kind: str, written: Action, dies_before: int = 0, wrapper: tuple[str, ...] = ()
+) -> Said | None:
     """Have a process make a call; None if it was killed."""
     asked = msgspec.json.encode(Call(kind, case.root.as_uri(), written, dies_before))
-    command = [sys.executable, "-m", "tests.providers.disk_call"]
+    command = [*wrapper, sys.executable, "-m", "tests.providers.disk_call"]
     done = subprocess.run(command, input=asked, capture_output=True, check=False)
     if done.returncode == -9:
         return None
