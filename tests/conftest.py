@@ -5,6 +5,7 @@ import logging
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -14,6 +15,7 @@ from infra.components import postgres
 from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
+from tests import disks
 from tests.docker.engine import engine_problem
 from tests.engines import (
     TestEngine,
@@ -32,6 +34,7 @@ _NEEDED = {
     "own_dockerd": own_dockerd_problem,
     "faketime": faketime_problem,
     "postgres": postgres.problem,
+    "disks": disks.problem,
 }
 
 
@@ -67,6 +70,23 @@ def postgres_server() -> Iterator[Postgres]:
         asyncio.run(server.start(folder / "postgres"))
         yield server
         asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def no_disk_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """See in the end that nothing of this session is mounted or attached."""
+    yield
+    folder = tmp_path_factory.getbasetemp()
+    found = disks.left(folder)
+    disks.clean(folder)
+    assert found == ([], [])
+
+
+@pytest.fixture
+def disk_root(tmp_path: Path, no_disk_left: None) -> Iterator[Path]:
+    """A folder for disks. Mark the test `disks`."""
+    with disks.disk_folder(tmp_path / "disks") as folder:
+        yield folder
 
 
 @pytest.fixture

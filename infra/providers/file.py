@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import re
 import stat
-import sys
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeVar, cast
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -39,19 +35,20 @@ from infra.providers.file_attributes import (
     version_of,
     write_mark,
 )
+from infra.providers.file_errors import failure, perhaps_done, settle
 from infra.providers.file_root import (
     OURS,
     FileRoot,
     discard,
     is_same_file,
     opened_file,
+    root_path,
     stat_of,
     temporary,
     temporary_name,
 )
 from reconciler.call_permit import may_call
 from reconciler.errors import (
-    ConfigurationError,
     ConflictError,
     NotFoundError,
     PermanentError,
@@ -70,28 +67,6 @@ MAX_PAGE_SIZE = 100
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
 _CALLS_AT_ONCE = 8
-
-_ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
-    errno.EACCES: PermanentError,
-    errno.EPERM: PermanentError,
-    errno.EROFS: PermanentError,
-    errno.ENAMETOOLONG: PermanentError,
-    errno.ELOOP: PermanentError,
-    errno.ENOTDIR: PermanentError,
-    errno.EISDIR: PermanentError,
-    errno.EINVAL: PermanentError,
-    errno.EFBIG: PermanentError,
-    errno.ENOTSUP: PermanentError,
-    errno.ENOSPC: TransientError,
-    errno.EDQUOT: TransientError,
-    errno.EIO: TransientError,
-    errno.ESTALE: TransientError,
-    errno.EBUSY: TransientError,
-    errno.EMFILE: TransientError,
-    errno.ENFILE: TransientError,
-    errno.ENOENT: TransientError,  # what was there a moment ago
-}
-"""Whatever else goes wrong may go well later."""
 
 _T = TypeVar("_T")
 _ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
@@ -185,7 +160,7 @@ class FileProvider:
     """Reads and writes files beneath a root."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._root = FileRoot(_root_path(config.endpoint))
+        self._root = FileRoot(root_path(config.endpoint))
         self._secrets = secrets
         self._timeout_seconds = config.limits.request_timeout_seconds
         # Threads of its own: a disk that hangs keeps nobody else waiting.
@@ -240,7 +215,7 @@ class FileProvider:
             late = UnknownResultError if writes else TransientError
             raise late(f"the filesystem of {self._root.path} did not answer in time") from None
         except OSError as error:
-            raise _failure(error) from None
+            raise failure(error) from None
 
     async def _content(self, action: Action) -> _Content:
         """Return what the action wants written; a digest stands for what is there already."""
@@ -312,7 +287,7 @@ class FileProvider:
                 return Effect(None, absent=True)
             _check(found, action)
             os.unlink(segment, dir_fd=folder)
-            _settle(folder)
+            settle(folder)
             return Effect(None)
 
     def _written(
@@ -336,15 +311,15 @@ class FileProvider:
                     raise PermanentError(
                         f"{name!r}: this filesystem has no hard links, which publish a new file"
                     ) from None
-                with _perhaps_done():
+                with perhaps_done():
                     os.unlink(beside, dir_fd=folder)
             else:
                 now = stat_of(folder, segment)
                 if now is None or version_of(now) != found.version:
                     raise _changed(self._look(folder, name))
                 os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
-            _settle(folder)
-            with _perhaps_done():
+            settle(folder)
+            with perhaps_done():
                 return self._shown(file, name)
 
     def _look(self, folder: int, name: str) -> ExternalObject | None:
@@ -389,16 +364,6 @@ class FileProvider:
             raise PermanentError(f"nothing can be named {name!r}: {problem}")
         with self._root.folder_of(name, make=make) as folder:
             yield folder, name.rpartition("/")[2]
-
-
-def _root_path(endpoint: str) -> Path:
-    if sys.platform != "linux":
-        raise ConfigurationError("files are kept on Linux only: no other system has what it takes")
-    url = urlsplit(endpoint)
-    path = unquote(url.path)
-    if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
-        raise ConfigurationError("spec.endpoint: write the root of the files as file:///some/root")
-    return Path(path)
 
 
 def _digest(data: bytes) -> Fields:
@@ -477,26 +442,6 @@ def _changed(found: ExternalObject | None) -> ProviderError:
     if found is None:
         return NotFoundError("the file went away while it was to be replaced")
     return ConflictError(f"{found.name!r} was changed meanwhile", obstacle=found)
-
-
-def _settle(folder: int) -> None:
-    """Have the disk keep a change of names, before anybody is told of it."""
-    with _perhaps_done():
-        os.fsync(folder)
-
-
-@contextmanager
-def _perhaps_done() -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnknownResultError(f"done, but perhaps not for good: {error.strerror}") from None
-
-
-def _failure(error: OSError) -> ProviderError:
-    failed = _ERROR_CLASSES.get(error.errno or 0, TransientError)
-    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
-    return failed(f"{where}{error.strerror}")
 
 
 FILE = Kind(

@@ -15,8 +15,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from reconciler.errors import PermanentError, TransientError
+from reconciler.errors import ConfigurationError, PermanentError, TransientError
 
 if sys.platform != "win32":
     import fcntl
@@ -117,6 +118,20 @@ class FileRoot:
         return root
 
 
+def root_path(endpoint: str) -> Path:
+    """Return the folder of an endpoint such as file:///srv/files.
+
+    Raises ``ConfigurationError`` for one that names none.
+    """
+    if sys.platform != "linux":
+        raise ConfigurationError("files are kept on Linux only: no other system has what it takes")
+    url = urlsplit(endpoint)
+    path = unquote(url.path)
+    if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
+        raise ConfigurationError("spec.endpoint: write the root of the files as file:///some/root")
+    return Path(path)
+
+
 def temporary_name(key: str) -> str:
     """Name the temporary file of an action: a repeat of it finds what a crash has left."""
     return f"{OURS}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
@@ -159,12 +174,12 @@ def temporary(folder: int, segment: str) -> Generator[int]:
         raise _still_running() from None
     try:
         _lock(file)
-        if not _is_named(folder, segment, file):  # taken for a leftover before it was locked
+        if not is_named(folder, segment, file):  # taken for a leftover before it was locked
             raise _still_running()
         try:
             yield file
         finally:
-            if _is_named(folder, segment, file):
+            if is_named(folder, segment, file):
                 os.unlink(segment, dir_fd=folder)
     finally:
         os.close(file)
@@ -178,7 +193,7 @@ def discard(folder: int, segment: str) -> None:
     try:
         _lock(file)
         # Only who has the lock removes the name, so it cannot become another's in between.
-        if _is_named(folder, segment, file):
+        if is_named(folder, segment, file):
             os.unlink(segment, dir_fd=folder)
     finally:
         os.close(file)
@@ -253,7 +268,8 @@ def _lock(file: int) -> None:
         raise _still_running() from None
 
 
-def _is_named(folder: int, segment: str, file: int) -> bool:
+def is_named(folder: int, segment: str, file: int) -> bool:
+    """Return whether an open file still has its name."""
     found = stat_of(folder, segment)
     return found is not None and os.path.samestat(found, os.fstat(file))
 

@@ -1,4 +1,4 @@
-"""Rows of the matrix on real systems: a container, a volume, a database, a role and a grant.
+"""Rows of the matrix on real systems: containers, volumes, databases, roles, grants and disks.
 
 A journal of effects is there only for what the Engine tells of; for the others the end decides:
 one object, the one that the log knows, as it is declared, and nothing half made beside it.
@@ -7,6 +7,7 @@ one object, the one that the log knows, as it is declared, and nothing half made
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,18 +21,24 @@ from psycopg import sql
 from events.intake import Approved, Declared, Withdrawn
 from events.log import ActionSucceeded, OwnershipClaimed
 from events.manifest import Fields, Manifest, Metadata
+from events.provider_config import ProviderConfigSpec
 from infra.components.postgres import Postgres
+from infra.providers.disks.attachment import ATTACHMENT
+from infra.providers.disks.disk import DISK, DisksProvider
 from infra.providers.docker.container import CONTAINER
 from infra.providers.docker.volume import VOLUME
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.secrets import open_stores
+from reconciler.provider.contract import action
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.roles import SECRETS
 from tests.crashes.story import Story
+from tests.disks import MIB, disk_folder, left, run
 from tests.engines import TestEngine
 from tests.history_checker import findings
 from tests.history_reading import read_bus
@@ -50,6 +57,7 @@ class KindLane(Lane):
         self.sql = Hands(server)
         self.prefix = prefix
         self._server = server
+        self.disks = folder / "disks"
         (folder / SECRETS).mkdir(parents=True, mode=0o700)
 
     @property
@@ -59,12 +67,21 @@ class KindLane(Lane):
 
     @asynccontextmanager
     async def here(self) -> AsyncGenerator[Lane]:
-        async with super().here() as lane:
-            endpoints = {"docker": self.engine.endpoint, "postgres": self._server.endpoint}
-            for name, endpoint in endpoints.items():
-                await self.configure(name, self.prefix, provider=name, endpoint=endpoint)
-            await self.run("CREATE DATABASE {}", self.database)
-            yield lane
+        with disk_folder(self.disks):
+            async with super().here() as lane, self._configured():
+                yield lane
+
+    @asynccontextmanager
+    async def _configured(self) -> AsyncGenerator[None]:
+        endpoints = {
+            "docker": self.engine.endpoint,
+            "postgres": self._server.endpoint,
+            "disks": self.disks.as_uri(),
+        }
+        for name, endpoint in endpoints.items():
+            await self.configure(name, self.prefix, provider=name, endpoint=endpoint)
+        await self.run("CREATE DATABASE {}", self.database)
+        yield
         await self.run("DROP DATABASE {} WITH (FORCE)", self.database)
         await asyncio.to_thread(self.engine.hands.remove_all, self.prefix)
         await self.sql.close()
@@ -375,6 +392,80 @@ class GrantStory(KindStory):
         return {"privileges": await self._granted()}
 
 
+class DiskStory(KindStory):
+    """A disk, which grows."""
+
+    of = DISK
+    has_data = True
+    change: ClassVar[Fields] = {"sizeBytes": 16 * MIB}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.spec = {"sizeBytes": 8 * MIB}
+        self.image = lane.disks / "images" / f"{self.name}.img"
+
+    async def begin(self) -> None:
+        if self.case.operation != "Create":
+            run("debugfs", "-w", "-R", "mkdir /written-once", self.image)
+        await super().begin()
+
+    async def uid(self) -> str | None:
+        if not self.image.exists():
+            return None
+        return f"disk-{run('blkid', '-p', '-o', 'value', '-s', 'UUID', self.image)}"
+
+    async def content(self) -> Fields:
+        run("e2fsck", "-f", "-n", self.image)
+        blocks = re.search(r"Block count: +(\d+)", run("dumpe2fs", "-h", self.image))
+        assert blocks is not None
+        return {"sizeBytes": int(blocks[1]) * 4096}
+
+    async def assert_made_once(self) -> None:
+        if self.case.operation == "Update":
+            assert " written-once" in run("debugfs", "-R", "ls /", self.image)
+        left_over = [each.name for each in self.image.parent.glob(".reconciler-*")]
+        assert left_over == [], "and none half made beside it"
+
+
+class AttachmentStory(KindStory):
+    """A disk that is mounted, and becomes read-only."""
+
+    of = ATTACHMENT
+    change: ClassVar[Fields] = {"readOnly": True}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.spec = {"disk": self.name}
+
+    async def declare_what_is_there(self) -> None:
+        config = ProviderConfigSpec("disks", self.lane.disks.as_uri())
+        disks = DisksProvider(config, Secrets())
+        fields = DISK.checked_fields({"sizeBytes": 8 * MIB})
+        await disks.create(action("Create", self.name, fields))
+        await disks.close()
+        await super().declare_what_is_there()
+
+    async def uid(self) -> str | None:
+        written = self.lane.disks / "attachments" / f"{self.name}.json"
+        return msgspec.json.decode(written.read_bytes())["uid"] if written.exists() else None
+
+    def _left(self) -> tuple[int, list[bool]]:
+        mounted, attached = left(self.lane.disks)
+        devices = [each for each in attached if Path(each.backing).stem == self.name]
+        return len(devices), [
+            each.is_read_only for each in mounted if Path(each.place).name == self.name
+        ]
+
+    async def content(self) -> Fields:
+        (is_read_only,) = self._left()[1]
+        return {**self.spec, **({"readOnly": True} if is_read_only else {})}
+
+    async def assert_made_once(self) -> None:
+        is_gone = self.case.operation == "Delete"
+        assert self._left()[0] == (0 if is_gone else 1)
+        assert len(self._left()[1]) == (0 if is_gone else 1)
+
+
 _STORIES: dict[Row, type[KindStory]] = {
     "container": ContainerStory,
     "replaced container": ReplacedContainerStory,
@@ -382,6 +473,8 @@ _STORIES: dict[Row, type[KindStory]] = {
     "database": DatabaseStory,
     "role": RoleStory,
     "grant": GrantStory,
+    "disk": DiskStory,
+    "attachment": AttachmentStory,
 }
 
 

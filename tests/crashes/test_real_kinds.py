@@ -15,7 +15,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", REAL_KINDS, ids=str)
+_CASES = [
+    pytest.param(each, marks=pytest.mark.disks) if each.row in ("disk", "attachment") else each
+    for each in REAL_KINDS
+]
+
+
+@pytest.mark.parametrize("case", _CASES, ids=str)
 async def test_a_kill_around_any_call_leaves_one_object_as_declared(
     kinds_matrix: Matrix, case: Case
 ) -> None:

@@ -1,0 +1,510 @@
+"""The kind ``Attachment``: a disk that is attached and mounted, as a resource of its own.
+
+What it writes down is in ``attachments``, and why there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.conflicts import check_uid
+from infra.providers.disks import loops
+from infra.providers.disks.attachments import (
+    IMAGE_DELETED,
+    Attachment,
+    AttachmentMark,
+    Attachments,
+    machine,
+)
+from infra.providers.disks.disk import HINT_OF_LOST
+from infra.providers.disks.folder import (
+    ATTACHMENT_SUFFIX,
+    ATTACHMENTS,
+    MOUNTS,
+    DiskFolder,
+    checked_name,
+    name_problem,
+)
+from infra.providers.disks.images import Image, image_of
+from infra.providers.disks.mounts import mount_at, mounts, users_of
+from infra.providers.disks.programs import REFUSED, Ended, proc_path, refused, run, waiting
+from infra.providers.disks.superblock import FILESYSTEM
+from infra.providers.file_errors import settle
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    NothingDoneError,
+    PermanentError,
+    ReconcilerError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.provider.secrets import Secrets
+
+_T = TypeVar("_T")
+_WAITS: Final = HTTPStatus.CONFLICT
+_OPTIONS: Final = "nodev,nosuid,errors=remount-ro"
+"""Who writes into a disk must not get devices or another user's rights out of it."""
+
+
+class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of an ``Attachment``'s spec."""
+
+    disk: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?!\n)$")],
+        msgspec.Meta(description="The disk, as {$ref: Disk/NAME, field: name}, or its name."),
+    ]
+    read_only: Annotated[
+        bool, msgspec.Meta(description="Whether nothing can be written to it.")
+    ] = False
+    mounted: Annotated[
+        bool, msgspec.Meta(description="Whether it is mounted now; false detaches the disk.")
+    ] = True
+
+
+class AttachmentOutputs(msgspec.Struct, frozen=True):
+    """Where a disk is mounted, by which device, and whether its image is lost."""
+
+    path: str
+    device: str = ""
+    alarm: str = ""
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return an attachment's fields their canonical form: all of them."""
+    return {"readOnly": False, "mounted": True, **fields}
+
+
+def ready(fields: Fields, thing: ExternalObject) -> Readiness:
+    """Say whether the disk can be used; one without an image is lost with the next restart."""
+    if thing.outputs.get("alarm") == IMAGE_DELETED:
+        hint = HINT_OF_LOST.format(device=thing.outputs.get("device", "its device"))
+        return Readiness(
+            False, IMAGE_DELETED, f"the image was deleted while it is attached: {hint}"
+        )
+    if not fields.get("mounted", True):
+        return Readiness(False, "Detached", "mounted is false")
+    return READY
+
+
+class AttachmentsProvider:
+    """Attaches and mounts disks, and never takes one away under use."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        del secrets  # a folder has no login
+        self._folder = DiskFolder(config)
+        self._there = Attachments(self._folder)
+
+    async def create(self, action: Action) -> Effect:
+        """Write down the attachment, then attach and mount; our own earlier attempt goes on."""
+        _check(action)
+        has_begun = await self._step(lambda: self._begin(action))
+        if has_begun and (done := await self._step(lambda: self._done(action))) is not None:
+            return Effect(done, replayed=True)
+        if action.fields["mounted"]:
+            await self._step(lambda: self._attach(action))
+            await self._step(lambda: self._mount(action))
+        done = await self._step(lambda: self._done(action))
+        if done is None:
+            raise UnknownResultError("what was made is not as it was by now")
+        return Effect(done)
+
+    async def update(self, action: Action) -> Effect:
+        """Mount, unmount, or change how it is mounted, if it is still the action's."""
+        _check(action)
+        found = await self._step(lambda: self._check_update(action))
+        if isinstance(found, Effect):
+            return found
+        wanted = action.fields
+        if found.mark is not None and found.mark.mounted != wanted["mounted"]:
+            await self._step(lambda: self._intend(action))
+        if not wanted["mounted"]:
+            await self._step(lambda: self._unmount(action))
+            await self._step(lambda: self._detach(action))
+        elif not found.is_mounted:
+            await self._step(lambda: self._attach(action))
+            await self._step(lambda: self._mount(action))
+        elif found.shown().fields["readOnly"] != wanted["readOnly"]:
+            await self._step(lambda: self._remount(action))
+        return await self._step(lambda: self._mark_again(action))
+
+    async def delete(self, action: Action) -> Effect:
+        """Unmount and detach what is still the action's, when nobody uses it any more."""
+        _check(action)
+        found = await self._step(lambda: self._check_delete(action))
+        if found is None:
+            return Effect(None, absent=True)
+        await self._step(lambda: self._unmount(action))
+        await self._step(lambda: self._detach(action))
+        await self._step(lambda: self._forget(action))
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one attachment, or what else is mounted at its place."""
+        del uid  # names are unique
+        checked_name(external_name)
+        found = await self._folder.step(lambda: self._there.found(external_name))
+        return None if found is None else found.shown()
+
+    def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the attachments of a scope, and what else is mounted at such places."""
+        return self._folder.pages(scope, page_size, self._there.names, self._there.listed)
+
+    async def readings(self, external_name: str) -> Fields | None:
+        """Read how full a mounted disk is."""
+        checked_name(external_name)
+        return await self._folder.step(lambda: self._there.space(external_name))
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._folder.close()
+
+    async def _step(self, function: Callable[[], _T]) -> _T:
+        return await self._folder.step(function, writes=True)
+
+    # --- in a thread: creation
+
+    def _begin(self, action: Action) -> bool:
+        """Write down what shall be mounted; return whether that was done before.
+
+        What can be refused is refused here, before anything is done.
+        """
+        name, disk = action.external_name, action.fields["disk"]
+        with self._there.disk(disk) as file:
+            found = self._there.found(name)
+            if found is not None:
+                if found.mark is None or found.mark.key != action.idempotency_key:
+                    raise _taken(found)
+                return True
+            try:
+                _check_usable(disk, file)
+                self._check_free(name, disk, file)
+            except TransientError as error:
+                raise NothingDoneError(error.message, status=_WAITS) from None
+            made = f"attachment-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+            self._folder.root.mark()
+            self._there.write(name, _mark(action, made), is_new=True)
+        return False
+
+    def _check_free(self, name: str, disk: str, file: int | None) -> None:
+        """Raise ``TransientError`` if another has the disk, or there are files at the place."""
+        for other in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
+            mark = self._there.read_mark(other)
+            if other != name and mark is not None and mark.disk == disk:
+                raise waiting(
+                    f"disk {disk!r} is taken by attachment {other!r}: it is attached here when"
+                    " that is gone"
+                )
+        kernel = machine()
+        for loop in () if file is None else image_of(file, disk, kernel.loops).attached:
+            if places := kernel.places_of(loop):
+                raise waiting(
+                    f"disk {disk!r} is mounted at {', '.join(places)}, by somebody else: it is"
+                    " attached here when it is unmounted there"
+                )
+        with self._there.mount_point(name) as point:
+            if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder
+                place = self._there.place_at(name)
+                raise waiting(f"{place} has files, which a mount would hide: move them away")
+
+    def _attach(self, action: Action) -> None:
+        """Give the disk a loop device; one that it has is taken, so it never has two."""
+        disk = action.fields["disk"]
+        with self._there.disk(disk) as file:
+            image = _check_usable(disk, file)
+            assert file is not None
+            if not image.attached:
+                ended = self._run(
+                    file, "losetup", "--nooverlap", "--show", "-f", "--", proc_path(file)
+                )
+                if ended.code != 0:
+                    raise refused(ended, f"disk {disk!r} cannot be attached")
+
+    def _mount(self, action: Action) -> None:
+        name, disk = action.external_name, action.fields["disk"]
+        with self._there.disk(disk) as file:
+            image = _check_usable(disk, file)
+            assert file is not None
+            found = self._there.found(name)
+            if found is None or not image.attached:
+                raise UnknownResultError(f"what was attached of disk {disk!r} is there no more")
+            _check_still(found, action)
+            if found.is_mounted:
+                return
+            _check_not_foreign(found)
+            with self._there.mount_point(name, make=True) as point:
+                assert point is not None
+                if os.listdir(point):  # noqa: PTH208 - an open folder
+                    raise waiting(f"{found.place} has files, which a mount would hide: move them")
+                ended = run(
+                    "mount",
+                    *("-c", "-t", FILESYSTEM, "-o", _options(action)),
+                    *("--", image.attached[0].path, proc_path(point)),
+                    timeout_seconds=self._folder.timeout_seconds,
+                    files=(file, point),
+                )
+                if ended.code != 0:
+                    # Who had it mounted may just have let it go, and the kernel the device.
+                    if not loops.is_of(image.attached[0], image.found):
+                        raise waiting(f"disk {disk!r} was detached meanwhile")
+                    raise _not_mounted(refused(ended, f"disk {disk!r} at {found.place}"), found)
+
+    def _done(self, action: Action) -> ExternalObject | None:
+        """Return the attachment if it is as the action wants it."""
+        found = self._there.found(action.external_name)
+        if found is None:
+            return None
+        _check_still(found, action)
+        shown = found.shown()
+        return shown if shown.fields == action.fields else None
+
+    # --- in a thread: change and deletion
+
+    def _check_update(self, action: Action) -> Attachment | Effect:
+        name = action.external_name
+        found = self._there.found(name)
+        if found is None:
+            raise NotFoundError(f"attachment {name!r} is not there")
+        shown = found.shown()
+        if shown.written_by == action.idempotency_key and shown.fields == action.fields:
+            return Effect(shown, replayed=True)
+        check_uid(shown, action)
+        if action.version not in (None, shown.version):
+            raise ConflictError(f"attachment {name!r} was changed meanwhile", obstacle=shown)
+        if action.fields["disk"] != found.disk:
+            raise PermanentError(
+                f"attachment {name!r} is of disk {found.disk!r}: another disk is another attachment"
+            )
+        if found.mark is None and not found.is_mounted:
+            raise PermanentError(
+                f"{found.place} has a mount of something else ({shown.fields['disk']}), which is"
+                " neither taken over nor unmounted"
+            )
+        _check_not_lost(found)
+        _check_not_foreign(found)
+        return found
+
+    def _intend(self, action: Action) -> None:
+        """Write down first whether it shall be mounted: so a crash leaves a difference to see."""
+        name = action.external_name
+        found = self._there.found(name)
+        if found is None or found.mark is None:
+            raise NotFoundError(f"attachment {name!r} is not there")
+        _check_still(found, action)
+        changed = msgspec.structs.replace(found.mark, mounted=action.fields["mounted"])
+        self._there.write(name, changed, is_new=False)
+
+    def _remount(self, action: Action) -> None:
+        found = self._there.found(action.external_name)
+        if found is None or not found.is_mounted:
+            raise UnknownResultError("the disk is not mounted any more")
+        _check_still(found, action)
+        options = f"remount,{_options(action)}"
+        ended = self._run(None, "mount", "-c", "-o", options, "--", found.place)
+        if ended.code != 0:
+            raise self._busy_or(ended, found, "it is changed when that ends")
+
+    def _mark_again(self, action: Action) -> Effect:
+        name = action.external_name
+        found = self._there.found(name)
+        if found is None:
+            raise NotFoundError(f"attachment {name!r} is not there")
+        _check_still(found, action)
+        uid = found.shown().uid or ""
+        self._there.write(name, _mark(action, uid), is_new=found.mark is None)
+        again = self._there.found(name)
+        if again is None:
+            raise UnknownResultError("the attachment was changed and is gone again")
+        return Effect(again.shown())
+
+    def _check_delete(self, action: Action) -> Attachment | None:
+        found = self._there.found(action.external_name)
+        if found is None:
+            return None
+        check_uid(found.shown(), action)
+        if found.mark is None:
+            raise PermanentError(
+                f"{found.place} was mounted by somebody else: it is never unmounted here"
+            )
+        _check_not_lost(found)
+        return found
+
+    def _unmount(self, action: Action) -> None:
+        found = self._there.found(action.external_name)
+        if found is None or found.mark is None or not found.is_mounted:
+            if found is not None and found.is_foreign:
+                self._check_nothing_beneath(found)
+            return
+        _check_still(found, action)
+        _check_not_lost(found)
+        assert found.loop is not None
+        kernel = machine()
+        others = [each for each in kernel.places_of(found.loop) if each != found.place]
+        if others:
+            raise waiting(
+                f"{found.loop.path} is mounted at {', '.join(others)} too: {found.place} is"
+                " unmounted when that is"
+            )
+        ended = self._run(None, "umount", "-c", "--", found.place)
+        if ended.code != 0 and mount_at(found.place, mounts()) is not None:
+            raise self._busy_or(ended, found, "it is unmounted when that ends")
+
+    def _check_nothing_beneath(self, found: Attachment) -> None:
+        """Raise ``TransientError`` if somebody mounted something over our own mount."""
+        kernel = machine()
+        for mount in kernel.mounts:
+            loop = kernel.loop_of(mount)
+            if mount.place == found.place and loop and self._there.is_of(loop, found.disk):
+                _check_not_foreign(found)
+
+    def _detach(self, action: Action) -> None:
+        found = self._there.found(action.external_name)
+        if found is None or found.mark is None:
+            return
+        _check_still(found, action)
+        disk = found.mark.disk
+        with self._there.disk(disk) as file:
+            if file is None:
+                return
+            kernel = machine()
+            image = image_of(file, disk, kernel.loops)
+            for loop in image.attached:
+                if places := kernel.places_of(loop):
+                    raise waiting(
+                        f"disk {disk!r} ({loop.path}) is mounted at {', '.join(places)}, by"
+                        " somebody else: it is detached when it is unmounted there"
+                    )
+                loops.detach(loop, image.found)
+
+    def _forget(self, action: Action) -> None:
+        """Remove the mount point, if it is an empty folder, and then what is known of it."""
+        name = action.external_name
+        found = self._there.found(name)
+        if found is None or found.mark is None:
+            return
+        _check_still(found, action)
+        with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
+            if folder is not None:
+                with suppress(OSError):  # files, or a mount, of somebody else: they stay
+                    os.rmdir(name, dir_fd=folder)
+        with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
+            if folder is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{name}{ATTACHMENT_SUFFIX}", dir_fd=folder)
+                settle(folder)
+
+    def _busy_or(self, ended: Ended, found: Attachment, until: str) -> ReconcilerError:
+        if "busy" in ended.words.lower():
+            users = users_of(found.place, mounts())
+            return waiting(f"{found.place} is in use by {users}: {until}")
+        return refused(ended, found.place)
+
+    def _run(self, file: int | None, program: str, *arguments: str) -> Ended:
+        files = () if file is None else (file,)
+        return run(program, *arguments, timeout_seconds=self._folder.timeout_seconds, files=files)
+
+
+def _check(action: Action) -> None:
+    checked_name(action.external_name)
+
+
+def _mark(action: Action, uid: str) -> AttachmentMark:
+    fields = action.fields
+    return AttachmentMark(
+        uid=uid,
+        key=action.idempotency_key,
+        disk=fields["disk"],
+        read_only=fields["readOnly"],
+        mounted=fields["mounted"],
+        labels=action.labels,
+    )
+
+
+def _options(action: Action) -> str:
+    return f"{'ro' if action.fields['readOnly'] else 'rw'},{_OPTIONS}"
+
+
+def _check_usable(disk: str, file: int | None) -> Image:
+    """Return a disk that can be mounted; raises ``TransientError`` if there is none."""
+    if file is None:
+        raise waiting(f"disk {disk!r} is not there, perhaps not yet")
+    image = image_of(file, disk)
+    if image.mark is None:
+        raise waiting(
+            f"disk {disk!r} was made by somebody else: what is in it is not mounted before a Disk"
+            " has adopted it"
+        )
+    if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
+        raise waiting(f"disk {disk!r} has no filesystem {FILESYSTEM} any more")
+    return image
+
+
+def _check_still(found: Attachment, action: Action) -> None:
+    """Raise ``ConflictError`` if another attachment has the name by now.
+
+    Between two steps lies as much time as leave to call takes.
+    """
+    check_uid(found.shown(), action)
+    is_made_here = found.mark is not None and found.mark.key == action.idempotency_key
+    if action.operation == "Create" and not is_made_here:
+        raise _taken(found)
+
+
+def _check_not_lost(found: Attachment) -> None:
+    if found.is_lost and found.loop is not None:
+        hint = HINT_OF_LOST.format(device=found.loop.path)
+        raise waiting(f"the image of disk {found.disk!r} was deleted while it is attached: {hint}")
+
+
+def _check_not_foreign(found: Attachment) -> None:
+    if found.is_foreign and found.mount is not None:
+        raise waiting(
+            f"{found.place} has a mount of something else ({found.mount.source}): unmount that,"
+            " nobody else does"
+        )
+
+
+def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
+    """Return why a disk is not mounted: without anything to wait for, what is there is a half."""
+    if not isinstance(error, TransientError) or error.status != REFUSED:
+        return error
+    return PermanentError(
+        f"{error}: its filesystem may be damaged: check it with e2fsck, and declare it again",
+        obstacle=found.shown(),
+    )
+
+
+def _taken(found: Attachment) -> ConflictError:
+    what = "is there already" if found.mark else f"has a mount of somebody else at {found.place}"
+    return ConflictError(f"attachment {found.name!r} {what}", obstacle=found.shown())
+
+
+ATTACHMENT = Kind(
+    name="Attachment",
+    api_version="disks/v1",
+    provider="disks",
+    schema=AttachmentFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=AttachmentsProvider,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=AttachmentOutputs,
+    ready=ready,
+    immutable=frozenset({"disk"}),
+)
+"""The kind ``Attachment``."""

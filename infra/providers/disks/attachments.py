@@ -1,0 +1,271 @@
+"""What is attached and mounted where: the kernel's account of it, and what is known of each.
+
+What is known of an attachment is in a small file beside the mount points. The mount itself can
+carry nothing: an attribute of its folder is hidden under it, one of the image would be the disk's,
+and neither the loop device nor the mount outlives the machine's end. The file does, so what was
+mounted before a restart is mended, and is no stranger's.
+
+Everything here blocks, and raises ``OSError`` as it comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from infra.providers.disks import loops
+from infra.providers.disks.folder import (
+    ATTACHMENT_SUFFIX,
+    ATTACHMENTS,
+    IMAGE_SUFFIX,
+    MOUNTS,
+    DiskFolder,
+    locked,
+    name_problem,
+    place_of,
+    segment_of,
+)
+from infra.providers.disks.loops import Loop
+from infra.providers.disks.mounts import Mount, mount_at, mounts
+from infra.providers.file_errors import settle
+from infra.providers.file_root import opened_file, stat_of, temporary, temporary_name
+from reconciler.errors import PermanentError, TransientError
+
+IMAGE_DELETED: Final = "ImageDeleted"
+MAX_MARK_BYTES: Final = 64 * 1024
+
+
+class AttachmentMark(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What the file of an attachment says."""
+
+    uid: str
+    key: str
+    disk: str
+    read_only: bool
+    mounted: bool
+    labels: dict[str, str] = {}
+
+
+_mark_decoder = msgspec.json.Decoder(AttachmentMark)
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Machine(NamedTuple):
+    """What the kernel has: read once for a listing."""
+
+    loops: list[Loop]
+    mounts: list[Mount]
+
+    def loop_of(self, mount: Mount | None) -> Loop | None:
+        """Return the loop device of a mount."""
+        if mount is None:
+            return None
+        return next((each for each in self.loops if each.number == mount.device), None)
+
+    def places_of(self, loop: Loop) -> list[str]:
+        """Return where a loop device is mounted, in this mount namespace."""
+        return [each.place for each in self.mounts if each.device == loop.number]
+
+
+class Attachment(NamedTuple):
+    """An attachment as it was found: what is known of it, and what is seen at its place."""
+
+    name: str
+    place: str
+    mark: AttachmentMark | None
+    mount: Mount | None
+    loop: Loop | None  # of the mount, or of a disk that is attached and not mounted there
+    is_mounted: bool  # and it is this disk
+    disk: str
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its image was deleted."""
+        return self.loop is not None and self.loop.is_deleted
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether something else is at its place."""
+        return self.mount is not None and not self.is_mounted
+
+    def shown(self) -> ExternalObject:
+        """Return it as the object that it is."""
+        mark, mount = self.mark, self.mount
+        if mark is None:
+            assert mount is not None
+            uid, is_read_only, is_mounted = f"mount-{mount.mount_id}", mount.is_read_only, True
+        else:
+            uid, is_mounted = mark.uid, self.is_mounted
+            is_read_only = mount.is_read_only if self.is_mounted and mount else mark.read_only
+            if not mark.mounted and self.loop is not None:
+                is_mounted = True  # it shall be detached, and is not yet
+        fields: Fields = {"disk": self.disk, "readOnly": is_read_only, "mounted": is_mounted}
+        outputs: Fields = {"path": self.place}
+        if self.loop is not None and (self.is_mounted or self.is_lost):
+            outputs["device"] = self.loop.path
+        if self.is_lost:
+            outputs["alarm"] = IMAGE_DELETED
+        state = _encoder.encode((mark, fields, uid))
+        return ExternalObject(
+            name=self.name,
+            fields=fields,
+            uid=uid,
+            version=hashlib.sha256(state).hexdigest()[:32],
+            labels={} if mark is None else mark.labels,
+            written_by=None if mark is None else mark.key,
+            outputs=outputs,
+        )
+
+
+def machine() -> Machine:
+    """Read what the kernel has now."""
+    return Machine(loops.loops(), mounts())
+
+
+class Attachments:
+    """The attachments of a folder."""
+
+    def __init__(self, folder: DiskFolder) -> None:
+        self._folder = folder
+
+    def found(self, name: str, kernel: Machine | None = None) -> Attachment | None:
+        """Return an attachment, or what else is mounted at its place; None without either."""
+        mark, now = self.read_mark(name), kernel or machine()
+        place = self.place_at(name)
+        mount = mount_at(place, now.mounts)
+        if mark is None and mount is None:
+            return None
+        loop = now.loop_of(mount)
+        if mark is None:
+            disk = None if loop is None else self.disk_of(loop)
+            seen = disk or (mount.source if mount else "")
+            return Attachment(name, place, None, mount, loop, disk is not None, seen)
+        if loop is not None and self.is_of(loop, mark.disk):
+            return Attachment(name, place, mark, mount, loop, True, mark.disk)
+        attached = next((each for each in now.loops if self.is_of(each, mark.disk)), None)
+        return Attachment(name, place, mark, mount, attached, False, mark.disk)
+
+    def disk_of(self, loop: Loop) -> str | None:
+        """Return the disk of this folder that a loop device is of."""
+        name = loop.file_name.removesuffix(IMAGE_SUFFIX)
+        return name if name_problem(name) is None and self.is_of(loop, name) else None
+
+    def is_of(self, loop: Loop, disk: str) -> bool:
+        """Return whether a loop device is of a disk, or of the image that it had until now."""
+        with self._folder.image_folder() as folder:
+            if folder is None:
+                return False
+            segment = segment_of(disk)
+            if loop.file_name != segment:
+                return False
+            if loop.is_deleted:
+                return loop.file == f"{place_of(folder)}/{segment}"
+            found = stat_of(folder, segment)
+            return found is not None and stat.S_ISREG(found.st_mode) and loops.is_of(loop, found)
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of attachments, and of what else is mounted at such places."""
+        marked = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
+        with self._folder.root.folder_of(f"{MOUNTS}/") as folder:
+            if folder is None:
+                return marked
+            start = f"{place_of(folder)}/"
+        seen = [
+            each.place.removeprefix(start)
+            for each in mounts()
+            if each.place.startswith(start + prefix)
+        ]
+        return list({*marked, *(each for each in seen if name_problem(each) is None)})
+
+    def listed(self, names: list[str]) -> list[ExternalObject]:
+        """Return attachments by their names, by one look at the kernel."""
+        kernel = machine()
+        found = (self.found(name, kernel) for name in names)
+        return [each.shown() for each in found if each is not None]
+
+    def space(self, name: str) -> Fields | None:
+        """Return how full a mounted disk is."""
+        found = self.found(name)
+        if found is None or not found.is_mounted:
+            return None
+        space = os.statvfs(found.place)
+        size = space.f_frsize
+        return {
+            "totalBytes": space.f_blocks * size,
+            "usedBytes": (space.f_blocks - space.f_bfree) * size,
+            "freeBytes": space.f_bavail * size,
+        }
+
+    def place_at(self, name: str) -> str:
+        """Return the path of a mount point as mounts name it."""
+        with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
+            return (
+                str(self._folder.root.path / MOUNTS / name)
+                if folder is None
+                else (f"{place_of(folder)}/{name}")
+            )
+
+    @contextmanager
+    def mount_point(self, name: str, *, make: bool = False) -> Generator[int | None]:
+        """Open the folder to mount at; raises ``PermanentError`` if it is none."""
+        with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
+            if folder is None and (make or self._is_there(name)):
+                raise PermanentError(
+                    f"{self.place_at(name)} is no folder: nothing is mounted there"
+                )
+            yield folder
+
+    def _is_there(self, name: str) -> bool:
+        with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
+            return folder is not None and stat_of(folder, name) is not None
+
+    @contextmanager
+    def disk(self, disk: str) -> Generator[int | None]:
+        """Open and lock a disk's image, so that it is neither deleted nor resized meanwhile."""
+        with self._folder.image_folder() as folder:
+            if folder is None:
+                yield None
+                return
+            with locked(folder, segment_of(disk), f"disk {disk!r}") as file:
+                yield file
+
+    def read_mark(self, name: str) -> AttachmentMark | None:
+        """Read what is known of an attachment."""
+        with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
+            segment = f"{name}{ATTACHMENT_SUFFIX}"
+            file = None if folder is None else opened_file(folder, segment)
+            if file is None:
+                return None
+            try:
+                return _mark_decoder.decode(os.read(file, MAX_MARK_BYTES))
+            except msgspec.DecodeError as error:
+                raise TransientError(
+                    f"{ATTACHMENTS}/{segment} cannot be read ({error}): mend it, or move it away"
+                ) from None
+            finally:
+                os.close(file)
+
+    def write(self, name: str, mark: AttachmentMark, *, is_new: bool) -> None:
+        """Write the file of an attachment whole, in the place of an older one only if that is."""
+        segment = f"{name}{ATTACHMENT_SUFFIX}"
+        with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}", make=True) as folder:
+            assert folder is not None
+            beside = temporary_name(f"{mark.key} {name}")
+            with temporary(folder, beside) as file:
+                os.write(file, _encoder.encode(mark))
+                os.fsync(file)
+                if is_new:
+                    os.link(
+                        beside, segment, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+                    )
+                else:
+                    os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
+                settle(folder)

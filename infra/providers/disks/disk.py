@@ -1,0 +1,488 @@
+"""The kind ``Disk``: an image file with an ext4 filesystem, which grows and is never made twice.
+
+It is built under a name made of the action's key and gets its own in the last step, by a link that
+replaces nothing. So what has a disk's name is whole, and no program that makes filesystems is ever
+run on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.conflicts import check_uid
+from infra.providers.disks import images, loops
+from infra.providers.disks.folder import (
+    IMAGE_SUFFIX,
+    IMAGES,
+    DiskFolder,
+    checked_name,
+    locked,
+    name_problem,
+    place_of,
+    segment_of,
+)
+from infra.providers.disks.images import DiskMark, Image, filesystem_uuid, image_of, look
+from infra.providers.disks.mounts import Mount, mounts
+from infra.providers.disks.programs import Ended, proc_path, refused, run, waiting
+from infra.providers.disks.superblock import FILESYSTEM, superblock_of
+from infra.providers.file_errors import perhaps_done, settle
+from infra.providers.file_root import is_same_file, temporary_name
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    NothingDoneError,
+    PermanentError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Capabilities, Effect
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+MIN_SIZE_BYTES: Final = 8 * 1024 * 1024
+"""A smaller filesystem has no journal."""
+
+BLOCK_BYTES: Final = 4096
+
+_T = TypeVar("_T")
+_CAP_SYS_RESOURCE: Final = 24
+_FSCK_MENDED: Final = 1
+_WAITS: Final = HTTPStatus.CONFLICT
+HINT_OF_LOST: Final = (
+    "its bytes are in {device} alone, which is never detached: copy them away (dd if={device}"
+    " of=FILE), unmount and detach it by hand"
+)
+
+
+class DiskFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Disk``'s spec."""
+
+    size_bytes: Annotated[
+        Annotated[int, msgspec.Meta(ge=MIN_SIZE_BYTES, le=1 << 50, multiple_of=BLOCK_BYTES)],
+        msgspec.Meta(
+            description="How large it is, a multiple of 4096; it can grow and never shrinks."
+        ),
+    ]
+    filesystem: Annotated[
+        Literal["ext4"], msgspec.Meta(description="What is in it; it is made once, never again.")
+    ] = FILESYSTEM
+    label: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{0,16}(?!\n)$")],
+        msgspec.Meta(description="The filesystem's own label, at most 16 characters."),
+    ] = ""
+
+
+class DiskOutputs(msgspec.Struct, frozen=True):
+    """Where a disk's image is, how large it is, and which filesystem is in it."""
+
+    path: str
+    size_bytes: int = msgspec.field(name="sizeBytes")
+    uuid: str = ""
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a disk's fields their canonical form: all of them."""
+    return {"filesystem": FILESYSTEM, "label": "", **fields}
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Say that a deletion loses all data; a change of what is there loses none."""
+    return f"all data of disk {thing.name}" if fields is None else ""
+
+
+class DisksProvider:
+    """Makes, grows and removes image files."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        del secrets  # a folder has no login
+        self._folder = DiskFolder(config)
+
+    async def create(self, action: Action) -> Effect:
+        """Make a disk beside its place, and link it there; our own earlier attempt goes on."""
+        checked_name(action.external_name)
+        done = await self._step(lambda: self._begin(action))
+        if done is not None:
+            return done
+        await self._step(lambda: self._mark(action))
+        await self._step(lambda: self._keep_space(action))
+        await self._step(lambda: self._make_filesystem(action))
+        await self._step(lambda: self._publish(action))
+        return await self._step(lambda: self._finish(action))
+
+    async def update(self, action: Action) -> Effect:
+        """Let a disk grow, or change its label or labels, if it is still the action's."""
+        checked_name(action.external_name)
+        found = await self._step(lambda: self._check_update(action))
+        if isinstance(found, Effect):
+            return found
+        if found.size_bytes < action.fields["sizeBytes"]:
+            await self._step(lambda: self._grow_image(action))
+            await self._step(lambda: self._grow_filesystem(action))
+        if found.superblock is None or found.superblock.label != action.fields["label"]:
+            await self._step(lambda: self._relabel(action))
+        return await self._step(lambda: self._mark_again(action))
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete a disk that is still the action's and that nobody has attached."""
+        checked_name(action.external_name)
+        return await self._step(lambda: self._delete(action))
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one disk."""
+        del uid  # names are unique
+        checked_name(external_name)
+        return await self._folder.step(lambda: self._read(external_name))
+
+    def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the disks of a scope; what is being made is none yet."""
+        return self._folder.pages(
+            scope,
+            page_size,
+            lambda prefix: self._folder.names(IMAGES, IMAGE_SUFFIX, prefix),
+            self._listed,
+        )
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._folder.close()
+
+    async def _step(self, function: Callable[[], _T]) -> _T:
+        return await self._folder.step(function, writes=True)
+
+    # --- in a thread: creation
+
+    def _begin(self, action: Action) -> Effect | None:
+        """Make an empty file under a name made of the key, or find the one that a crash has left.
+
+        What can be refused is refused here, before anything is done.
+        """
+        name, half = action.external_name, _half(action)
+        with self._folder.image_folder(make=True) as folder:
+            assert folder is not None
+            self._folder.root.mark()
+            found = look(folder, name)
+            if found is not None:
+                if found.mark is None or found.mark.key != action.idempotency_key:
+                    raise self._taken(name, found)
+                return Effect(self._finished(folder, action, found), replayed=True)
+            _check_not_lost(folder, name)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(half, flags, 0o600, dir_fd=folder)
+            try:
+                has = os.fstat(file).st_size  # nothing, or all
+                missing = images.missing_space(file, action.fields["sizeBytes"] - has)
+                if missing:
+                    os.unlink(half, dir_fd=folder)
+                    raise NothingDoneError(f"disk {name!r} has no space: {missing}", status=_WAITS)
+            finally:
+                os.close(file)
+        return None
+
+    def _mark(self, action: Action) -> None:
+        with self._half_of(action) as (_folder, file):
+            images.write_mark(file, images.made_mark(action))
+
+    def _keep_space(self, action: Action) -> None:
+        with self._half_of(action) as (folder, file):
+            if os.fstat(file).st_size == action.fields["sizeBytes"]:
+                return
+            try:
+                images.keep_space(file, action.fields["sizeBytes"])
+            except TransientError as error:
+                os.unlink(_half(action), dir_fd=folder)  # so it is true that nothing was done
+                raise NothingDoneError(error.message, status=error.status) from None
+
+    def _make_filesystem(self, action: Action) -> None:
+        """Make the filesystem, unless it is there: mkfs writes its superblock last."""
+        uuid = filesystem_uuid(action.idempotency_key)
+        with self._half_of(action) as (folder, file):
+            block = superblock_of(file)
+            if block is not None and block.uuid == uuid and block.is_clean:
+                return
+            if os.fstat(file).st_nlink != 1:
+                raise PermanentError(
+                    f"disk {action.external_name!r} has a name already: nothing is made in it again"
+                )
+            # -F: it is a file, no device. nodiscard: that would hand back the space kept for it.
+            options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
+            options += ["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
+            options += ["-L", action.fields["label"], "--", proc_path(file)]
+            ended = run(
+                "mkfs.ext4",
+                *options,
+                timeout_seconds=self._folder.timeout_seconds,
+                files=(file,),
+            )
+            if ended.code != 0:
+                os.unlink(_half(action), dir_fd=folder)  # nothing was done that anybody sees
+                error = refused(ended, f"disk {action.external_name!r}")
+                raise NothingDoneError(str(error), status=_WAITS)
+            os.fsync(file)
+
+    def _publish(self, action: Action) -> None:
+        name, half = action.external_name, _half(action)
+        with self._half_of(action) as (folder, _file):
+            try:
+                os.link(
+                    half,
+                    segment_of(name),
+                    src_dir_fd=folder,
+                    dst_dir_fd=folder,
+                    follow_symlinks=False,
+                )
+            except FileExistsError:
+                if is_same_file(folder, half, segment_of(name)):
+                    return
+                os.unlink(half, dir_fd=folder)
+                found = look(folder, name)
+                if found is None:
+                    raise PermanentError(
+                        f"{segment_of(name)!r} is a link, a folder or a device: it is not replaced"
+                    ) from None
+                raise self._taken(name, found) from None
+            except PermissionError:
+                raise PermanentError(
+                    f"disk {name!r}: this filesystem has no hard links, which publish a new disk"
+                ) from None
+            settle(folder)
+
+    def _finish(self, action: Action) -> Effect:
+        with self._folder.image_folder() as folder:
+            found = None if folder is None else look(folder, action.external_name)
+            if folder is None or found is None:
+                raise UnknownResultError("the disk was made and is gone again")
+            if found.mark is None or found.mark.key != action.idempotency_key:
+                raise self._taken(action.external_name, found)
+            return Effect(self._finished(folder, action, found))
+
+    def _finished(self, folder: int, action: Action, found: Image) -> ExternalObject:
+        """Take away the name under which it was built."""
+        if is_same_file(folder, _half(action), segment_of(action.external_name)):
+            with perhaps_done():
+                os.unlink(_half(action), dir_fd=folder)
+            settle(folder)
+        return self._shown(action.external_name, found)
+
+    @contextmanager
+    def _half_of(self, action: Action) -> Generator[tuple[int, int]]:
+        """Open and lock what is being made."""
+        what = f"disk {action.external_name!r}"
+        with self._folder.image_folder() as folder:
+            if folder is None:
+                raise UnknownResultError("the folder of images is gone")
+            with locked(folder, _half(action), what) as file:
+                if file is None:
+                    raise UnknownResultError(f"what was made of {what} is not there any more")
+                yield folder, file
+
+    # --- in a thread: change and deletion
+
+    def _check_update(self, action: Action) -> Image | Effect:
+        name, wanted = action.external_name, action.fields
+        with self._ours(action) as (_folder, file):
+            found = image_of(file, action.external_name)
+            shown = self._shown(name, found)
+            if shown.written_by == action.idempotency_key and shown.fields == wanted:
+                return Effect(shown, replayed=True)
+            if action.version not in (None, shown.version):
+                raise ConflictError(f"disk {name!r} was changed meanwhile", obstacle=shown)
+            if found.superblock is None or found.superblock.filesystem != wanted["filesystem"]:
+                raise PermanentError(
+                    f"disk {name!r} has the filesystem {shown.fields['filesystem']}: what is there"
+                    " is never formatted"
+                )
+            if wanted["sizeBytes"] < found.size_bytes:
+                raise PermanentError(
+                    f"disk {name!r} has {found.size_bytes} bytes and is never made smaller: declare"
+                    f" at least as many, or another disk of {wanted['sizeBytes']} and copy the data"
+                )
+            if wanted["sizeBytes"] > found.size_bytes:
+                missing = images.missing_space(file, wanted["sizeBytes"] - found.found.st_size)
+                if missing:
+                    raise waiting(f"disk {name!r} has no space to grow: {missing}")
+                _check_can_grow(name, found, mounts())
+            return found
+
+    def _grow_image(self, action: Action) -> None:
+        with self._ours(action) as (_folder, file):
+            if os.fstat(file).st_size < action.fields["sizeBytes"]:
+                images.keep_space(file, action.fields["sizeBytes"])
+
+    def _grow_filesystem(self, action: Action) -> None:
+        name = action.external_name
+        with self._ours(action) as (_folder, file):
+            found = image_of(file, action.external_name)
+            mounted = _check_can_grow(name, found, mounts())
+            for loop in found.attached:
+                loops.take_up_size(loop.path)
+            where = found.attached[0].path if found.attached else proc_path(file)
+            if not mounted:
+                # What was mounted before may be resized only when it was checked since.
+                ended = _run(file, "e2fsck", "-f", "-p", where)
+                if ended.code not in (0, _FSCK_MENDED):
+                    raise refused(ended, f"disk {name!r} cannot grow")
+            ended = _run(file, "resize2fs", where)
+            if ended.code != 0:
+                raise refused(ended, f"disk {name!r} cannot grow")
+            if found.mark is not None:
+                size = action.fields["sizeBytes"]
+                images.write_mark(file, msgspec.structs.replace(found.mark, size_bytes=size))
+
+    def _relabel(self, action: Action) -> None:
+        with self._ours(action) as (_folder, file):
+            attached = image_of(file, action.external_name).attached
+            where = attached[0].path if attached else proc_path(file)
+            ended = _run(file, "tune2fs", "-L", action.fields["label"], where)
+            if ended.code != 0:
+                raise refused(ended, f"disk {action.external_name!r} gets no label")
+
+    def _mark_again(self, action: Action) -> Effect:
+        with self._ours(action) as (_folder, file):
+            mark = DiskMark(
+                uid=image_of(file, action.external_name).uid,
+                key=action.idempotency_key,
+                size_bytes=action.fields["sizeBytes"],
+                labels=action.labels,
+            )
+            images.write_mark(file, mark)
+            return Effect(self._shown(action.external_name, image_of(file, action.external_name)))
+
+    def _delete(self, action: Action) -> Effect:
+        name, what = action.external_name, f"disk {action.external_name!r}"
+        with self._folder.image_folder() as folder:
+            if folder is None:
+                return Effect(None, absent=True)
+            with locked(folder, segment_of(name), what) as file:
+                if file is None:
+                    return Effect(None, absent=True)
+                found = image_of(file, action.external_name)
+                check_uid(self._shown(name, found), action)
+                if found.attached:
+                    raise waiting(
+                        f"{what} is attached as {_where(found, mounts())}: it is deleted when it is"
+                        " detached"
+                    )
+                os.unlink(segment_of(name), dir_fd=folder)
+                settle(folder)
+        return Effect(None)
+
+    @contextmanager
+    def _ours(self, action: Action) -> Generator[tuple[int, int]]:
+        """Open and lock the disk that the action is about; raises as an update does."""
+        name = action.external_name
+        with self._folder.image_folder() as folder:
+            if folder is None:
+                raise NotFoundError(f"disk {name!r} is not there")
+            with locked(folder, segment_of(name), f"disk {name!r}") as file:
+                if file is None:
+                    raise NotFoundError(f"disk {name!r} is not there")
+                check_uid(self._shown(name, image_of(file, action.external_name)), action)
+                yield folder, file
+
+    # --- in a thread: reads
+
+    def _read(self, name: str) -> ExternalObject | None:
+        with self._folder.image_folder() as folder:
+            found = None if folder is None else look(folder, name)
+            return None if found is None else self._shown(name, found)
+
+    def _listed(self, names: list[str]) -> list[ExternalObject]:
+        attached = loops.loops()
+        with self._folder.image_folder() as folder:
+            if folder is None:
+                return []
+            seen = ((name, look(folder, name, attached)) for name in names)
+            return [self._shown(name, found) for name, found in seen if found is not None]
+
+    def _shown(self, name: str, found: Image) -> ExternalObject:
+        return found.shown(name, self._folder.path_of(name))
+
+    def _taken(self, name: str, found: Image) -> ConflictError:
+        return ConflictError(f"disk {name!r} is there already", obstacle=self._shown(name, found))
+
+
+def _run(file: int, program: str, *arguments: str) -> Ended:
+    """Run what changes a filesystem with data; who waits may give up, and it goes on."""
+    return run(program, *arguments, timeout_seconds=None, files=(file,))
+
+
+def _half(action: Action) -> str:
+    return temporary_name(action.idempotency_key)
+
+
+def _check_not_lost(folder: int, name: str) -> None:
+    """Raise ``TransientError`` while the image that had the name lives on without one.
+
+    Its data are still there. A new and empty disk of its name would look as if they were not.
+    """
+    place = f"{place_of(folder)}/{segment_of(name)}"
+    for loop in loops.loops():
+        if loop.is_deleted and loop.file == place:
+            hint = HINT_OF_LOST.format(device=loop.path)
+            raise NothingDoneError(
+                f"the image of disk {name!r} was deleted while it was attached: {hint}",
+                status=_WAITS,
+            )
+
+
+def _check_can_grow(name: str, found: Image, among: list[Mount]) -> bool:
+    """Return whether it is mounted; raises ``TransientError`` if it cannot grow as it is."""
+    numbers = {loop.number for loop in found.attached}
+    mounted = [each for each in among if each.device in numbers]
+    if not mounted:
+        return False
+    if mounted[0].is_read_only:
+        raise waiting(
+            f"disk {name!r} is mounted read-only at {mounted[0].place}: it grows when it is"
+            " writable or detached"
+        )
+    if not _may_resize():
+        raise waiting(
+            f"disk {name!r} is mounted at {mounted[0].place}, and the worker may not let a mounted"
+            " filesystem grow: give it CAP_SYS_RESOURCE, or detach the disk, and it grows"
+        )
+    return True
+
+
+def _may_resize() -> bool:
+    """Return whether the kernel lets this process resize what is mounted."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def _where(found: Image, among: list[Mount]) -> str:
+    places: list[str] = []
+    for loop in found.attached:
+        at = [each.place for each in among if each.device == loop.number]
+        places.append(f"{loop.path}, mounted at {' and '.join(at)}" if at else loop.path)
+    return "; ".join(places)
+
+
+DISK = Kind(
+    name="Disk",
+    api_version="disks/v1",
+    provider="disks",
+    schema=DiskFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=DisksProvider,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=DiskOutputs,
+    immutable=frozenset({"filesystem"}),
+    loses=loses,
+)
+"""The kind ``Disk``."""

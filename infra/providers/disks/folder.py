@@ -1,0 +1,167 @@
+"""The folder of a configuration: images, attachments and mount points, and calls to it in threads.
+
+::
+
+    ROOT/images/NAME.img          a disk
+    ROOT/attachments/NAME.json    what is known of an attachment
+    ROOT/mounts/NAME              where it is mounted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from events.external import ExternalObject
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.disks.programs import waiting
+from infra.providers.file_errors import failure
+from infra.providers.file_root import FileRoot, is_named, root_path, stat_of
+from reconciler.call_permit import may_call
+from reconciler.errors import PermanentError, TransientError, UnknownResultError
+
+if sys.platform != "win32":
+    import fcntl
+
+IMAGES: Final = "images"
+ATTACHMENTS: Final = "attachments"
+MOUNTS: Final = "mounts"
+IMAGE_SUFFIX: Final = ".img"
+ATTACHMENT_SUFFIX: Final = ".json"
+MAX_PAGE_SIZE: Final = 100
+
+_CALLS_AT_ONCE = 8
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_T = TypeVar("_T")
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with the name of a disk or an attachment, or nothing."""
+    if _NAME.fullmatch(name) is None:
+        return "use letters, digits and _ . -, at most 128, and begin with a letter or a digit"
+    return None
+
+
+def checked_name(name: str) -> str:
+    """Return a name that leads nowhere else; raises ``PermanentError``."""
+    problem = name_problem(name)
+    if problem is not None:
+        raise PermanentError(f"nothing can be named {name!r}: {problem}")
+    return name
+
+
+class DiskFolder:
+    """A root, and the threads in which everything there is done."""
+
+    def __init__(self, config: ProviderConfigSpec) -> None:
+        self.root = FileRoot(root_path(config.endpoint))
+        self.timeout_seconds = config.limits.request_timeout_seconds
+        # Threads of its own: a disk that hangs keeps nobody else waiting.
+        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="disks")
+
+    async def step(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
+        """Do one step in a thread when there is leave to; each is whole, or can be repeated."""
+        await may_call()
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, function)
+        except TimeoutError:
+            late = UnknownResultError if writes else TransientError
+            raise late(f"the filesystem of {self.root.path} did not answer in time") from None
+        except OSError as error:
+            raise failure(error) from None
+
+    async def pages(
+        self,
+        scope: Scope,
+        page_size: int,
+        names: Callable[[str], list[str]],
+        look: Callable[[list[str]], list[ExternalObject]],
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List what has a scope's names, page by page."""
+        found = await self.step(lambda: sorted(names(scope.prefix or "")))
+        size = min(page_size, MAX_PAGE_SIZE)
+        for start in range(0, len(found), size):
+            page = found[start : start + size]
+            seen = await self.step(lambda page=page: look(page))
+            yield [each for each in seen if scope.has(each.name, each.labels)]
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False)
+
+    # --- in a thread
+
+    def names(self, folder: str, suffix: str, prefix: str) -> list[str]:
+        """Return the names of the regular files of a folder; what a crash left long ago goes."""
+        start = f"{folder}/"
+        files = self.root.entries(folder, start + prefix).files
+        found = [
+            each.removeprefix(start).removesuffix(suffix) for each in files if each.endswith(suffix)
+        ]
+        return [each for each in found if name_problem(each) is None]
+
+    @contextmanager
+    def image_folder(self, *, make: bool = False) -> Generator[int | None]:
+        """Open the folder of images."""
+        with self.root.folder_of(f"{IMAGES}/", make=make) as folder:
+            yield folder
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a disk's image."""
+        return str(self.root.path / IMAGES / segment_of(name))
+
+
+def segment_of(disk: str) -> str:
+    """Return the name of a disk's image."""
+    return f"{disk}{IMAGE_SUFFIX}"
+
+
+def place_of(folder: int) -> str:
+    """Return the path of an open folder as mounts name it."""
+    return os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115 - text, no path
+
+
+@contextmanager
+def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
+    """Open and lock an image for one step; None if there is none.
+
+    A program that inherits it keeps the lock until it ends, though we may have ended before: so
+    nothing is done to an image that a mkfs or a resize2fs of a dead worker still writes to.
+    """
+    found = stat_of(folder, segment)
+    if found is None:
+        yield None
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise PermanentError(
+            f"{segment!r} is a link, a folder or a device, and no file: it is neither followed nor"
+            " replaced"
+        )
+    try:
+        file = os.open(segment, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise waiting(f"another call still works on {what}") from None
+        try:
+            if not is_named(folder, segment, file):
+                raise waiting(f"{what} was removed or replaced meanwhile")
+            yield file
+        finally:
+            # Closing is not enough: a program that another thread is just starting has it open too.
+            fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        os.close(file)

@@ -1,0 +1,189 @@
+"""Image files: what is marked on them, what is in them, and the space that is kept for them.
+
+The mark is an extended attribute of the image itself, so it goes wherever the image goes.
+Everything here blocks, and raises ``OSError`` as it comes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from typing import Final, NamedTuple
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from infra.providers.disks import loops
+from infra.providers.disks.folder import segment_of
+from infra.providers.disks.loops import Loop
+from infra.providers.disks.programs import is_full, waiting
+from infra.providers.disks.superblock import Superblock, superblock_of
+from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
+from infra.providers.file_root import opened_file
+from reconciler.errors import PermanentError
+
+ATTRIBUTE: Final = "user.reconciler.disk"
+NO_FILESYSTEM: Final = "none"
+
+_KEYS = uuid5(NAMESPACE_URL, "reconciler/disks")
+
+
+class DiskMark(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the attribute says; ``size_bytes``: up to where the filesystem was made or grown."""
+
+    uid: str
+    key: str
+    size_bytes: int
+    labels: dict[str, str] = {}
+
+
+_mark_decoder = msgspec.json.Decoder(DiskMark)
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Image(NamedTuple):
+    """An image as it was found."""
+
+    found: os.stat_result
+    mark: DiskMark | None
+    superblock: Superblock | None
+    attached: tuple[Loop, ...]
+    uid: str
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the disk is: as far as its filesystem goes, once that is known to be whole.
+
+        An image that has grown without its filesystem, by a crash in between, has the old size.
+        """
+        size, mark = self.found.st_size, self.mark
+        if mark is None or size < mark.size_bytes:
+            return size
+        is_grown = self.superblock is not None and self.superblock.size_bytes > mark.size_bytes
+        return size if is_grown else mark.size_bytes
+
+    def shown(self, name: str, path: str) -> ExternalObject:
+        """Return it as the object that it is."""
+        block = self.superblock
+        fields: Fields = {
+            "sizeBytes": self.size_bytes,
+            "filesystem": NO_FILESYSTEM if block is None else block.filesystem,
+            "label": "" if block is None else block.label,
+        }
+        outputs: Fields = {"path": path, "sizeBytes": self.size_bytes}
+        if block is not None:
+            outputs["uuid"] = str(block.uuid)
+        # No times: whoever writes into a mounted disk changes those of its image.
+        state = _encoder.encode((self.mark, fields, self.found.st_ino))
+        return ExternalObject(
+            name=name,
+            fields=fields,
+            uid=self.uid,
+            version=hashlib.sha256(state).hexdigest()[:32],
+            labels={} if self.mark is None else self.mark.labels,
+            written_by=None if self.mark is None else self.mark.key,
+            outputs=outputs,
+        )
+
+
+def filesystem_uuid(key: str) -> UUID:
+    """Return the uuid of the filesystem that an action of this key makes."""
+    return uuid5(_KEYS, key)
+
+
+def look(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
+    """Look at a disk's image; None if there is none."""
+    file = opened_file(folder, segment_of(disk))
+    if file is None:
+        return None
+    try:
+        return image_of(file, disk, attached)
+    finally:
+        os.close(file)
+
+
+def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
+    """Look at an open image; its superblock is the device's while it is attached."""
+    found = os.fstat(file)
+    mark = _mark_of(file)
+    among = loops.loops() if attached is None else attached
+    mine = loops.attached_of(found, segment_of(disk), among)
+    if mine:
+        with loops.opened_loop(mine[0], found) as device:
+            block = superblock_of(file if device is None else device)
+    else:
+        block = superblock_of(file)
+    uid = mark.uid if mark is not None else uid_of_inode(file, found)
+    return Image(found, mark, block, mine, uid)
+
+
+def write_mark(file: int, mark: DiskMark) -> None:
+    """Mark an image; raises ``PermanentError`` where that is not possible."""
+    encoded = _encoder.encode(mark)
+    if len(encoded) > MAX_ATTRIBUTE_BYTES:
+        raise PermanentError(f"the labels are longer than the {MAX_ATTRIBUTE_BYTES} bytes for them")
+    try:
+        os.setxattr(file, ATTRIBUTE, encoded)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        raise PermanentError(
+            "this filesystem has no extended attributes to say whose a disk is: keep disks on"
+            " another, such as ext4 or xfs"
+        ) from None
+    os.fsync(file)
+
+
+def made_mark(action: Action) -> DiskMark:
+    """Return the mark of a disk that an action makes."""
+    return DiskMark(
+        uid=f"disk-{filesystem_uuid(action.idempotency_key)}",
+        key=action.idempotency_key,
+        size_bytes=action.fields["sizeBytes"],
+        labels=action.labels,
+    )
+
+
+def _mark_of(file: int) -> DiskMark | None:
+    try:
+        return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE))
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    except OSError as error:
+        if error.errno not in {errno.ENODATA, errno.ENOTSUP}:
+            raise
+        return None
+
+
+# --- space
+
+
+def missing_space(file: int, more_bytes: int) -> str:
+    """Say how much space a folder has, if that is less than these bytes; or nothing."""
+    space = os.fstatvfs(file)
+    free = space.f_bavail * space.f_frsize
+    return "" if more_bytes <= free else f"it needs {more_bytes} bytes more, and {free} are free"
+
+
+def keep_space(file: int, size_bytes: int) -> None:
+    """Let an image be so large, and keep all of its space: no other can take it later.
+
+    Raises ``TransientError`` without space, with the image as it was.
+    """
+    before = os.fstat(file).st_size
+    try:
+        os.posix_fallocate(file, before, size_bytes - before)
+    except OSError as error:
+        os.ftruncate(file, before)  # what is behind is nobody's: no filesystem goes that far
+        if is_full(error):
+            raise waiting(f"no space left in the folder of disks: {error.strerror}") from None
+        if error.errno == errno.EFBIG:
+            raise PermanentError(
+                f"{size_bytes} bytes are more than a file can have on this filesystem"
+            ) from None
+        raise
+    os.fsync(file)

@@ -1,0 +1,90 @@
+"""What is mounted where, as this process's mount namespace has it, and which processes use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_MAX_USERS_NAMED: Final = 5
+
+
+class Mount(NamedTuple):
+    """One line of mountinfo; ``device`` is major:minor."""
+
+    mount_id: int
+    device: str
+    place: str
+    filesystem: str
+    source: str
+    is_read_only: bool
+
+
+def mounts() -> list[Mount]:
+    """Return all mounts, in their order: of two at one place the later one is seen."""
+    return [_mount(line) for line in _MOUNTINFO.read_bytes().splitlines()]
+
+
+def mount_at(place: str, among: list[Mount]) -> Mount | None:
+    """Return what is seen at a place."""
+    return next((each for each in reversed(among) if each.place == place), None)
+
+
+def beneath(place: str, among: list[Mount]) -> list[Mount]:
+    """Return what is mounted further down."""
+    return [each for each in among if each.place.startswith(f"{place}/")]
+
+
+def _mount(line: bytes) -> Mount:
+    fields = line.split(b" ")
+    dash = fields.index(b"-", 6)
+    filesystem, source, options = fields[dash + 1 : dash + 4]
+    # ext4 takes back the right to write on an error: then only the filesystem's own options say so.
+    read_only = {b"ro", b"emergency_ro"} & {*fields[5].split(b","), *options.split(b",")}
+    return Mount(
+        int(fields[0]),
+        fields[2].decode(),
+        _text(fields[4]),
+        filesystem.decode(),
+        _text(source),
+        bool(read_only),
+    )
+
+
+def _text(field: bytes) -> str:
+    return os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), field))
+
+
+def users_of(place: str, among: list[Mount]) -> str:
+    """Say who uses what is mounted at a place: processes, and mounts further down."""
+    users = [f"a mount at {each.place}" for each in beneath(place, among)]
+    users += (f"{name} (pid {pid})" for pid, name in _processes_at(place))
+    shown = ", ".join(users[:_MAX_USERS_NAMED])
+    more = f" and {len(users) - _MAX_USERS_NAMED} more" if users[_MAX_USERS_NAMED:] else ""
+    return f"{shown}{more}" or "somebody that cannot be seen from here"
+
+
+def _processes_at(place: str) -> Generator[tuple[int, str]]:
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+            if _is_at(process, place):
+                yield int(process.name), (process / "comm").read_text().strip()
+
+
+def _is_at(process: Path, place: str) -> bool:
+    """Look at what a process has open and where it is; links are read and never followed."""
+    links = [process / each for each in ("cwd", "root", "exe")]
+    with contextlib.suppress(OSError):
+        links += (process / "fd").iterdir()
+    for link in links:
+        with contextlib.suppress(OSError):
+            if f"{os.readlink(link)}/".startswith(f"{place}/"):  # noqa: PTH115 - text, no path
+                return True
+    with contextlib.suppress(OSError):
+        return f" {place}/" in (process / "maps").read_text(errors="replace")
+    return False

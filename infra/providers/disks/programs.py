@@ -1,0 +1,145 @@
+"""Programs that make, check, grow, attach and mount: without a shell, and never for ever.
+
+A program has no terminal and no signals of ours, so Ctrl-C does not end a mkfs half-way. Files that
+it inherits stay locked until it has ended, also when the worker has ended before it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from http import HTTPStatus
+from tempfile import TemporaryFile
+from typing import IO, Final, NamedTuple
+
+from reconciler.errors import (
+    ConfigurationError,
+    ReconcilerError,
+    TransientError,
+    UnknownResultError,
+)
+
+_FOLDERS = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PACKAGES: Mapping[str, str] = {
+    "mkfs.ext4": "e2fsprogs",
+    "e2fsck": "e2fsprogs",
+    "resize2fs": "e2fsprogs",
+    "tune2fs": "e2fsprogs",
+    "losetup": "mount",
+    "mount": "mount",
+    "umount": "mount",
+}
+_MAX_WORDS_CHARACTERS = 300
+_MAX_WORDS_BYTES = 4096
+REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
+"""Of one disk: the others are in order, so no breaker opens."""
+
+_NOT_PERMITTED: Final = (
+    "permission denied",
+    "not permitted",
+    "must be superuser",
+    "only root can",
+)
+_NO_SPACE: Final = ("no space left", "disk quota exceeded")
+_BUSY: Final = ("busy", "in use", "already mounted", "overlapping")
+_NO_LOOP: Final = ("cannot find an unused loop device", "no such file or directory")
+
+
+class Ended(NamedTuple):
+    """How a program ended, and what it said."""
+
+    program: str
+    code: int
+    words: str
+
+
+def run(
+    program: str, *arguments: str, timeout_seconds: float | None, files: tuple[int, ...] = ()
+) -> Ended:
+    """Run a program to its end; it inherits ``files``, as /proc/self/fd/NUMBER and for their locks.
+
+    Without ``timeout_seconds`` it is never killed: what moves data must come to its end.
+
+    Raises ``ConfigurationError`` if it is not installed, ``UnknownResultError`` if it had to be
+    killed.
+    """
+    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_FOLDERS}")
+    if path is None:
+        raise ConfigurationError(
+            f"{program} is not installed where the worker runs: install the package"
+            f" {_PACKAGES[program]} (Debian: apt-get install {_PACKAGES[program]})"
+        )
+    # Files and no pipes: who writes into one whose reader has died is ended by that.
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        try:
+            done = subprocess.run(  # noqa: S603 - no shell
+                [path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={"PATH": _FOLDERS, "LC_ALL": "C"},
+                pass_fds=files,
+                timeout=timeout_seconds,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnknownResultError(
+                f"{program} was ended: it took longer than {timeout_seconds:g} s"
+                " (limits.requestTimeoutSeconds)"
+            ) from None
+        return Ended(program, done.returncode, _said(errors) or _said(output))
+
+
+def _said(file: IO[bytes]) -> str:
+    file.seek(0)
+    words = file.read(_MAX_WORDS_BYTES).decode(errors="replace")
+    return " ".join(words.split())[:_MAX_WORDS_CHARACTERS]
+
+
+def proc_path(file: int) -> str:
+    """Name an open file for a program that inherits it: no link and no renaming leads elsewhere."""
+    return f"/proc/self/fd/{file}"
+
+
+def refused(ended: Ended, what: str) -> ReconcilerError:
+    """Return why a program has not done it, by its own words."""
+    said = ended.words.lower()
+    if any(each in said for each in _NOT_PERMITTED):
+        return ConfigurationError(
+            f"{what}: {ended.words}: it needs root where the worker runs (CAP_SYS_ADMIN, and"
+            " CAP_SYS_RESOURCE to let what is mounted grow)"
+        )
+    if any(each in said for each in _NO_SPACE):
+        return waiting(f"{what}: no space left: {ended.words}")
+    if any(each in said for each in _BUSY):
+        return waiting(f"{what}: {ended.words}")
+    if ended.program == "losetup" and any(each in said for each in _NO_LOOP):
+        return ConfigurationError(
+            f"{what}: {ended.words}: it needs the kernel's module loop (modprobe loop) and its"
+            " device files /dev/loop-control and /dev/loop* where the worker runs"
+        )
+    words = f"{what}: {ended.program} ended with {ended.code}: {ended.words}"
+    return TransientError(words, status=REFUSED)
+
+
+def waiting(message: str) -> TransientError:
+    """Return that something has to be waited for; the folder is in order, so no breaker opens."""
+    return TransientError(message, status=HTTPStatus.CONFLICT)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether there is no space."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+def not_permitted(error: OSError, what: str) -> ReconcilerError | None:
+    """Return what to do about a refusal of the kernel, or None if it is about something else."""
+    if error.errno not in {errno.EACCES, errno.EPERM}:
+        return None
+    return ConfigurationError(
+        f"{what}: {error.strerror}: it needs root (CAP_SYS_ADMIN) where worker and observer run"
+    )

@@ -1,0 +1,52 @@
+"""What a filesystem of the ext family says of itself: its superblock, read and never written."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final, NamedTuple
+from uuid import UUID
+
+FILESYSTEM: Final = "ext4"
+
+_OFFSET = 1024
+_BYTES = 1024
+_MAGIC = 0xEF53
+_VALID = 0x1  # state: unmounted in order, or made to the end
+_EXTENTS = 0x40  # what ext2 and ext3 do not have
+_64_BIT = 0x80
+
+
+class Superblock(NamedTuple):
+    """A filesystem's type, uuid, label and size; ``is_clean``: nobody was within a change of it."""
+
+    filesystem: str
+    uuid: UUID
+    label: str
+    size_bytes: int
+    is_clean: bool
+
+
+def superblock_of(file: int) -> Superblock | None:
+    """Read it from an open image or device; None if there is no such filesystem.
+
+    Of what is mounted only the device has what holds now: it has the kernel's own copy.
+    """
+    data = os.pread(file, _BYTES, _OFFSET)
+    if len(data) < _BYTES or _number("<H", data, 0x38) != _MAGIC:
+        return None
+    incompatible = _number("<I", data, 0x60)
+    blocks = _number("<I", data, 0x4)
+    if incompatible & _64_BIT:
+        blocks |= _number("<I", data, 0x150) << 32
+    return Superblock(
+        filesystem=FILESYSTEM if incompatible & _EXTENTS else "ext2 or ext3",
+        uuid=UUID(bytes=data[0x68:0x78]),
+        label=data[0x78:0x88].rstrip(b"\0").decode(errors="replace"),
+        size_bytes=blocks * (1024 << _number("<I", data, 0x18)),
+        is_clean=bool(_number("<H", data, 0x3A) & _VALID),
+    )
+
+
+def _number(form: str, data: bytes, offset: int) -> int:
+    return int(struct.unpack_from(form, data, offset)[0])

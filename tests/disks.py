@@ -1,0 +1,92 @@
+"""Disks in tests: what they need of the machine, a folder of them, and what nobody may leave."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.providers.disks.loops import Loop, loops
+from infra.providers.disks.mounts import Mount, mounts
+from infra.providers.file_root import ROOT_MARKER
+
+MIB = 1024 * 1024
+
+_PROGRAMS = ("mkfs.ext4", "e2fsck", "resize2fs", "tune2fs", "debugfs", "losetup", "mount", "umount")
+_MAX_LOOKS = 250
+_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
+
+
+def problem() -> str | None:
+    """Say why no disks can be made and mounted here; None if they can."""
+    missing = [each for each in _PROGRAMS if shutil.which(each) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed (packages e2fsprogs and mount)"
+    if os.geteuid() != 0 or not has_capability(_CAP_SYS_ADMIN):
+        return "mounting needs root (CAP_SYS_ADMIN)"
+    if not Path("/dev/loop-control").exists():
+        return "there is no /dev/loop-control (modprobe loop)"
+    return None
+
+
+def growth_problem() -> str | None:
+    """Say why a mounted filesystem cannot grow here; None if it can."""
+    return None if has_capability(_CAP_SYS_RESOURCE) else "growth online needs CAP_SYS_RESOURCE"
+
+
+def has_capability(number: int) -> bool:
+    """Return whether this process has a capability."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = next(line for line in lines if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> number & 1)
+
+
+@contextmanager
+def disk_folder(path: Path) -> Generator[Path]:
+    """Make a folder for disks; in the end nothing there is mounted or attached."""
+    path.mkdir()
+    (path / ROOT_MARKER).touch()
+    try:
+        yield path
+    finally:
+        clean(path)
+        assert left(path) == ([], [])
+
+
+def left(folder: Path) -> tuple[list[Mount], list[Loop]]:
+    """Return what is mounted or attached of a folder."""
+    beneath = f"{folder.resolve()}/"
+    return (
+        [each for each in mounts() if each.place.startswith(beneath)],
+        [each for each in loops() if each.backing.startswith(beneath)],
+    )
+
+
+def clean(folder: Path) -> None:
+    """Unmount and detach what is left of a folder, the last first."""
+    for _ in range(_MAX_LOOKS):
+        if left(folder) == ([], []):
+            return
+        _unmount_all(folder)
+        time.sleep(0.02)  # a device is detached a little later, when its last user has let go
+
+
+def _unmount_all(folder: Path) -> None:
+    mounted, attached = left(folder)
+    for mount in reversed(mounted):
+        # What a failed test leaves open is no reason to leave the rest.
+        if subprocess.run(["umount", mount.place], capture_output=True, check=False).returncode:
+            subprocess.run(["umount", "--lazy", mount.place], capture_output=True, check=False)
+    for loop in reversed(attached):
+        subprocess.run(["losetup", "-d", loop.path], capture_output=True, check=False)
+
+
+def run(*command: str | Path) -> str:
+    """Run a program by hand, as people do."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout.strip()

@@ -1,0 +1,194 @@
+"""Disks and attachments through the whole loop: the pages' examples, kept data, use, and harm."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from events.intake import Approved, Withdrawn
+from events.log import DriftDetected
+from events.manifest import Manifest, Metadata
+from events.names import ResourceKey
+from events.provider_config import Limits
+from infra.providers.disks.attachment import ATTACHMENT
+from infra.providers.disks.disk import DISK
+from reconciler.provider.kind import KindRegistry
+from tests.disks import MIB, left, run
+from tests.scenarios.harness import World, api_config, every
+
+pytestmark = pytest.mark.disks
+
+PAGES = Path(__file__).parents[2] / "docs" / "kinds"
+
+
+def examples(page: str, root: Path) -> list[Manifest]:
+    """A page's applied manifests."""
+    text = (PAGES / page).read_text()
+    (block,) = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", text, re.DOTALL)
+    documents = yaml.safe_load_all(block.replace("file:///srv/disks", root.as_uri()))
+    return [msgspec.convert(each, Manifest) for each in documents]
+
+
+def disk(name: str = "data", size: int = 8 * MIB, **spec: Any) -> Manifest:
+    config = {"providerConfigRef": {"name": "disks"}}
+    return Manifest("disks/v1", "Disk", Metadata(name), {**config, "sizeBytes": size, **spec})
+
+
+def attachment(name: str = "data", **spec: Any) -> Manifest:
+    config = {"providerConfigRef": {"name": "disks"}}
+    fields = {**config, "disk": {"$ref": f"Disk/{name}", "field": "name"}, **spec}
+    return Manifest("disks/v1", "Attachment", Metadata(name), fields)
+
+
+@pytest.fixture
+async def with_disks(bare_world: World, disk_root: Path) -> World:
+    """A reconciler of disks; its listings are frequent."""
+    bare_world.kinds = KindRegistry([DISK, ATTACHMENT])
+    await bare_world.start_reconciler()
+    limits = Limits(request_timeout_seconds=30)
+    config = api_config(disk_root.as_uri(), provider="disks", resync=0.2, limits=limits)
+    await bare_world.configure(config, name="disks")
+    return bare_world
+
+
+async def ready(world: World, key: ResourceKey, generation: int = 1) -> None:
+    found = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
+    assert found.outcome == "Converged", found
+
+
+async def test_the_pages_examples_are_applied(with_disks: World, disk_root: Path) -> None:
+    config, made = examples("disk.md", disk_root)
+    (attached,) = examples("attachment.md", disk_root)
+    assert config.spec["endpoint"] == disk_root.as_uri()
+    await with_disks.declare_all([attached, made])  # in any order
+    await ready(with_disks, attached.key)
+
+    place = disk_root / "mounts/orders-data"
+    assert run("findmnt", "-n", "-o", "LABEL", place) == "orders"
+    (place / "file").write_text("data")
+    log = repr(await with_disks.history(attached.key))
+    assert str(place) in log
+
+
+async def test_what_is_kept_has_its_bytes_when_it_is_declared_again(
+    with_disks: World, disk_root: Path
+) -> None:
+    kept = disk(policy={"deletion": "Orphan"})
+    image, place = disk_root / "images/data.img", disk_root / "mounts/data"
+    await with_disks.declare_all([kept, attachment()])
+    await ready(with_disks, attachment().key)
+    (place / "precious").write_text("kept")
+    uuid = run("blkid", "-p", "-o", "value", "-s", "UUID", image)
+
+    for each in (attachment(), kept):
+        await with_disks.tell(each.key, Withdrawn())
+    await with_disks.until_outcome(attachment().key, "Deleted")
+    await with_disks.until_outcome(kept.key, "Released")
+    assert left(disk_root) == ([], [])
+    assert image.exists()
+
+    again = disk(policy={"deletion": "Orphan", "adoption": "Adopt"})
+    await with_disks.declare_all([again, attachment()])
+    await ready(with_disks, again.key, 3)
+    await ready(with_disks, attachment().key, 3)
+    assert (place / "precious").read_text() == "kept"
+    assert run("blkid", "-p", "-o", "value", "-s", "UUID", image) == uuid
+
+
+async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_its_user(
+    with_disks: World, disk_root: Path
+) -> None:
+    image, place = disk_root / "images/data.img", disk_root / "mounts/data"
+    attached = attachment(disk="data")  # by name: nothing but the disk itself can keep it
+    await with_disks.declare_all([disk(), attached])
+    await ready(with_disks, attached.key)
+
+    await with_disks.tell(disk().key, Withdrawn())
+    held = await with_disks.until_outcome(disk().key, "Held", reason="DataLoss")
+    assert "all data of disk data" in held.message
+    await with_disks.tell(disk().key, Approved("DataLoss"), "approval")
+    waiting = await with_disks.until_outcome(disk().key, "Degraded")
+    assert f"mounted at {place}: it is deleted when it is detached" in waiting.message
+
+    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
+    try:
+        await with_disks.tell(attached.key, Withdrawn())
+        busy = await with_disks.until_outcome(attached.key, "Degraded")
+        assert f"{place} is in use by cat (pid {user.pid})" in busy.message
+        assert (len(left(disk_root)[0]), image.exists()) == (1, True)
+    finally:
+        user.kill()
+        user.communicate()
+    await with_disks.until_outcome(attached.key, "Deleted")
+    await with_disks.until_outcome(disk().key, "Deleted")
+    assert left(disk_root) == ([], [])
+    assert not image.exists()
+
+
+async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
+    with_disks: World, disk_root: Path
+) -> None:
+    place = disk_root / "mounts/data"
+    await with_disks.declare_all([disk(), attachment()])
+    await ready(with_disks, attachment().key)
+    (place / "file").write_text("data")
+    await asyncio.to_thread(run, "umount", place)
+
+    async def is_mounted() -> bool:
+        return (place / "file").exists()
+
+    await with_disks.until(is_mounted, "it is mounted again")
+    await with_disks.until_settled()
+    drifts = every(DriftDetected, await with_disks.facts(attachment().key))
+    assert [each.path for each in drifts[-1].differences] == ["mounted"]
+
+    await with_disks.declare_all([attachment(mounted=False), disk(size=16 * MIB)])
+    await with_disks.until_outcome(disk().key, "Converged", generation=2)
+    await with_disks.declare_all([attachment()])
+    await ready(with_disks, attachment().key, 3)
+    space = await asyncio.to_thread(run, "df", "--output=size", "-B1M", place)
+    assert int(space.split()[-1]) > 10
+    assert (place / "file").read_text() == "data"
+
+    await with_disks.declare_all([disk(size=8 * MIB)])
+    failed = await with_disks.until_outcome(disk().key, "Failed", generation=3)
+    assert "has 16777216 bytes and is never made smaller" in failed.message
+
+
+async def test_another_disk_takes_the_place_when_nobody_uses_the_first(
+    with_disks: World, disk_root: Path
+) -> None:
+    place, key = disk_root / "mounts/data", attachment().key
+    await with_disks.declare_all([disk("first"), disk("second"), attachment(disk="first")])
+    await ready(with_disks, key)
+    (place / "file").write_text("first")
+    user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
+    try:
+        await with_disks.declare_all([attachment(disk="second")])
+        busy = await with_disks.until_outcome(key, "Degraded", generation=2)
+        assert f"in use by cat (pid {user.pid})" in busy.message
+        assert (place / "file").read_text() == "first"
+    finally:
+        user.kill()
+        user.communicate()
+    await ready(with_disks, key, 2)
+    assert not (place / "file").exists()
+    assert [Path(each.backing).name for each in left(disk_root)[1]] == ["second.img"]
+
+
+async def test_a_disk_without_space_is_given_up_when_a_smaller_one_is_declared(
+    with_disks: World, disk_root: Path
+) -> None:
+    await with_disks.declare_all([disk(size=1 << 50)])
+    waiting = await with_disks.until_outcome(disk().key, "Degraded")
+    assert "bytes more, and" in waiting.message
+    await with_disks.declare_all([disk()])
+    await ready(with_disks, disk().key, 2)
+    assert [each.name for each in (disk_root / "images").iterdir()] == ["data.img"]

@@ -1,0 +1,74 @@
+"""One call of a provider of disks, in a process that ends before one of the call's steps.
+
+Reads what to do from standard input, prints the answer, or is killed by itself (SIGKILL).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.provider_config import Limits, ProviderConfigSpec
+from infra.providers.disks.attachment import ATTACHMENT
+from infra.providers.disks.disk import DISK
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import ReconcilerError
+from reconciler.provider.secrets import Secrets
+
+
+class Call(msgspec.Struct):
+    """A call, and before which of its steps the process ends; 0: before none."""
+
+    kind: str
+    endpoint: str
+    action: Action
+    dies_before: int = 0
+
+
+class Said(msgspec.Struct):
+    """How a call ended."""
+
+    object: ExternalObject | None = None
+    error: str = ""
+
+
+class _Dies:
+    """Leave to call that is the end of the process."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, step: int) -> None:
+        self._left = step
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        del goes_first
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def said(call: Call) -> Said:
+    kind = {each.name: each for each in (DISK, ATTACHMENT)}[call.kind]
+    config = ProviderConfigSpec("disks", call.endpoint, limits=Limits(request_timeout_seconds=60))
+    assert kind.connect is not None
+    provider = kind.connect(config, Secrets())
+    CALL_PERMIT.set(_Dies(call.dies_before))
+    calls = {"Create": provider.create, "Update": provider.update, "Delete": provider.delete}
+    try:
+        return Said((await calls[call.action.operation](call.action)).object)
+    except ReconcilerError as error:
+        return Said(error=f"{type(error).__name__}: {error}")
+    finally:
+        await provider.close()
+
+
+if __name__ == "__main__":
+    answer = asyncio.run(said(msgspec.json.decode(sys.stdin.buffer.read(), type=Call)))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))

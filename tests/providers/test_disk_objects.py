@@ -1,0 +1,1045 @@
+"""What only disks and attachments do: growth, use, space, crashes, strangers, alarms."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.providers.disks import disk as disk_module
+from infra.providers.disks import programs
+from infra.providers.disks.attachment import ATTACHMENT, AttachmentsProvider, ready
+from infra.providers.disks.disk import DISK, DisksProvider, loses
+from infra.providers.disks.images import filesystem_uuid
+from infra.providers.disks.mounts import mount_at, mounts
+from infra.providers.file_root import temporary_name
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NothingDoneError,
+    PermanentError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.secrets import Secrets
+from tests.disks import MIB, growth_problem, left, run
+from tests.engines import TestEngine
+from tests.providers.disk_call import Call, Said
+
+pytestmark = pytest.mark.disks
+
+MARKER = "written-once"
+READY = "echo ready; exec cat"
+
+
+class Case:
+    """Both providers on one folder, and what a test does with them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        config = ProviderConfigSpec(
+            "disks", root.as_uri(), limits=Limits(request_timeout_seconds=30)
+        )
+        self.disks = DisksProvider(config, Secrets())
+        self.attachments = AttachmentsProvider(config, Secrets())
+
+    async def close(self) -> None:
+        await self.disks.close()
+        await self.attachments.close()
+
+    def image(self, name: str = "data") -> Path:
+        return self.root / "images" / f"{name}.img"
+
+    def place(self, name: str = "data") -> Path:
+        return self.root / "mounts" / name
+
+    async def made(self, name: str = "data", size: int = 8 * MIB, **spec: Any) -> ExternalObject:
+        thing = (await self.disks.create(new_disk(name, size, **spec))).object
+        assert thing is not None
+        return thing
+
+    async def attached(self, name: str = "data", **spec: Any) -> ExternalObject:
+        thing = (await self.attachments.create(new_attachment(name, **spec))).object
+        assert thing is not None
+        return thing
+
+    async def disk(self, name: str = "data") -> ExternalObject:
+        thing = await self.disks.read(name)
+        assert thing is not None
+        return thing
+
+    async def attachment(self, name: str = "data") -> ExternalObject:
+        thing = await self.attachments.read(name)
+        assert thing is not None
+        return thing
+
+    async def changes(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
+        provider = self.disks if "sizeBytes" in thing.fields else self.attachments
+        update = upon(action("Update", thing.name, {**thing.fields, **spec}), thing)
+        changed = (await provider.update(update)).object
+        assert changed is not None
+        return changed
+
+    async def deletes(self, thing: ExternalObject) -> None:
+        provider = self.disks if "sizeBytes" in thing.fields else self.attachments
+        await provider.delete(upon(action("Delete", thing.name, {}), thing))
+
+    def marks(self, name: str = "data") -> None:
+        """Write into the filesystem of an image what nobody else would write."""
+        put_marker(self.image(name))
+
+    def is_marked(self, name: str = "data") -> bool:
+        return has_marker(self.image(name))
+
+
+def new_disk(name: str = "data", size: int = 8 * MIB, **spec: Any) -> Action:
+    return action("Create", name, DISK.checked_fields({"sizeBytes": size, **spec}))
+
+
+def new_attachment(name: str = "data", **spec: Any) -> Action:
+    return action("Create", name, ATTACHMENT.checked_fields({"disk": name, **spec}))
+
+
+def put_marker(image: Path) -> None:
+    run("debugfs", "-w", "-R", f"mkdir /{MARKER}", image)
+
+
+def has_marker(image: Path) -> bool:
+    return f" {MARKER}" in run("debugfs", "-R", "ls /", image)
+
+
+@contextmanager
+def user_of(place: Path) -> Generator[int]:
+    """A process with an open file there; gives its pid."""
+    with started("sh", "-c", f'exec 3>>"$0"; {READY}', str(place / "open")) as pid:
+        yield pid
+
+
+@contextmanager
+def started(*command: str) -> Generator[int]:
+    """Start a process that says when it is ready; gives its pid."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+async def case(disk_root: Path) -> AsyncIterator[Case]:
+    one = Case(disk_root)
+    yield one
+    await one.close()
+
+
+# --- what is declared
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "sizeBytes"),
+        ({"sizeBytes": MIB}, ">= 8388608"),
+        ({"sizeBytes": 8 * MIB + 1}, "multiple of 4096"),
+        ({"sizeBytes": 8 * MIB, "label": "x" * 17}, "label"),
+        ({"sizeBytes": 8 * MIB, "label": "a\n"}, "label"),
+        ({"sizeBytes": 8 * MIB, "filesystem": "xfs"}, "xfs"),
+        ({"sizeBytes": 8 * MIB, "size": 1}, "unknown field `size`"),
+    ],
+)
+def test_what_cannot_be_a_disk_is_refused(fields: Fields, problem: str) -> None:
+    with pytest.raises(InvalidManifestError, match=problem):
+        DISK.checked_fields(fields)
+
+
+@pytest.mark.parametrize("disk", ["", "../x", "a/b", "-o", "a\n", "/dev/vda"])
+def test_an_attachment_is_of_a_disk_of_the_folder(disk: str) -> None:
+    with pytest.raises(InvalidManifestError, match="disk"):
+        ATTACHMENT.checked_fields({"disk": disk})
+
+
+# --- a disk
+
+
+async def test_a_disk_is_whole_has_its_space_and_only_its_owner_reads_it(case: Case) -> None:
+    create = new_disk(label="-orders")
+    made = (await case.disks.create(create)).object
+    assert made is not None
+    found = case.image().stat()
+
+    uuid = str(filesystem_uuid(create.idempotency_key))
+    assert made.outputs == {"path": str(case.image()), "sizeBytes": 8 * MIB, "uuid": uuid}
+    assert made.fields["label"] == "-orders"
+    assert (found.st_size, found.st_mode & 0o777, found.st_nlink) == (8 * MIB, 0o600, 1)
+    assert found.st_blocks * 512 >= 8 * MIB, "the space is kept for it"
+    run("e2fsck", "-f", "-n", case.image())
+    assert loses(None, made) == "all data of disk data"
+    assert loses(made.fields, made) == ""
+
+
+async def test_many_at_once_do_not_wait_for_each_other(case: Case) -> None:
+    """A program that one starts has for a moment all that is open, the locks of others too."""
+    names = [f"disk-{number:02}" for number in range(24)]
+    await asyncio.gather(*(case.made(name, label=name) for name in names))
+    await asyncio.gather(*(case.attached(name) for name in names))
+    found = await listing(case.attachments, Scope(), page_size=5)
+    assert sorted(each.name for each in found) == names
+    await asyncio.gather(*(case.deletes(each) for each in found))
+    await asyncio.gather(*[case.deletes(each) for each in await listing(case.disks, Scope())])
+    assert left(case.root) == ([], [])
+
+
+async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
+    made = await case.made()
+    case.marks()
+    grown = await case.changes(made, sizeBytes=24 * MIB, label="bigger")
+
+    assert (grown.uid, grown.outputs["uuid"]) == (made.uid, made.outputs["uuid"])
+    assert grown.fields == {"sizeBytes": 24 * MIB, "filesystem": "ext4", "label": "bigger"}
+    assert case.image().stat().st_blocks * 512 >= 24 * MIB
+    assert "Block count:              6144" in run("dumpe2fs", "-h", case.image())
+    run("e2fsck", "-f", "-n", case.image())
+    assert case.is_marked()
+
+    with pytest.raises(PermanentError, match="never made smaller: declare at least as many"):
+        await case.changes(grown, sizeBytes=16 * MIB)
+    assert await case.disk() == grown
+    assert case.image().stat().st_size == 24 * MIB
+
+
+async def test_an_image_that_grew_without_its_filesystem_is_seen_and_mended(case: Case) -> None:
+    made = await case.made()
+    os.truncate(case.image(), 16 * MIB)
+    assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "half a growth is none"
+    grown = await case.changes(made, sizeBytes=16 * MIB)
+    assert grown.fields["sizeBytes"] == 16 * MIB
+    assert "Block count:              4096" in run("dumpe2fs", "-h", case.image())
+
+
+async def test_a_disk_grows_while_a_file_is_open(case: Case) -> None:
+    if problem := growth_problem():
+        pytest.skip(problem)  # nothing that could be installed gives it
+    made = await case.made()
+    await case.attached()
+    with (case.place() / "open").open("w") as file:
+        file.write("before")
+        file.flush()
+        grown = await case.changes(made, sizeBytes=32 * MIB)
+        assert grown.fields["sizeBytes"] == 32 * MIB
+        space = os.statvfs(case.place())
+        assert space.f_blocks * space.f_frsize > 20 * MIB
+        file.write(" and after")
+    assert (case.place() / "open").read_text() == "before and after"
+    await case.deletes(await case.attachment())
+    run("e2fsck", "-f", "-n", case.image())
+
+
+async def test_a_worker_that_may_not_grow_what_is_mounted_says_so_and_grows_it_later(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "_may_resize", lambda: False)
+    made = await case.made()
+    attachment = await case.attached()
+    with pytest.raises(TransientError, match="give it CAP_SYS_RESOURCE, or detach the disk"):
+        await case.changes(made, sizeBytes=16 * MIB)
+    assert case.image().stat().st_size == 8 * MIB, "nothing was begun"
+
+    await case.deletes(attachment)
+    assert (await case.changes(made, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+
+
+async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_is_detached(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if growth_problem() is None:
+        pytest.skip("the kernel refuses nothing: CAP_SYS_RESOURCE is there")
+    monkeypatch.setattr(disk_module, "_may_resize", lambda: True)
+    made = await case.made()
+    attachment = await case.attached()
+    (case.place() / "file").write_text("data")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"resize.*CAP_SYS_RESOURCE"):
+            await case.changes(made, sizeBytes=16 * MIB)
+        half = await case.disk()
+        assert (case.image().stat().st_size, half) == (16 * MIB, made), "half a growth is none"
+
+    await case.deletes(attachment)
+    assert (await case.changes(made, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+    run("e2fsck", "-f", "-n", case.image())
+    await case.attached()
+    assert (case.place() / "file").read_text() == "data"
+
+
+async def test_a_label_is_changed_while_the_disk_is_mounted(case: Case) -> None:
+    made = await case.made()
+    attachment = await case.attached()
+    assert (await case.changes(made, label="new")).fields["label"] == "new"
+    await case.deletes(attachment)
+    assert (await case.disk()).fields["label"] == "new"
+
+
+async def test_what_is_written_into_a_disk_is_no_other_version_of_it(case: Case) -> None:
+    made = await case.made()
+    await case.attached()
+    (case.place() / "file").write_bytes(b"x" * MIB)
+    os.sync()
+    assert (await case.disk()).version == made.version
+
+
+async def test_a_disk_that_is_attached_or_mounted_is_not_deleted(case: Case) -> None:
+    made = await case.made()
+    attachment = await case.attached()
+    with pytest.raises(TransientError, match=rf"mounted at {case.place()}: it is deleted when"):
+        await case.deletes(made)
+
+    await case.deletes(attachment)
+    device = run("losetup", "--show", "-f", case.image())
+    with pytest.raises(TransientError, match=f"is attached as {device}: it is deleted when"):
+        await case.deletes(made)
+    run("losetup", "-d", device)
+    await case.deletes(made)
+    assert not case.image().exists()
+
+
+async def test_an_image_of_somebody_else_is_a_conflict_until_it_is_adopted(case: Case) -> None:
+    await case.made("first")
+    image = case.image()
+    with image.open("wb") as file:
+        file.truncate(8 * MIB)
+    run("mkfs.ext4", "-q", "-F", image)
+    case.marks()
+    with pytest.raises(ConflictError) as caught:
+        await case.made()
+    theirs = caught.value.obstacle
+    assert theirs is not None
+    assert (theirs.labels, theirs.written_by) == ({}, None)
+
+    await case.made("other")
+    with pytest.raises(TransientError, match="made by somebody else"):
+        await case.attached("data")
+    ours = await case.changes(theirs, sizeBytes=16 * MIB)
+    assert (ours.uid, ours.fields["sizeBytes"]) == (theirs.uid, 16 * MIB)
+    assert ours.labels["reconciler/owner"] == "test"
+    assert case.is_marked()
+
+
+async def test_what_was_wiped_or_is_no_file_is_never_formatted(case: Case) -> None:
+    made = await case.made()
+    with case.image().open("r+b") as file:
+        file.write(bytes(64 * 1024))
+    wiped = await case.disk()
+    assert wiped.fields["filesystem"] == "none"
+    assert "filesystem" in DISK.immutable, "so it would be replaced, and that waits for a person"
+    with pytest.raises(PermanentError, match="never formatted"):
+        await case.changes(wiped, filesystem="ext4", label="x")
+    with pytest.raises(TransientError, match="has no filesystem ext4"):
+        await case.attached()
+    assert (await case.disk()).uid == made.uid
+
+    target = case.root / "precious"
+    target.write_bytes(b"precious")
+    case.image("link").symlink_to(target)
+    with pytest.raises(PermanentError, match="a link, a folder or a device"):
+        await case.made("link")
+    assert await case.disks.read("link") is None
+    assert target.read_bytes() == b"precious"
+
+
+# --- space
+
+
+@pytest.fixture
+def small_root(tmp_path: Path, disk_root: Path) -> Path:
+    """A folder on a filesystem of its own, of 64 MiB."""
+    image, root = disk_root / "host.img", disk_root / "host"
+    root.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+    run("mkfs.ext4", "-q", "-F", "-m", "0", image)
+    run("mount", "-o", "loop", image, root)
+    (root / ".reconciler-root").touch()
+    return root
+
+
+def fill(file: Path) -> int:
+    """Write until there is no space; return how much there was."""
+    written = 0
+    with file.open("wb", buffering=0) as out:
+        try:
+            while True:
+                written += out.write(b"x" * 65536)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        os.fsync(out.fileno())
+    return written
+
+
+async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root: Path) -> None:
+    case = Case(small_root)
+    try:
+        for name in ("first", "second"):
+            await case.made(name, 16 * MIB)
+            await case.attached(name)
+        (case.place("second") / "kept").write_text("kept")
+        too_large = new_disk("third", 40 * MIB)
+        with pytest.raises(NothingDoneError, match="it needs 41943040 bytes more, and"):
+            await case.disks.create(too_large)
+        assert sorted(each.name for each in (small_root / "images").iterdir()) == [
+            "first.img",
+            "second.img",
+        ]
+        with pytest.raises(TransientError, match="has no space to grow"):
+            await case.changes(await case.disk("first"), sizeBytes=64 * MIB)
+        assert (await case.disk("first")).fields["sizeBytes"] == 16 * MIB
+
+        fill(small_root / "ballast")  # the folder is full to the last block
+        assert fill(case.place("first") / "all") > 9 * MIB
+        assert fill(case.place("second") / "all") > 9 * MIB
+        os.sync()
+        assert (case.place("second") / "kept").read_text() == "kept"
+        for name in ("first", "second"):
+            await case.deletes(await case.attachment(name))
+            run("e2fsck", "-f", "-n", case.image(name))
+    finally:
+        await case.close()
+
+
+# --- an attachment
+
+
+async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_peoples_rights(
+    case: Case,
+) -> None:
+    await case.made()
+    attachment = await case.attached()
+    (loop,) = left(case.root)[1]
+    mount = mount_at(str(case.place()), mounts())
+
+    assert attachment.outputs == {"path": str(case.place()), "device": loop.path}
+    assert mount is not None
+    assert (mount.source, mount.is_read_only) == (loop.path, False)
+    assert "nosuid,nodev" in run("findmnt", "-n", "-o", "OPTIONS", case.place())
+    readings = await case.attachments.readings("data")
+    assert readings is not None
+    assert readings["totalBytes"] > readings["freeBytes"] > 0
+    await case.deletes(attachment)
+    assert left(case.root) == ([], [])
+    assert not case.place().exists()
+    assert list((case.root / "attachments").iterdir()) == []
+
+
+async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    with user_of(case.place()) as pid:
+        busy = rf"is in use by cat \(pid {pid}\): it is unmounted when that ends"
+        with pytest.raises(TransientError, match=busy) as caught:
+            await case.deletes(attachment)
+        assert caught.value.status == 409, "no sign that the API is down"
+        with pytest.raises(TransientError, match=rf"cat \(pid {pid}\): it is changed when"):
+            await case.changes(attachment, readOnly=True)
+        assert (await case.attachment()).fields == attachment.fields
+        (case.place() / "still").write_text("writable")
+    await case.deletes(attachment)
+    assert left(case.root) == ([], [])
+
+
+async def test_a_mount_beneath_is_a_user_too(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    (case.place() / "inner").mkdir()
+    run("mount", "-t", "tmpfs", "none", case.place() / "inner")
+    with pytest.raises(TransientError, match=f"in use by a mount at {case.place()}/inner"):
+        await case.deletes(attachment)
+    assert len(left(case.root)[0]) == 2
+
+
+async def test_a_disk_becomes_read_only_and_writable_in_place(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    fixed = await case.changes(attachment, readOnly=True)
+    assert (fixed.uid, fixed.fields["readOnly"]) == (attachment.uid, True)
+    with pytest.raises(OSError, match="Read-only"):
+        (case.place() / "file").touch()
+    await case.changes(fixed, readOnly=False)
+    (case.place() / "file").touch()
+    run("mount", "-o", "remount,ro", case.place())
+    assert (await case.attachment()).fields["readOnly"], "what hands do is seen"
+
+
+async def test_a_restart_of_the_machine_leaves_a_difference_and_no_stranger(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    (case.place() / "kept").write_text("kept")
+    run("umount", case.place())
+    run("losetup", "-d", attachment.outputs["device"])
+
+    after = await case.attachment()
+    assert (after.uid, after.fields["mounted"]) == (attachment.uid, False)
+    mended = await case.changes(after, mounted=True)
+    assert mended.fields == attachment.fields
+    assert (case.place() / "kept").read_text() == "kept"
+
+
+async def test_a_disk_is_detached_and_mounted_again_by_a_field(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    detached = await case.changes(attachment, mounted=False)
+    assert (detached.fields["mounted"], left(case.root)) == (False, ([], []))
+    assert not ready(detached.fields, detached).is_ready
+    again = await case.changes(detached, mounted=True)
+    assert (again.uid, len(left(case.root)[0])) == (attachment.uid, 1)
+
+
+async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
+    await case.made()
+    made = [new_attachment("a", disk="data"), new_attachment("b", disk="data")]
+    ends = await asyncio.gather(
+        *(case.attachments.create(each) for each in made), return_exceptions=True
+    )
+    (refusal,) = [each for each in ends if isinstance(each, BaseException)]
+    assert isinstance(refusal, TransientError), refusal
+    mounted, attached = left(case.root)
+    assert (len(mounted), len(attached)) == (1, 1)
+    (winner,) = await listing(case.attachments, Scope())
+    other = next(each for each in made if each.external_name != winner.name)
+    with pytest.raises(NothingDoneError, match=f"is taken by attachment '{winner.name}'"):
+        await case.attachments.create(other)
+
+
+async def test_a_disk_that_hands_have_mounted_or_that_is_not_there_is_waited_for(
+    case: Case, tmp_path: Path
+) -> None:
+    with pytest.raises(NothingDoneError, match="disk 'data' is not there, perhaps not yet"):
+        await case.attached()
+    await case.made()
+    elsewhere = case.root / "elsewhere"
+    elsewhere.mkdir()
+    run("mount", "-o", "loop", case.image(), elsewhere)
+    with pytest.raises(NothingDoneError, match=f"mounted at {elsewhere}, by somebody else"):
+        await case.attached()
+    assert await case.attachments.read("data") is None
+    run("umount", elsewhere)
+    await case.attached()
+
+
+async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(case: Case) -> None:
+    await case.made()
+    case.place().mkdir(parents=True)
+    run("mount", "-t", "tmpfs", "theirs", case.place())
+    with pytest.raises(ConflictError) as caught:
+        await case.attached()
+    theirs = caught.value.obstacle
+    assert theirs is not None
+    assert (theirs.fields["disk"], theirs.labels) == ("theirs", {})
+    assert await listing(case.attachments, Scope(prefix="da")) == [theirs]
+    for change in (case.deletes(theirs), case.changes(theirs, disk="data")):
+        with pytest.raises(PermanentError):
+            await change
+    assert left(case.root)[0][0].source == "theirs"
+
+
+async def test_a_mount_over_ours_is_waited_for(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    run("mount", "-t", "tmpfs", "theirs", case.place())
+    over = await case.attachment()
+    assert (over.uid, over.fields["mounted"]) == (attachment.uid, False)
+    for change in (case.deletes(over), case.changes(over, mounted=True)):
+        with pytest.raises(TransientError, match=r"something else \(theirs\)"):
+            await change
+    assert len(left(case.root)[0]) == 2
+
+
+async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
+    await case.made()
+    case.place().mkdir(parents=True)
+    (case.place() / "file").write_text("theirs")
+    with pytest.raises(NothingDoneError, match="has files, which a mount would hide"):
+        await case.attached()
+    shutil.rmtree(case.place())
+    case.place().symlink_to(case.root / "images")
+    with pytest.raises(PermanentError, match="symbolic link"):
+        await case.attached()
+    assert left(case.root) == ([], [])
+
+
+async def test_files_that_came_while_it_was_not_mounted_are_not_hidden_either(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    run("umount", case.place())
+    (case.place() / "file").write_text("theirs")
+    with pytest.raises(TransientError, match="has files, which a mount would hide"):
+        await case.changes(await case.attachment(), mounted=True)
+    (case.place() / "file").unlink()
+    assert (await case.changes(await case.attachment(), mounted=True)).uid == attachment.uid
+
+
+async def test_a_disk_that_is_mounted_elsewhere_too_stays_mounted_here(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    elsewhere = case.root / "elsewhere"
+    elsewhere.mkdir()
+    run("mount", attachment.outputs["device"], elsewhere)
+    with pytest.raises(TransientError, match=f"is mounted at {elsewhere} too"):
+        await case.deletes(attachment)
+    assert len(left(case.root)[0]) == 2
+    run("umount", elsewhere)
+    await case.deletes(attachment)
+    assert left(case.root) == ([], [])
+
+
+async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_attached(
+    case: Case,
+) -> None:
+    disk, attachment = await case.made(), await case.attached()
+    (case.place() / "only-copy").write_text("precious")
+    case.image().unlink()
+
+    lost = await case.attachment()
+    assert (lost.outputs["alarm"], lost.uid) == ("ImageDeleted", attachment.uid)
+    told = ready(lost.fields, lost)
+    assert (told.is_ready, told.reason) == (False, "ImageDeleted")
+    assert f"dd if={attachment.outputs['device']}" in told.message
+    for change in (case.deletes(lost), case.changes(lost, mounted=False), case.made()):
+        with pytest.raises(TransientError, match=r"was deleted while it (is|was) attached"):
+            await change
+    run("umount", case.place())
+    after = await case.attachment()
+    with pytest.raises(TransientError, match="was deleted while it is attached"):
+        await case.deletes(after)
+    (loop,) = left(case.root)[1]
+    assert loop.is_deleted
+    run("mount", loop.path, case.place())
+    assert (case.place() / "only-copy").read_text() == "precious"
+    assert await case.disks.read(disk.name) is None
+
+
+async def test_what_another_mount_namespace_has_is_not_detached(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    with started("unshare", "--mount", "--propagation", "private", "sh", "-c", READY):
+        with pytest.raises(TransientError, match="perhaps mounted in another mount namespace"):
+            await case.deletes(attachment)
+        assert len(left(case.root)[1]) == 1
+    await case.deletes(await case.attachment())
+    assert left(case.root) == ([], [])
+
+
+async def test_a_device_that_somebody_has_open_is_waited_for(case: Case) -> None:
+    await case.made()
+    attachment = await case.attached()
+    device = os.open(attachment.outputs["device"], os.O_RDONLY)
+    with pytest.raises(TransientError, match="somebody has /dev/loop"):
+        await case.deletes(attachment)
+    os.close(device)
+    await case.deletes(await case.attachment())
+    assert left(case.root) == ([], [])
+
+
+async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(case: Case) -> None:
+    await case.made()
+    with case.image().open("r+b") as file:
+        file.seek(1024 + 0x18)  # the size of a block
+        file.write(b"\xff")
+    create = new_attachment()
+    with pytest.raises(PermanentError, match="check it with e2fsck") as caught:
+        await case.attachments.create(create)
+    half = caught.value.obstacle
+    assert half is not None
+    assert (half.written_by, half.fields["mounted"]) == (create.idempotency_key, False)
+    await case.deletes(half)
+    assert left(case.root) == ([], [])
+
+
+@pytest.mark.dockerd
+async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attached(
+    case: Case, engine: TestEngine, unique: str
+) -> None:
+    await case.made()
+    attachment = await case.attached()
+    hands, device = engine.hands, attachment.outputs["device"]
+    options = {"type": "ext4", "device": device}
+    try:
+        hands.post("/volumes/create", {"Name": unique, "DriverOpts": options})
+        mount = {"Type": "volume", "Source": unique, "Target": "/data"}
+        body = {
+            "Image": engine.image,
+            "Cmd": ["sh", "-c", "echo from a container >/data/file; exec sleep 9999"],
+            "HostConfig": {"Mounts": [mount]},
+        }
+        hands.post("/containers/create", body, name=unique)
+        hands.post(f"/containers/{unique}/start")
+        written = case.place() / "file"
+
+        async def is_written() -> bool:
+            return written.exists() and written.read_text() == "from a container\n"
+
+        await until(is_written)
+        with pytest.raises(TransientError, match=rf"is mounted at .*{unique}.* too"):
+            await case.deletes(attachment)
+    finally:
+        await asyncio.to_thread(hands.remove_all, unique)
+    await case.deletes(attachment)
+    assert left(case.root) == ([], [])
+
+
+# --- what is missing
+
+
+async def test_a_program_that_is_not_installed_is_named_with_its_package(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(programs, "_FOLDERS", "/nowhere")
+    with pytest.raises(ConfigurationError, match=r"mkfs.ext4 .* apt-get install e2fsprogs"):
+        await case.made()
+    monkeypatch.undo()
+    await case.made()
+
+
+@pytest.mark.parametrize("words", ["mount: only root can do that", "must be superuser to unmount."])
+def test_a_refused_program_says_what_it_needs(words: str) -> None:
+    refused = programs.refused(programs.Ended("mount", 1, words), "disk")
+    assert isinstance(refused, ConfigurationError)
+    assert "CAP_SYS_ADMIN" in str(refused)
+
+
+async def test_a_worker_without_the_right_to_mount_makes_disks_and_says_what_it_needs(
+    case: Case,
+) -> None:
+    without = ("setpriv", "--bounding-set", "-sys_admin")
+    made = call(case, "Disk", new_disk(), wrapper=without)
+    assert made is not None
+    assert made.object is not None, made.error
+    create = new_attachment()
+    refused = call(case, "Attachment", create, wrapper=without)
+    assert refused is not None
+    assert refused.error.startswith("ConfigurationError")
+    assert "CAP_SYS_ADMIN" in refused.error
+    assert (await case.attachment()).written_by == create.idempotency_key, "it goes on with it"
+    assert (await case.attachments.create(create)).object == await case.attachment()
+
+
+# --- a worker that was held up
+
+
+class Meanwhile:
+    """Leave to call, before one of whose steps something else happens."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, step: int, happens: Callable[[], Awaitable[None]]) -> None:
+        self._left = step
+        self._happens = happens
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        del goes_first
+        self._left -= 1
+        if self._left == 0:
+            token = CALL_PERMIT.set(None)
+            await self._happens()
+            CALL_PERMIT.reset(token)
+
+
+async def held_up(
+    step: int, happens: Callable[[], Awaitable[None]], late: Awaitable[Effect]
+) -> Effect | None:
+    """Hold a call up before one of its steps; None if it noticed that it came too late."""
+    token = CALL_PERMIT.set(Meanwhile(step, happens))
+    try:
+        with contextlib.suppress(ConflictError, UnknownResultError):
+            return await late
+        return None
+    finally:
+        CALL_PERMIT.reset(token)
+
+
+@pytest.mark.parametrize(
+    ("step", "spec"), [(2, {}), (3, {}), (4, {}), (2, {"readOnly": True}), (3, {"readOnly": True})]
+)
+async def test_a_worker_that_was_held_up_leaves_alone_what_has_the_name_by_now(
+    case: Case, step: int, spec: Fields
+) -> None:
+    await case.made()
+    old = await case.attached()
+
+    async def another() -> None:
+        await case.deletes(old)
+        await case.attached()
+
+    late = (
+        case.attachments.update(upon(action("Update", "data", {**old.fields, **spec}), old))
+        if spec
+        else case.attachments.delete(upon(action("Delete", "data", {}), old))
+    )
+    await held_up(step, another, late)
+    found = await case.attachment()
+    assert found.uid != old.uid
+    assert (found.fields, found.labels) == (old.fields, old.labels)
+
+
+async def test_a_creation_that_was_held_up_makes_no_second_disk(case: Case) -> None:
+    for step in range(2, 7):
+        create = new_disk(f"disk-{step}")
+
+        async def by_another(create: Action = create) -> None:
+            await case.disks.create(create)
+            put_marker(case.image(create.external_name))
+
+        await held_up(step, by_another, case.disks.create(create))
+        assert case.is_marked(create.external_name), f"before step {step}"
+
+
+async def test_a_creation_that_was_held_up_does_not_take_anothers_for_its_own(case: Case) -> None:
+    await case.made()
+
+    async def another_disk() -> None:
+        await case.deletes(await case.disk("late"))
+        await case.made("late")
+
+    async def another_attachment() -> None:
+        await case.deletes(await case.attachment())
+        await case.attached()
+
+    assert await held_up(6, another_disk, case.disks.create(new_disk("late"))) is None
+    late = case.attachments.create(new_attachment())
+    assert await held_up(4, another_attachment, late) is None
+
+
+# --- the end of a process between any two steps
+
+
+def call(
+    case: Case, kind: str, written: Action, dies_before: int = 0, wrapper: tuple[str, ...] = ()
+) -> Said | None:
+    """Have a process make a call; None if it was killed."""
+    asked = msgspec.json.encode(Call(kind, case.root.as_uri(), written, dies_before))
+    command = [*wrapper, sys.executable, "-m", "tests.providers.disk_call"]
+    done = subprocess.run(command, input=asked, capture_output=True, check=False)
+    if done.returncode == -9:
+        return None
+    assert done.returncode == 0, done.stderr.decode()
+    return msgspec.json.decode(done.stdout, type=Said)
+
+
+async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(case: Case) -> None:
+    formatted = 0
+    for step in range(1, 20):
+        name = f"disk-{step:02}"
+        create = new_disk(name, label=name)
+        half = case.root / "images" / temporary_name(create.idempotency_key)
+        died = call(case, "Disk", create, step) is None
+        if not died:
+            assert step > 6, "every step was killed"
+            break
+        image = half if half.exists() else case.image(name)
+        if image.exists() and b"ext4" in _type_of(image):
+            put_marker(image)
+            formatted += 1
+            is_marked = True
+        else:
+            is_marked = False
+        assert not case.image(name).exists() or is_marked, "what has the name is whole"
+        again = call(case, "Disk", create)
+        assert again is not None
+        assert again.object is not None, again.error
+        assert has_marker(case.image(name)) == is_marked, "and never made twice"
+        assert again.object == await case.disk(name)
+        assert not half.exists()
+    assert formatted >= 2, "before the link, and after it"
+
+
+def _type_of(image: Path) -> bytes:
+    return subprocess.run(["blkid", "-p", image], capture_output=True, check=False).stdout
+
+
+async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_once(
+    case: Case,
+) -> None:
+    for step in range(1, 20):
+        name = f"disk-{step:02}"
+        await case.made(name)
+        case.marks(name)
+        create = new_attachment(name)
+        if call(case, "Attachment", create, step) is not None:
+            assert step > 4
+            break
+        again = call(case, "Attachment", create)
+        assert again is not None
+        assert again.object is not None, again.error
+        assert again.object == await case.attachment(name)
+        assert (case.place(name) / MARKER).is_dir()
+    mounted, attached = left(case.root)
+    assert len(mounted) == len(attached) > 4
+
+    for step in range(1, 20):
+        thing = await case.attachment(f"disk-{step:02}")
+        delete = upon(action("Delete", thing.name, {}), thing)
+        if call(case, "Attachment", delete, step) is not None:
+            assert step > 4
+            break
+        again = call(case, "Attachment", delete)
+        assert again == Said(), again
+        assert case.is_marked(thing.name)
+    mounted, attached = left(case.root)
+    assert len(mounted) == len(attached)
+
+
+async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case: Case) -> None:
+    for step in range(1, 20):
+        made = await case.made(f"disk-{step:02}")
+        case.marks(made.name)
+        fields = {**made.fields, "sizeBytes": 16 * MIB, "label": "grown"}
+        update = upon(action("Update", made.name, fields), made)
+        if call(case, "Disk", update, step) is not None:
+            assert step > 5
+            break
+        again = call(case, "Disk", update)
+        assert again is not None
+        if again.error:  # its own beginning is another version: decided anew
+            assert again.error.startswith("ConflictError")
+            now = await case.disk(made.name)
+            again = call(case, "Disk", upon(action("Update", made.name, fields), now))
+            assert again is not None
+        assert again.object is not None, again.error
+        assert again.object.fields == fields
+        assert case.is_marked(made.name)
+        run("e2fsck", "-f", "-n", case.image(made.name))
+
+
+class SlowProgram:
+    """A program that waits for leave before it does what it shall, and counts how often it runs."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        folder.mkdir()
+        self._leave, self._runs = folder / "leave", folder / "runs"
+        os.mkfifo(self._leave)
+        real = shutil.which(name)
+        waits = f'echo run >>"{self._runs}"; read _ <"{self._leave}"; exec {real} "$@"'
+        (folder / name).write_text(f"#!/bin/sh\n{waits}\n")
+        (folder / name).chmod(0o755)
+
+    @property
+    def runs(self) -> int:
+        return len(self._runs.read_text().splitlines()) if self._runs.exists() else 0
+
+    async def has_begun(self) -> bool:
+        return self.runs > 0
+
+    def go_on(self) -> None:
+        self._leave.write_text("go\n")
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SlowProgram]:
+    """Put a slow program in the place of a real one."""
+    folder = tmp_path / "bin"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return lambda name: SlowProgram(name, folder)
+
+
+async def killed_within(case: Case, asked: Call, program: SlowProgram) -> None:
+    """Have a process make a call, and kill it while a program of its own runs."""
+    command = [sys.executable, "-m", "tests.providers.disk_call"]
+    worker = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
+    assert worker.stdin is not None
+    worker.stdin.write(msgspec.json.encode(asked))
+    worker.stdin.close()
+    await until(program.has_begun)
+    worker.kill()
+    await worker.wait()
+
+
+async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
+    case: Case, slow: Callable[[str], SlowProgram]
+) -> None:
+    create, mkfs = new_disk(), slow("mkfs.ext4")
+    await killed_within(case, Call("Disk", case.root.as_uri(), create), mkfs)
+    with pytest.raises(TransientError, match="another call still works on disk 'data'"):
+        await case.disks.create(create)
+    mkfs.go_on()
+
+    async def created() -> bool:
+        with contextlib.suppress(TransientError):
+            return (await case.disks.create(create)).object is not None
+        return False
+
+    await until(created)
+    assert mkfs.runs == 1
+    run("e2fsck", "-f", "-n", case.image())
+
+
+async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
+    case: Case, slow: Callable[[str], SlowProgram]
+) -> None:
+    made, resize = await case.made(), slow("resize2fs")
+    case.marks()
+    update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
+    await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
+    for change in (case.changes(made, sizeBytes=32 * MIB), case.deletes(made), case.attached()):
+        with pytest.raises(TransientError, match="another call still works on disk 'data'"):
+            await change
+    resize.go_on()
+
+    async def is_free() -> bool:
+        with contextlib.suppress(TransientError):
+            await case.attached()
+            return True
+        return False
+
+    await until(is_free)
+    assert (case.place() / MARKER).is_dir()
+    assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "it came to its end"
+
+
+async def test_a_growth_that_takes_longer_than_a_call_may_goes_on(
+    case: Case, slow: Callable[[str], SlowProgram]
+) -> None:
+    made, resize = await case.made(), slow("resize2fs")
+    limits = Limits(request_timeout_seconds=0.5)
+    impatient = DisksProvider(
+        ProviderConfigSpec("disks", case.root.as_uri(), limits=limits), Secrets()
+    )
+    update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
+    with pytest.raises(UnknownResultError, match="did not answer in time"):
+        await impatient.update(update)
+    resize.go_on()
+
+    async def has_grown() -> bool:
+        return (await case.disk()).fields["sizeBytes"] == 16 * MIB
+
+    await until(has_grown)
+    await impatient.close()
+    assert resize.runs == 1
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(2000):
+        if await holds():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("not within 20 s")

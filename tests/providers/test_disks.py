@@ -1,0 +1,94 @@
+"""The contract of the kinds `Disk` and `Attachment`, on real images, loop devices and mounts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from events.external import ExternalObject
+from events.log import Action, Operation
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.disks.attachment import ATTACHMENT
+from infra.providers.disks.disk import DISK, DisksProvider
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.provider import Effect, Provider
+from reconciler.provider.contract import Connect, ProviderContract
+from reconciler.provider.contract import action as made
+from reconciler.provider.secrets import Secrets
+from tests.disks import MIB
+
+SMALL: Fields = {"sizeBytes": 8 * MIB}
+
+pytestmark = pytest.mark.disks
+
+
+class TestDiskContract(ProviderContract):
+    kind = DISK
+    fields: ClassVar[Fields] = SMALL
+    other_fields: ClassVar[Fields] = {"sizeBytes": 16 * MIB, "label": "grown"}
+
+    @pytest.fixture
+    def endpoint(self, disk_root: Path) -> str:
+        return disk_root.as_uri()
+
+
+class WithDisks:
+    """A provider of attachments that have a disk each: a disk is attached once."""
+
+    def __init__(self, provider: Provider, endpoint: str) -> None:
+        self._provider = provider
+        self._disks = DisksProvider(ProviderConfigSpec("disks", endpoint), Secrets())
+
+    async def create(self, action: Action) -> Effect:
+        disk = action.fields["disk"]
+        permit = CALL_PERMIT.set(None)  # this is no request of the provider's
+        if await self._disks.read(disk) is None:
+            await self._disks.create(made("Create", disk, DISK.checked_fields(SMALL)))
+        CALL_PERMIT.reset(permit)
+        return await self._provider.create(action)
+
+    async def update(self, action: Action) -> Effect:
+        return await self._provider.update(action)
+
+    async def delete(self, action: Action) -> Effect:
+        return await self._provider.delete(action)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        return await self._provider.read(external_name, uid)
+
+    def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
+        return self._provider.pages(scope, page_size=page_size)
+
+    async def close(self) -> None:
+        await self._provider.close()
+        await self._disks.close()
+
+
+class TestAttachmentContract(ProviderContract):
+    kind = ATTACHMENT
+    fields: ClassVar[Fields] = {"disk": "filled-in"}
+    other_fields: ClassVar[Fields] = {"disk": "filled-in", "readOnly": True}
+
+    @pytest.fixture
+    def endpoint(self, disk_root: Path) -> str:
+        return disk_root.as_uri()
+
+    @pytest.fixture
+    async def provider(self, endpoint: str, connect: Connect) -> AsyncIterator[Provider]:
+        provider = WithDisks(connect(endpoint), endpoint)
+        yield provider
+        await provider.close()
+
+    def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
+        """Write an action on an attachment whose disk is named after it."""
+        if fields is not None and self.kind.name_problem(name) is None:
+            fields = {**fields, "disk": f"of-{name}"}
+        return super().action(operation, name, fields)
+
+    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
+        assert thing is not None
+        return super().is_as_declared(thing, {**fields, "disk": f"of-{thing.name}"})
