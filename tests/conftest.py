@@ -23,6 +23,7 @@ from tests.engines import (
     short_folder,
 )
 from tests.needs import faketime_problem, skip_unless_in_ci
+from tests.nftables import nftables_problem
 
 pytest.register_assert_rewrite("reconciler.provider.contract", "reconciler.provider.http_faults")
 
@@ -32,6 +33,7 @@ _NEEDED = {
     "own_dockerd": own_dockerd_problem,
     "faketime": faketime_problem,
     "postgres": postgres.problem,
+    "nftables": nftables_problem,
 }
 
 

@@ -36,11 +36,12 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 class Element(msgspec.Struct, frozen=True):
-    """An element of ``services`` that leads to a chain."""
+    """An element of ``services``; ``target`` is the chain to which its verdict leads, if any."""
 
     front: Front
     target: str
     comment: str = ""
+    verdict: str = "goto"
 
 
 class _Value(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 class _Verdict(msgspec.Struct, frozen=True):
     goto: _Target | None = None
+    jump: _Target | None = None
 
 
 class _Set(msgspec.Struct, frozen=True):
@@ -116,7 +118,7 @@ KEY: Final = ["ipv4_addr", "inet_proto", "inet_service"]
 _answer_decoder = msgspec.json.Decoder(_Answer)
 _FOUND: Final = re.compile(
     r"elements = \{ \S+ \. \S+ \. \S+ (?:comment \"(?P<comment>[^\"]*)\" )?:"
-    r" goto (?P<target>\S+) \}"
+    r" (?P<verdict>\w+)(?: (?P<target>\S+))? \}"
 )
 
 
@@ -158,7 +160,7 @@ def found_element(answer: str, front: Front) -> Element | None:
     found = _FOUND.search(answer)
     if found is None:
         return None
-    return Element(front, found["target"], found["comment"] or "")
+    return Element(front, found["target"] or "", found["comment"] or "", found["verdict"])
 
 
 def _elements(shown: list[object]) -> list[Element]:
@@ -166,9 +168,10 @@ def _elements(shown: list[object]) -> list[Element]:
     for each in shown:
         key, verdict = msgspec.convert(each, tuple[object, object])
         front, comment = _front_and_comment(key)
-        goto = msgspec.convert(verdict, _Verdict).goto if isinstance(verdict, dict) else None
-        if front is not None and goto is not None:
-            found.append(Element(front, goto.target, comment))
+        leads = msgspec.convert(verdict, _Verdict)
+        if front is not None and (target := leads.goto or leads.jump) is not None:
+            how = "jump" if leads.goto is None else "goto"
+            found.append(Element(front, target.target, comment, how))
     return found
 
 

@@ -22,7 +22,7 @@ _PIECE_BYTES: Final = MAX_COMMENT_BYTES - len(f"reconciler {MAX_COMMENTS}/{MAX_C
 _PIECE: Final = re.compile(r"reconciler (\d{1,2})/(\d{1,2}) (.*)", re.DOTALL)
 _UID: Final = re.compile(r"reconciler uid=([A-Za-z0-9-]{1,80})")
 _LABEL: Final = "label."
-_READABLE: Final = "/:@+,"
+_READABLE: Final = "/:@,"
 
 
 class Mark(NamedTuple):

@@ -45,6 +45,7 @@ _NO_KERNEL: Final = (
     "Protocol not supported",
     "Address family not supported",
     "Unable to initialize Netlink socket",
+    "cache initialization failed: Invalid argument",
 )
 _MISSING: Final = "No such file or directory"
 _TAKEN: Final = "File exists"

@@ -88,7 +88,7 @@ class Seen:
         """
         fields: Fields = {"masquerade": self.is_masqueraded}
         outputs: Fields = {}
-        if self.element is not None and is_reached:
+        if self.element is not None and self.element.verdict == "goto" and is_reached:
             address, protocol, port = self.element.front
             fields |= {"address": address, "protocol": protocol, "port": port}
             outputs = {"address": address, "port": port}
@@ -171,6 +171,14 @@ def leading_element(mark: Mark | None, elements: list[Element]) -> Element | Non
     if mark is None:
         return min(elements, default=None, key=lambda each: each.front)
     return next((each for each in elements if each.front == mark.front), None)
+
+
+def whose(element: Element) -> str:
+    """Say to whom an element leads."""
+    name = name_of(element.target)
+    if name is not None:
+        return f"service {name!r}"
+    return f"chain {element.target}" if element.target else f"the verdict {element.verdict}"
 
 
 # --- writing

@@ -34,8 +34,8 @@ from infra.providers.nftables.rules import (
     front_of_fields,
     leading_element,
     mark_of,
-    name_of,
     seen_in,
+    whose,
     written,
 )
 from infra.providers.nftables.service import Front, name_problem, normalize
@@ -62,8 +62,8 @@ class ServicesProvider:
         self._place = place_of(config.endpoint)
         self._table = self._place.table
         timeout = config.limits.request_timeout_seconds
-        self._nft = Nft(self._place, timeout)
-        self._monitor = Monitor(self._nft, timeout)
+        self.nft = Nft(self._place, timeout)
+        self._monitor = Monitor(self.nft, timeout)
         # The kernel does one transaction at a time anyway, and what services share is made once.
         self._writing = asyncio.Lock()
 
@@ -121,7 +121,7 @@ class ServicesProvider:
         check_uid(seen.as_object(), action)
         try:
             async with self._writing:
-                await self._nft.apply(deleted(self._table, seen), read_at=began)
+                await self.nft.apply(deleted(self._table, seen), read_at=began)
         except MissingError as error:
             changed = await self._changed(action, error)
             if isinstance(changed, NotFoundError):
@@ -167,7 +167,7 @@ class ServicesProvider:
         """
         chain = chain_of(name)
         try:
-            shown = listed(await self._nft.show("chain", chain))
+            shown = listed(await self.nft.show("chain", chain))
         except MissingError:
             return None
         mark = mark_of(shown.rules.get(chain, []))
@@ -190,13 +190,13 @@ class ServicesProvider:
         key = f"{{ {front.address} . {front.protocol} . {front.port} }}"
         asked = [f"get element {FAMILY} {self._table} {of} {key}" for of in (SERVICES, MASQUERADED)]
         try:
-            return found_element(await self._nft.ask("\n".join(asked)), front), True
+            return found_element(await self.nft.ask("\n".join(asked)), front), True
         except MissingError:  # one of them, or both
             pass
         answers: list[str | None] = []
         for each in asked:
             try:
-                answers.append(await self._nft.ask(each))
+                answers.append(await self.nft.ask(each))
             except MissingError:
                 answers.append(None)
         leads, masqueraded = answers
@@ -205,7 +205,7 @@ class ServicesProvider:
     async def _leading_to(self, chain: str) -> Element | None:
         """Look through all elements for one that leads to a chain without a mark."""
         try:
-            shown = await self._nft.show("map", SERVICES)
+            shown = await self.nft.show("map", SERVICES)
         except MissingError:
             return None
         found = await asyncio.to_thread(listed, shown)
@@ -213,7 +213,7 @@ class ServicesProvider:
 
     async def _shown_table(self) -> bytes | None:
         try:
-            return await self._nft.show("table")
+            return await self.nft.show("table")
         except MissingError:
             return None
 
@@ -229,12 +229,11 @@ class ServicesProvider:
         async with self._writing:
             mended = await self._mended_chains() if is_suspect else []
             try:
-                await self._nft.apply([*mended, *commands], read_at=read_at)
+                await self.nft.apply([*mended, *commands], read_at=read_at)
             except MissingError:
-                made = await self._made_table()
-                if not made:
+                if not await self._make_table():
                     raise
-                await self._nft.apply([*made, *commands], read_at=read_at)
+                await self.nft.apply(commands, read_at=read_at)
 
     async def _mended_chains(self) -> list[Command]:
         """Look at the shared chains one by one: of many services, the whole table takes longer."""
@@ -247,21 +246,33 @@ class ServicesProvider:
 
     async def _shown_chain(self, name: str) -> Listed:
         try:
-            return listed(await self._nft.show("chain", name))
+            return listed(await self.nft.show("chain", name))
         except MissingError:
             return Listed()
 
-    async def _made_table(self) -> list[Command]:
-        """Return the commands that make what is missing of the table; none if all is there."""
+    async def _make_table(self) -> bool:
+        """Make what is missing of the table; returns whether anything was."""
         answer = await self._shown_table()
         if answer is None:
             await self._check_table_name()
-            return base.all_of_it(self._place, None)
-        return base.all_of_it(self._place, await asyncio.to_thread(listed, answer))
+        shown = None if answer is None else await asyncio.to_thread(listed, answer)
+        commands = base.all_of_it(self._place, shown)
+        if not commands:
+            return False
+        try:
+            await self.nft.apply(commands)
+        except MissingError as error:
+            if shown is not None:
+                raise
+            raise ConfigurationError(
+                f"{error.message}: this kernel's nftables has no NAT: load nft_chain_nat, nft_masq"
+                " and nft_ct, or run the roles where they are"
+            ) from error
+        return True
 
     async def _check_table_name(self) -> None:
         try:
-            await self._nft.ask(f"add table {FAMILY} {self._table}", "-c")
+            await self.nft.ask(f"add table {FAMILY} {self._table}", "-c")
         except PermanentError as error:
             if _NOT_A_NAME not in error.message:
                 raise
@@ -300,11 +311,9 @@ class ServicesProvider:
         element, _ = await self._led_by(front)
         if element is None:
             return TransientError(f"{error.message}: it was changed meanwhile", status=error.status)
-        owner = name_of(element.target)
-        whose = f"chain {element.target}" if owner is None else f"service {owner!r}"
         return TransientError(
-            f"port {front.port}/{front.protocol} of {front.address} leads to {whose}: withdraw"
-            " that, or declare another port",
+            f"port {front.port}/{front.protocol} of {front.address} leads to {whose(element)}:"
+            " withdraw that, or declare another port",
             status=error.status,
         )
 
