@@ -25,6 +25,7 @@ from tests.engines import (
     short_folder,
 )
 from tests.needs import faketime_problem, skip_unless_in_ci
+from tests.nftables import nftables_problem
 
 pytest.register_assert_rewrite("reconciler.provider.contract", "reconciler.provider.http_faults")
 
@@ -35,6 +36,7 @@ _NEEDED = {
     "faketime": faketime_problem,
     "postgres": postgres.problem,
     "disks": disks.problem,
+    "nftables": nftables_problem,
 }
 
 

@@ -1,0 +1,148 @@
+"""What all services of a table share: the chains that the kernel calls, a map and a set.
+
+Packets go through ``services`` before they are routed, and those of this machine when they leave. A
+connection that a service has sent on is masqueraded if its front is in ``masqueraded``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from infra.providers.nftables.listed import KEY, MASQUERADED, SERVICES, Chain, Expressions, Listed
+from infra.providers.nftables.nft import Command
+from infra.providers.nftables.place import FAMILY, Place
+from infra.providers.nftables.rules import is_protocol, match, name_of
+from infra.providers.nftables.service import Protocol
+from reconciler.errors import ConfigurationError, TransientError
+
+_COMMENT: Final = "reconciler"
+_TYPE: Final = "nat"
+_ACCEPT: Final = "accept"
+
+
+class _Shared(NamedTuple):
+    """A chain that the kernel calls, and its rules."""
+
+    hook: str
+    priority: int
+    rules: tuple[Expressions, ...]
+
+
+def _to_services() -> Expressions:
+    """Look up address, protocol and port."""
+    key = [
+        {"payload": {"protocol": "ip", "field": "daddr"}},
+        {"meta": {"key": "l4proto"}},
+        {"payload": {"protocol": "th", "field": "dport"}},
+    ]
+    return [{"vmap": {"key": {"concat": key}, "data": f"@{SERVICES}"}}]
+
+
+def _masquerade(protocol: Protocol) -> Expressions:
+    """Look up where the client wanted to go; one rule a protocol, or nft knows no ports."""
+    key = [
+        {"ct": {"key": "ip daddr", "dir": "original"}},
+        {"meta": {"key": "l4proto"}},
+        {"ct": {"key": "proto-dst", "dir": "original"}},
+    ]
+    return [
+        is_protocol(protocol),
+        match({"ct": {"key": "status"}}, "dnat", "in"),
+        match({"concat": key}, f"@{MASQUERADED}"),
+        {"masquerade": None},
+    ]
+
+
+# Numbers: the name dstnat is not known in the hook output.
+_CHAINS: Final = {
+    "prerouting": _Shared("prerouting", -100, (_to_services(),)),
+    "output": _Shared("output", -100, (_to_services(),)),
+    "postrouting": _Shared("postrouting", 100, (_masquerade("tcp"), _masquerade("udp"))),
+}
+
+CHAINS: Final = tuple(_CHAINS)
+
+
+def all_of_it(place: Place, shown: Listed | None) -> list[Command]:
+    """Return the commands that make what a table lacks; None stands for no table.
+
+    Raises ``ConfigurationError`` for a table of somebody else.
+    """
+    if shown is None:
+        shown = Listed()
+    elif SERVICES not in shown.maps and (strange := _strangers(shown)):
+        raise ConfigurationError(
+            f"spec.endpoint: {place} is somebody else's, it has {strange}: name a table that nobody"
+            " uses"
+        )
+    table = place.table
+    commands: list[Command] = []
+    if SERVICES not in shown.maps:
+        of = {"family": FAMILY, "table": table, "name": SERVICES, "type": KEY, "map": "verdict"}
+        commands.append({"add": {"map": of}})
+    if MASQUERADED not in shown.sets:
+        of = {"family": FAMILY, "table": table, "name": MASQUERADED, "type": KEY}
+        commands.append({"add": {"set": of}})
+    commands += chains_of_it(place, shown)
+    return [awake(place), *commands] if commands or shown.is_dormant else []
+
+
+def awake(place: Place) -> Command:
+    """Return the command that makes the table, or has it work again if somebody made it dormant."""
+    return {"add": {"table": {"family": FAMILY, "name": place.table}}}
+
+
+def is_sound(place: Place, shown: Listed) -> bool:
+    """Return whether packets come to the services of a table."""
+    try:
+        return not all_of_it(place, shown)
+    except (ConfigurationError, TransientError):
+        return False
+
+
+def chains_of_it(place: Place, shown: Listed) -> list[Command]:
+    """Return the commands that mend the shared chains; what others put into them stays.
+
+    Raises ``TransientError`` for a chain that cannot be mended in place.
+    """
+    commands: list[Command] = []
+    for name, wanted in _CHAINS.items():
+        commands += _mended(place, name, wanted, shown)
+    return commands
+
+
+def _mended(place: Place, name: str, wanted: _Shared, shown: Listed) -> Iterable[Command]:
+    of = {"family": FAMILY, "table": place.table, "name": name}
+    made = {"type": _TYPE, "hook": wanted.hook, "prio": wanted.priority, "policy": _ACCEPT}
+    there = shown.chains.get(name)
+    if there is None:
+        yield {"create": {"chain": {**of, **made}}}
+    else:
+        _check_hook(place, there, wanted)
+        if there.policy != _ACCEPT:
+            yield {"add": {"chain": {**of, **made}}}
+    ours = [each for each in shown.rules.get(name, ()) if each.comment == _COMMENT]
+    if [each.expr for each in ours] == list(wanted.rules):
+        return
+    at = {"family": FAMILY, "table": place.table, "chain": name}
+    for each in ours:
+        yield {"delete": {"rule": {**at, "handle": each.handle}}}
+    for each in wanted.rules:
+        yield {"add": {"rule": {**at, "expr": each, "comment": _COMMENT}}}
+
+
+def _check_hook(place: Place, there: Chain, wanted: _Shared) -> None:
+    if (there.type, there.hook, there.prio) == (_TYPE, wanted.hook, wanted.priority):
+        return
+    raise TransientError(
+        f"chain {there.name} of {place} is not the reconciler's: it should be of type {_TYPE}, hook"
+        f" {wanted.hook}, priority {wanted.priority}; delete it, and it is made again"
+    )
+
+
+def _strangers(shown: Listed) -> str:
+    """Name what is in a table, and not of the form of ours."""
+    chains = (each for each in shown.chains if each not in _CHAINS and name_of(each) is None)
+    strange = sorted({*chains, *shown.maps, *(shown.sets - {MASQUERADED})})
+    return ", ".join(strange[:5])

@@ -1,0 +1,191 @@
+"""What ``nft -j list`` shows of a table, of one of its chains, or of a map."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from infra.providers.nftables.service import Front
+from reconciler.errors import TransientError
+
+Expressions = list[object]
+"""A rule as nft's JSON has it: what is matched, and what is done then."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A rule of a chain; its handle is never given to another one."""
+
+    chain: str
+    handle: int
+    expr: Expressions = []
+    comment: str = ""
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """A chain; one with a hook is called by the kernel."""
+
+    name: str
+    handle: int
+    type: str = ""
+    hook: str = ""
+    prio: int = 0
+    policy: str = ""
+
+
+class Element(msgspec.Struct, frozen=True):
+    """An element of ``services``; ``target`` is the chain to which its verdict leads, if any."""
+
+    front: Front
+    target: str
+    comment: str = ""
+    verdict: str = "goto"
+
+
+class _Value(msgspec.Struct, frozen=True):
+    val: object
+    comment: str = ""
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """A key: its parts, or within something that says more of it."""
+
+    concat: list[object] | None = None
+    elem: _Value | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    target: str
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    goto: _Target | None = None
+    jump: _Target | None = None
+
+
+class _Set(msgspec.Struct, frozen=True):
+    name: str
+    type: object = None
+    map: object = None
+    elem: list[object] = []
+
+    def is_the(self, name: str, of: object = None) -> bool:
+        """Return whether it is the one of ours with that name."""
+        return (self.name, self.type, self.map) == (name, KEY, of)
+
+
+class _Table(msgspec.Struct, frozen=True):
+    name: str
+    flags: object = None
+
+
+class _Item(msgspec.Struct, frozen=True):
+    table: _Table | None = None
+    chain: Chain | None = None
+    rule: Rule | None = None
+    map: _Set | None = None
+    set: _Set | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    nftables: list[_Item]
+
+
+@dataclass(slots=True)
+class Listed:
+    """What was shown, by name; ``masqueraded`` are the elements of the set of that name.
+
+    A map or set that is none of ours is not called by its name alone.
+    """
+
+    is_dormant: bool = False
+    chains: dict[str, Chain] = field(default_factory=dict[str, Chain])
+    rules: dict[str, list[Rule]] = field(default_factory=dict[str, list[Rule]])
+    maps: set[str] = field(default_factory=set[str])
+    sets: set[str] = field(default_factory=set[str])
+    elements: list[Element] = field(default_factory=list[Element])
+    masqueraded: set[Front] = field(default_factory=set[Front])
+
+
+SERVICES: Final = "services"
+MASQUERADED: Final = "masqueraded"
+
+KEY: Final = ["ipv4_addr", "inet_proto", "inet_service"]
+"""Types of the parts of a ``Front``."""
+
+_answer_decoder = msgspec.json.Decoder(_Answer)
+_FOUND: Final = re.compile(
+    r"elements = \{ \S+ \. \S+ \. \S+ (?:comment \"(?P<comment>[^\"]*)\" )?:"
+    r" (?P<verdict>\w+)(?: (?P<target>\S+))? \}"
+)
+
+
+def listed(answer: bytes) -> Listed:
+    """Read an answer; raises ``TransientError`` for what is none."""
+    try:
+        items = _answer_decoder.decode(answer).nftables
+        return _gathered(items)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TransientError(f"not a usable answer of nft: {error}") from None
+
+
+def _gathered(items: list[_Item]) -> Listed:
+    shown = Listed()
+    for item in items:
+        if item.table is not None:
+            # nft 1.0.6 prints another word in the place of the flag; without a flag, nothing.
+            shown.is_dormant = item.table.flags is not None
+        elif item.chain is not None:
+            shown.chains[item.chain.name] = item.chain
+        elif item.rule is not None:
+            shown.rules.setdefault(item.rule.chain, []).append(item.rule)
+        elif item.map is not None:
+            is_ours = item.map.is_the(SERVICES, "verdict")
+            shown.maps.add(item.map.name if is_ours else f"map {item.map.name}")
+            if is_ours:
+                shown.elements += _elements(item.map.elem)
+        elif item.set is not None:
+            is_ours = item.set.is_the(MASQUERADED)
+            shown.sets.add(item.set.name if is_ours else f"set {item.set.name}")
+            if is_ours:
+                fronts = (_front_and_comment(each)[0] for each in item.set.elem)
+                shown.masqueraded |= {each for each in fronts if each is not None}
+    return shown
+
+
+def found_element(answer: str, front: Front) -> Element | None:
+    """Read what ``nft get element`` found in ``services``; nft 1.0.6 has no JSON for it."""
+    found = _FOUND.search(answer)
+    if found is None:
+        return None
+    return Element(front, found["target"] or "", found["comment"] or "", found["verdict"])
+
+
+def _elements(shown: list[object]) -> list[Element]:
+    found: list[Element] = []
+    for each in shown:
+        key, verdict = msgspec.convert(each, tuple[object, object])
+        front, comment = _front_and_comment(key)
+        leads = msgspec.convert(verdict, _Verdict)
+        if front is not None and (target := leads.goto or leads.jump) is not None:
+            how = "jump" if leads.goto is None else "goto"
+            found.append(Element(front, target.target, comment, how))
+    return found
+
+
+def _front_and_comment(shown: object) -> tuple[Front | None, str]:
+    """Return a key; None if it is none of tcp or udp, which is not ours."""
+    key = msgspec.convert(shown, _Key)
+    comment = ""
+    if key.elem is not None:
+        comment = key.elem.comment
+        key = msgspec.convert(key.elem.val, _Key)
+    match key.concat:
+        case [str(address), "tcp", int(port)]:
+            return Front(address, "tcp", port), comment
+        case [str(address), "udp", int(port)]:
+            return Front(address, "udp", port), comment
+        case _:
+            return None, ""

@@ -1,0 +1,91 @@
+"""What a service cannot say of itself, in comments of its last rules, which no packet comes to.
+
+Labels, uid, the key of the action that wrote it last, where it is reached, and how it spreads. A
+comment has 128 bytes, so the text is cut into as many as it needs. It is written as the query of a
+URL: quotation marks in comments cannot be read back from what ``nft list`` prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode
+
+from infra.providers.nftables.service import Balance, Front, balance_of, front_of
+from reconciler.errors import PermanentError
+
+MAX_COMMENT_BYTES: Final = 128
+MAX_COMMENTS: Final = 64
+
+_PIECE_BYTES: Final = MAX_COMMENT_BYTES - len(f"reconciler {MAX_COMMENTS}/{MAX_COMMENTS} ")
+_PIECE: Final = re.compile(r"reconciler (\d{1,2})/(\d{1,2}) (.*)", re.DOTALL)
+_UID: Final = re.compile(r"reconciler uid=([A-Za-z0-9-]{1,80})")
+_LABEL: Final = "label."
+_READABLE: Final = "/:@,"
+
+
+class Mark(NamedTuple):
+    """What is kept of a service in the comments of its rules."""
+
+    uid: str
+    key: str
+    front: Front
+    balance: Balance
+    labels: dict[str, str]
+
+    def comments(self) -> list[str]:
+        """Return the comments that keep it; raises ``PermanentError`` if they are too many."""
+        content = {"uid": self.uid, "key": self.key, "at": str(self.front), "balance": self.balance}
+        labels = {f"{_LABEL}{name}": value for name, value in sorted(self.labels.items())}
+        text = urlencode({**content, **labels}, quote_via=quote, safe=_READABLE)
+        pieces = [text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES)]
+        if len(pieces) > MAX_COMMENTS:
+            raise PermanentError(
+                f"metadata.labels: they take {len(text):,} bytes as comments of rules, and"
+                f" {MAX_COMMENTS * _PIECE_BYTES:,} can be kept: declare fewer or shorter ones"
+            )
+        return [
+            f"reconciler {number}/{len(pieces)} {piece}"
+            for number, piece in enumerate(pieces, start=1)
+        ]
+
+
+def is_of_mark(comment: str) -> bool:
+    """Return whether a comment is a piece of a mark."""
+    return _PIECE.fullmatch(comment) is not None
+
+
+def mark_in(comments: Sequence[str]) -> Mark | None:
+    """Return the mark that some comments keep; None if a piece is missing or spoilt."""
+    found = [_PIECE.fullmatch(comment) for comment in comments]
+    text = ""
+    for number, piece in enumerate(found, start=1):
+        if piece is None or (int(piece[1]), int(piece[2])) != (number, len(found)):
+            return None
+        text += piece[3]
+    try:
+        content = dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True))
+    except ValueError:
+        return None
+    front, balance = front_of(content.get("at", "")), balance_of(content.get("balance", ""))
+    uid, key = content.get("uid"), content.get("key")
+    if not uid or not key or front is None or balance is None:
+        return None
+    labels = {
+        name.removeprefix(_LABEL): value
+        for name, value in content.items()
+        if name.startswith(_LABEL)
+    }
+    return Mark(uid, key, front, balance, labels)
+
+
+def comment_of_element(uid: str) -> str:
+    """Return the comment of the element that leads to a service: it outlives its rules."""
+    return f"reconciler uid={uid}"
+
+
+def uid_in(comment: str) -> str | None:
+    """Return the uid that an element's comment has."""
+    found = _UID.fullmatch(comment)
+    return None if found is None else found[1]

@@ -1,0 +1,130 @@
+"""Events of nftables as hints: something of our table was changed, by whomever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import uuid
+from pathlib import Path
+from typing import Final
+
+from infra.embedded.child import ending_with_parent
+from infra.providers.nftables.nft import Nft
+from reconciler.call_permit import may_call
+from reconciler.errors import TransientError
+
+MAX_WAIT_SECONDS: Final = 30.0
+WAITING_SHARE: Final = 0.5
+"""How much of a call's time may pass until it says that nothing happened."""
+
+_POLL_SECONDS: Final = 0.01
+_PIECE_BYTES: Final = 65_536
+_MAX_LINE_BYTES: Final = 1024 * 1024
+_SHOWN_BYTES: Final = 200
+_NETFILTER: Final = 12
+_EVENTS_OF_TABLES: Final = 1 << 6
+"""Bit of the group NFNLGRP_NFTABLES among those that a socket listens to."""
+
+
+class Monitor:
+    """Follows ``nft monitor``, which runs from the first call on; a mark counts what it said."""
+
+    def __init__(self, nft: Nft, timeout_seconds: float) -> None:
+        self._program = nft.program
+        table = re.escape(nft.place.table.encode())
+        # Of elements and rules the table is a field of their own, of a table its name is.
+        self._ours = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
+        self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._run = ""
+        self._count = 0
+        self._last_words = b""
+
+    async def changes(self, after: str | None) -> str:
+        """Wait a while for an event behind the mark ``after``, and give the newest mark."""
+        await may_call()
+        if self._reading is None or self._reading.done():
+            if self._reading is not None:
+                await self.close()
+                last = self._last_words.decode(errors="replace").strip()
+                raise TransientError(f"nft monitor ended: {last or 'it said nothing'}")
+            await self._start()
+        if after == self._mark:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._wait_seconds):
+                    await self._changed.wait()
+        return self._mark
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        reading, self._reading = self._reading, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        if process is not None:
+            await process.wait()
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._run}.{self._count}"
+
+    async def _start(self) -> None:
+        command = ending_with_parent([*self._program, "-j", "monitor"])
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,  # it says there which events it has lost
+            )
+        except OSError as error:
+            raise TransientError(f"nft monitor cannot be started: {error.strerror}") from None
+        self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
+        self._reading = asyncio.create_task(self._follow(process))
+        # The listing that follows the first mark must not be older than what is heard.
+        for _ in range(round(self._wait_seconds / _POLL_SECONDS)):
+            if self._reading.done() or _is_listening(process.pid):
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        waiting = b""
+        try:
+            while piece := await process.stdout.read(_PIECE_BYTES):
+                *lines, waiting = (waiting + piece).split(b"\n")
+                waiting = waiting[-_MAX_LINE_BYTES:]
+                for line in lines:
+                    self._hear(line)
+        finally:
+            self._changed.set()
+
+    def _hear(self, line: bytes) -> None:
+        is_event = line.startswith(b"{")
+        if not is_event:
+            self._last_words = line[:_SHOWN_BYTES]
+        # What is no event is a warning: some were lost, or not understood.
+        if (line and not is_event) or self._ours.search(line):
+            self._count += 1
+            self._changed.set()
+
+
+def _is_listening(pid: int) -> bool:
+    """Return whether a process has a socket that hears the events of tables."""
+    try:
+        sockets = Path(f"/proc/{pid}/net/netlink").read_text().splitlines()[1:]
+    except OSError:
+        return False
+    for line in sockets:
+        _, family, port, groups, *_ = line.split()
+        if (int(family), int(port)) == (_NETFILTER, pid) and int(groups, 16) & _EVENTS_OF_TABLES:
+            return True
+    return False

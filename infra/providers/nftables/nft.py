@@ -1,0 +1,203 @@
+"""The program nft: each call is one transaction of the kernel, each failure is classified.
+
+What it reads is a file in memory that is complete before it starts: of a pipe it would take the
+half that a killed process has written for the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from infra.providers.nftables.place import FAMILY, Place
+from reconciler.call_permit import may_call
+from reconciler.errors import (
+    ConfigurationError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+
+Command = dict[str, object]
+"""One command of a transaction, in nft's JSON."""
+
+MAX_PROCESSES: Final = 4
+"""Of one provider at a time; each reads the names of all chains."""
+
+SEARCHED: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+"""Where nft is, for those who are not root too."""
+
+_NAMESPACES: Final = "/run/netns"
+_ENVIRONMENT: Final = {"LC_ALL": "C", "PATH": SEARCHED}
+_MESSAGE_CHARACTERS: Final = 1_000
+
+_NO_RIGHT: Final = "Operation not permitted"
+_NO_KERNEL: Final = (
+    "Protocol not supported",
+    "Address family not supported",
+    "Unable to initialize Netlink socket",
+    "cache initialization failed: Invalid argument",
+)
+_MISSING: Final = "No such file or directory"
+_TAKEN: Final = "File exists"
+_IN_USE: Final = "Device or resource busy"
+_LATER: Final = (
+    "Interrupted system call",
+    "Resource temporarily unavailable",
+    "Cannot allocate memory",
+    "No buffer space available",
+    "cache initialization failed",
+    "Too many open files",
+)
+
+_encoder = msgspec.json.Encoder()
+
+
+class MissingError(TransientError):
+    """Something that a command names is not there; nothing was done."""
+
+
+class TakenError(TransientError):
+    """Something that a command makes is there already; nothing was done."""
+
+
+class Nft:
+    """Runs nft at a place; ``Place`` has validated all that is an argument of a process."""
+
+    def __init__(self, place: Place, timeout_seconds: float) -> None:
+        self.place = place
+        self.program = _program(place)
+        self._timeout_seconds = timeout_seconds
+        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+
+    async def apply(self, commands: Sequence[Command], *, read_at: float | None = None) -> None:
+        """Do all commands in one transaction, or none of them."""
+        script = _encoder.encode({"nftables": commands})
+        await self._run(["-j"], script, read_at=read_at, writes=True)
+
+    async def show(self, what: str, name: str | None = None) -> bytes:
+        """List one chain or map of the table, or all of it, as JSON; raises ``MissingError``.
+
+        One thing a call: of several chains that are asked for at once, nft 1.0.6 finds the last.
+        """
+        of: Command = {"family": FAMILY, "name": self.place.table}
+        if name is not None:
+            of = {"family": FAMILY, "table": self.place.table, "name": name}
+        return await self._run(["-j"], _encoder.encode({"nftables": [{"list": {what: of}}]}))
+
+    async def ask(self, script: str, *options: str) -> str:
+        """Ask for what has no JSON; the caller has validated each word of the script."""
+        return (await self._run(list(options), script.encode())).decode()
+
+    async def _run(
+        self,
+        options: list[str],
+        script: bytes,
+        *,
+        read_at: float | None = None,
+        writes: bool = False,
+    ) -> bytes:
+        async with self._slots:
+            await may_call(read_at=read_at)
+            process = await self._started(options, script)
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    output, errors = await process.communicate()
+            except TimeoutError:
+                late = UnknownResultError if writes else TransientError
+                raise late(f"nft did not end within {self._timeout_seconds:g} s") from None
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+        if process.returncode == 0:
+            return output
+        words = errors.decode(errors="replace")
+        if process.returncode is not None and process.returncode < 0:
+            ended = UnknownResultError if writes else TransientError
+            raise ended(f"nft was ended by signal {-process.returncode}")
+        raise self._refusal(words)
+
+    async def _started(self, options: list[str], script: bytes) -> asyncio.subprocess.Process:
+        file = os.memfd_create("script")
+        try:
+            with os.fdopen(os.dup(file), "wb") as writer:
+                writer.write(script)
+            os.lseek(file, 0, os.SEEK_SET)
+            return await asyncio.create_subprocess_exec(
+                *self.program,
+                *options,
+                "-f",
+                "-",
+                stdin=file,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_ENVIRONMENT,
+            )
+        except OSError as error:
+            raise TransientError(f"nft cannot be started: {error.strerror}") from None
+        finally:
+            os.close(file)
+
+    def _refusal(self, words: str) -> ProviderError:
+        """Classify what nft says; raises ``ConfigurationError`` for what no call can have."""
+        said = next((line for line in words.splitlines() if line.strip()), "nothing")
+        text = f"nft: {said.partition('Error: ')[2] or said}"[:_MESSAGE_CHARACTERS]
+        if words.startswith("nsenter:") and _MISSING in words:
+            return TransientError(
+                f"there is no network namespace {self.place.namespace!r}: ip netns add makes one"
+            )
+        if _NO_RIGHT in words or "must be root" in words:
+            raise ConfigurationError(
+                f"{text}: nftables is changed by root, or by who has CAP_NET_ADMIN in the namespace"
+            )
+        if any(each in words for each in _NO_KERNEL):
+            raise ConfigurationError(
+                f"{text}: this kernel has no nftables (nf_tables), or not for address family"
+                f" {FAMILY}: load the module, or run the roles where it is"
+            )
+        if _MISSING in words:
+            return MissingError(text, status=HTTPStatus.CONFLICT)
+        if _TAKEN in words:
+            return TakenError(text, status=HTTPStatus.CONFLICT)
+        if _IN_USE in words:
+            return TransientError(
+                f"{text}: a rule or an element of somebody else leads there",
+                status=HTTPStatus.CONFLICT,
+            )
+        if any(each in words for each in _LATER):
+            return TransientError(text)
+        return PermanentError(text)
+
+
+def _program(place: Place) -> tuple[str, ...]:
+    """Return the command; raises ``ConfigurationError`` where there is none."""
+    problem = nft_problem()
+    if problem is not None:
+        raise ConfigurationError(problem)
+    nft, nsenter = (shutil.which(each, path=SEARCHED) for each in ("nft", "nsenter"))
+    assert nft is not None
+    if place.namespace is None:
+        return (nft,)
+    if nsenter is None:
+        raise ConfigurationError("the program nsenter is not installed (package util-linux)")
+    return (nsenter, f"--net={_NAMESPACES}/{place.namespace}", nft)
+
+
+def nft_problem() -> str | None:
+    """Say why nft cannot be run here; None if it can."""
+    if sys.platform != "linux":
+        return "nftables is a part of Linux: there are no services on another system"
+    if shutil.which("nft", path=SEARCHED) is None:
+        return "the program nft is not installed (package nftables)"
+    return None

@@ -1,0 +1,37 @@
+"""Where services are: a table of nftables, in our own network namespace or in a named one."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from reconciler.errors import ConfigurationError
+
+FAMILY: Final = "ip"
+
+_TABLE: Final = r"(?P<table>[A-Za-z_][A-Za-z0-9_.-]{0,62})"
+_NAMESPACE: Final = r"(?P<namespace>[A-Za-z0-9_][A-Za-z0-9_.-]{0,62})"
+_ENDPOINT: Final = re.compile(rf"(?:nft:|netns:{_NAMESPACE}/){_TABLE}")
+
+
+class Place(NamedTuple):
+    """A table; without a namespace, in the one that the process lives in."""
+
+    table: str
+    namespace: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.namespace is None else f" of network namespace {self.namespace}"
+        return f"table {FAMILY} {self.table}{where}"
+
+
+def place_of(endpoint: str) -> Place:
+    """Read an endpoint; raises ``ConfigurationError``."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None:
+        raise ConfigurationError(
+            "spec.endpoint: write nft:TABLE, or netns:NAMESPACE/TABLE for a namespace that ip netns"
+            " lists; the table is one that nobody else uses, its name 1 to 63 characters"
+            " a-z A-Z 0-9 _ . - that begin with a letter or _"
+        )
+    return Place(found["table"], found["namespace"])

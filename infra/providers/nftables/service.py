@@ -1,0 +1,181 @@
+"""The kind ``Service``: a virtual address and port, in front of some backends."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address
+from typing import Annotated, Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.provider.secrets import Secrets
+
+MAX_BACKENDS: Final = 128
+MAX_NAME_CHARACTERS: Final = 100
+
+Balance = Literal["Random", "RoundRobin", "SourceAddress"]
+Protocol = Literal["tcp", "udp"]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
+_FRONT: Final = re.compile(r"([0-9.]{7,15})/(tcp|udp)/([0-9]{1,5})")
+
+
+class Front(NamedTuple):
+    """Where clients reach a service."""
+
+    address: str
+    protocol: Protocol
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}/{self.protocol}/{self.port}"
+
+
+class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who answers."""
+
+    address: Annotated[
+        str,
+        msgspec.Meta(
+            description="IPv4 address, such as {$ref: Container/web, field: outputs.address}."
+        ),
+    ]
+    port: Annotated[Port, msgspec.Meta(description="Port that it listens on.")]
+
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+
+
+class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``Service``'s spec."""
+
+    address: Annotated[
+        str,
+        msgspec.Meta(
+            description="Virtual IPv4 address; packets for it must be routed through here."
+        ),
+    ]
+    port: Annotated[Port, msgspec.Meta(description="Port that clients connect to.")]
+    protocol: Annotated[Protocol, msgspec.Meta(description="Of clients and backends.")] = "tcp"
+    backends: Annotated[
+        list[Backend],
+        msgspec.Meta(
+            max_length=MAX_BACKENDS,
+            description="Who answers, in no order; without any, connections are refused.",
+        ),
+    ] = []
+    balance: Annotated[
+        Balance,
+        msgspec.Meta(
+            description="Who gets a new connection: anybody, each in turn, or always the same one"
+            " for an address of a client."
+        ),
+    ] = "Random"
+    masquerade: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether backends see this machine as the client; false only where their"
+            " answers come back through here anyway."
+        ),
+    ] = True
+
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+
+
+class ServiceOutputs(msgspec.Struct, frozen=True):
+    """Where a service is reached."""
+
+    address: str
+    port: int
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a service's fields their canonical form: the backends are a sorted set.
+
+    What is missing of an object that somebody has spoilt stays missing: it is a difference.
+    """
+    if "backends" not in fields:
+        return fields
+    unique = {(each["address"], each["port"]) for each in fields["backends"]}
+    ordered = sorted(unique, key=lambda each: (IPv4Address(each[0]), each[1]))
+    return {
+        **fields,
+        "backends": [{"address": address, "port": port} for address, port in ordered],
+    }
+
+
+def ready(fields: Fields, thing: ExternalObject) -> Readiness:
+    """Say whether anybody answers, as far as it is declared."""
+    del fields
+    if thing.fields.get("backends"):
+        return READY
+    return Readiness(False, "NoBackends", "it has no backend: connections are refused")
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with the name of a service, or nothing."""
+    if _NAME.fullmatch(name) is not None:
+        return None
+    return (
+        f"use 1 to {MAX_NAME_CHARACTERS} characters a-z A-Z 0-9 _ . - and begin with a letter or"
+        " digit"
+    )
+
+
+def front_of(text: str) -> Front | None:
+    """Read what ``Front`` writes; None if it is none."""
+    found = _FRONT.fullmatch(text)
+    if found is None:
+        return None
+    address, protocol, port = found.groups()
+    return Front(address, "tcp" if protocol == "tcp" else "udp", int(port))
+
+
+def balance_of(text: str) -> Balance | None:
+    """Read the name of a way to spread connections; None if it is none."""
+    known: tuple[Balance, ...] = get_args(Balance)
+    return next((each for each in known if each == text), None)
+
+
+def _check_address(text: str) -> None:
+    try:
+        address = IPv4Address(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no IPv4 address, such as 198.18.0.1") from None
+    if address.is_unspecified or address.is_multicast or address.is_reserved:
+        raise ValueError(f"{text} is no address of one machine")
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    # It needs this module; and what only knows the kind needs no nft.
+    from infra.providers.nftables.services import ServicesProvider  # noqa: PLC0415
+
+    return ServicesProvider(config, secrets)
+
+
+SERVICE = Kind(
+    name="Service",
+    api_version="nftables/v1",
+    provider="nftables",
+    schema=ServiceFields,
+    capabilities=Capabilities(
+        idempotency_keys=False,
+        deterministic_names=True,
+        labels=True,
+        conditional_writes=True,
+        watch=True,
+    ),
+    connect=_connect,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=ServiceOutputs,
+    ready=ready,
+)
+"""The kind ``Service``."""

@@ -1,0 +1,242 @@
+"""Network namespaces for tests, and who uses them by hand, past the reconciler."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from infra.providers.nftables.nft import SEARCHED, nft_problem
+
+CONNECTED_SECONDS = 5.0
+_NEW_NETWORK = 0x40000000
+_T = TypeVar("_T")
+
+
+@functools.cache
+def nftables_problem() -> str | None:
+    """Say why there can be no network namespaces with nftables here; None if there can."""
+    if (problem := nft_problem()) is not None:
+        return problem
+    if os.geteuid() != 0:
+        return "network namespaces are made by root only"
+    if shutil.which("ip", path=SEARCHED) is None:
+        return "the program ip is not installed (package iproute2)"
+    return _kernel_problem()
+
+
+def _kernel_problem() -> str | None:
+    """Try both: a container may have the programs, and neither the rights nor the module."""
+    try:
+        with namespace() as one:
+            one.nft("add table ip tried { chain c { type nat hook prerouting priority -100; }; }")
+    except subprocess.CalledProcessError as error:
+        return f"no network namespace with nftables can be made here: {error.stderr.strip()}"
+    return None
+
+
+def run(*command: str, stdin: str | None = None) -> str:
+    """Run a program, and return what it says."""
+    return subprocess.run(
+        command,
+        check=True,
+        text=True,
+        capture_output=True,
+        input=stdin,
+        env={**os.environ, "PATH": SEARCHED, "LC_ALL": "C"},
+    ).stdout
+
+
+class Namespace:
+    """A network namespace of our own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def endpoint(self, table: str = "reconciler") -> str:
+        return f"netns:{self.name}/{table}"
+
+    def nft(self, script: str, *options: str) -> str:
+        """Do something by hand."""
+        return run(
+            "nsenter", f"--net=/run/netns/{self.name}", "nft", *options, "-f", "-", stdin=script
+        )
+
+    def ruleset(self, *without: str) -> str:
+        """Everything that is there, byte for byte, but for some tables."""
+        tables = self.nft("list tables").split("\n")
+        wanted = [each for each in tables if each and each.split()[-1] not in without]
+        return "".join(self.nft(f"list {each}", "-a") for each in wanted)
+
+    def inside(self, do: Callable[[], _T]) -> _T:
+        """Do something in the namespace: a socket that is made there stays there."""
+        done: list[_T] = []
+
+        def in_thread() -> None:
+            file = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.setns(file, _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
+            os.close(file)
+            done.append(do())
+
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        return done[0]
+
+    def socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+        return self.inside(lambda: socket.socket(socket.AF_INET, kind))
+
+
+@contextmanager
+def namespace(name: str | None = None) -> Generator[Namespace]:
+    """A namespace that is removed whatever happens."""
+    name = name or f"rec-{uuid.uuid4().hex[:10]}"
+    run("ip", "netns", "add", name)
+    try:
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        yield Namespace(name)
+    finally:
+        run("ip", "netns", "del", name)
+
+
+class Backend:
+    """Answers each connection with its name and the client's address, and closes it."""
+
+    def __init__(self, host: Host, port: int) -> None:
+        self.host, self.port = host, port
+        self.listening = host.namespace.socket()
+        self.listening.bind((host.address, port))
+        self.listening.listen(256)
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, (address, _) = self.listening.accept()
+                with client:
+                    client.sendall(f"{self.host.name} {address}".encode())
+
+    def close(self) -> None:
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
+        self._thread.join()
+
+
+class Host:
+    """A machine behind the router."""
+
+    def __init__(self, name: str, namespace: Namespace, address: str) -> None:
+        self.name, self.namespace, self.address = name, namespace, address
+
+    def calls(self, address: str, port: int) -> str:
+        """Connect and return what is answered; raises ``ConnectionRefusedError``."""
+        with self.namespace.socket() as one:
+            one.settimeout(CONNECTED_SECONDS)
+            one.connect((address, port))
+            return one.recv(100).decode()
+
+    def asks(self, address: str, port: int) -> str:
+        """Send a datagram and return what is answered; raises ``ConnectionRefusedError``."""
+        with self.namespace.socket(socket.SOCK_DGRAM) as one:
+            one.settimeout(CONNECTED_SECONDS)
+            one.connect((address, port))
+            one.send(b"?")
+            return one.recv(100).decode()
+
+
+class Network:
+    """Clients and backends, each on a wire of its own to one router, where services are."""
+
+    def __init__(self, router: Namespace) -> None:
+        self.router = router
+        self.clients: list[Host] = []
+        self.backends: list[Backend] = []
+        self._stack = contextlib.ExitStack()
+        self._numbers = itertools.count(1)
+
+    def host(self, name: str) -> Host:
+        """Add a machine."""
+        number = next(self._numbers)
+        one = self._stack.enter_context(namespace(f"{self.router.name}-{name}"))
+        wire = f"v{uuid.uuid4().hex[:10]}"
+        run(
+            *("ip", "-n", self.router.name, "link", "add", wire, "type", "veth"),
+            *("peer", "name", "eth0", "netns", one.name),
+        )
+        gateway, address = f"10.77.{number}.1", f"10.77.{number}.2"
+        for where, link, of in ((self.router, wire, gateway), (one, "eth0", address)):
+            run("ip", "-n", where.name, "address", "add", f"{of}/24", "dev", link)
+            run("ip", "-n", where.name, "link", "set", link, "up")
+        run("ip", "-n", one.name, "route", "add", "default", "via", gateway)
+        return Host(name, one, address)
+
+    def close(self) -> None:
+        for each in self.backends:
+            each.close()
+        self._stack.close()
+
+
+@contextmanager
+def network(*, clients: int, backends: int) -> Generator[Network]:
+    """A small network with nothing in it but the router's own."""
+    with namespace() as router:
+        # Its own connections to a virtual address need a route, as everywhere.
+        run("ip", "-n", router.name, "route", "add", "198.18.0.0/15", "dev", "lo")
+        forward = Path("/proc/sys/net/ipv4/ip_forward")
+        router.inside(lambda: forward.write_text("1"))
+        one = Network(router)
+        try:
+            one.clients += [one.host(f"c{number}") for number in range(clients)]
+            for number in range(backends):
+                one.backends.append(Backend(one.host(f"b{number}"), 8080 + number))
+            yield one
+        finally:
+            one.close()
+
+
+class Echo:
+    """Answers datagrams with a name."""
+
+    def __init__(self, host: Host, port: int) -> None:
+        self.host, self.port = host, port
+        self.socket = host.namespace.socket(socket.SOCK_DGRAM)
+        self.socket.bind((host.address, port))
+        self._ended = False
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        while not self._ended:
+            if select.select([self.socket], [], [], 0.05)[0]:
+                _, client = self.socket.recvfrom(100)
+                self.socket.sendto(self.host.name.encode(), client)
+
+    def close(self) -> None:
+        self._ended = True
+        self._thread.join()
+        self.socket.close()
+
+
+def refused_within(seconds: float, call: Callable[[], object]) -> bool:
+    """Return whether a call is refused, and at once: not by a time-out."""
+    began = time.monotonic()
+    try:
+        call()
+    except ConnectionRefusedError:
+        return time.monotonic() - began < seconds
+    return False

@@ -1,0 +1,67 @@
+"""The contract of providers, for the kind `Service` in a real namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from itertools import count
+from typing import ClassVar
+
+import pytest
+
+from events.external import ExternalObject
+from events.log import Action, Operation
+from events.manifest import Fields
+from infra.providers.nftables.service import SERVICE
+from reconciler.provider.contract import ProviderContract
+from tests.nftables import Namespace, namespace
+
+pytestmark = pytest.mark.nftables
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Namespace]:
+    with namespace() as one:
+        yield one
+
+
+class TestServices(ProviderContract):
+    kind = SERVICE
+    fields: ClassVar[Fields] = {
+        "port": 80,
+        "backends": [
+            {"address": "10.0.0.10", "port": 80},
+            {"address": "10.0.0.9", "port": 8080},
+            {"address": "10.0.0.10", "port": 80},
+        ],
+    }
+    other_fields: ClassVar[Fields] = {
+        "port": 53,
+        "protocol": "udp",
+        "backends": [],
+        "balance": "SourceAddress",
+        "masquerade": False,
+    }
+
+    addresses: ClassVar[dict[str, str]] = {}
+    numbers: ClassVar[Iterator[int]] = count(int(IPv4Address("198.18.0.0")))
+
+    @pytest.fixture
+    def endpoint(self, place: Namespace) -> str:
+        return place.endpoint()
+
+    def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
+        """Have each name a virtual address of its own: no two services can have one."""
+        return super().action(operation, name, self._reached(name, fields))
+
+    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
+        return thing is not None and super().is_as_declared(
+            thing, self._reached(thing.name, fields) or {}
+        )
+
+    def _reached(self, name: str, fields: Fields | None) -> Fields | None:
+        if fields is None:
+            return None
+        if name not in self.addresses:
+            self.addresses[name] = str(IPv4Address(next(self.numbers)))
+        return {"address": self.addresses[name], **fields}

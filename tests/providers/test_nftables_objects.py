@@ -1,0 +1,796 @@
+"""What only the kind `Service` does: connections in namespaces, spoilt rules, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.providers.nftables import nft as nft_module
+from infra.providers.nftables import rules
+from infra.providers.nftables.marks import MAX_COMMENT_BYTES
+from infra.providers.nftables.place import place_of
+from infra.providers.nftables.service import SERVICE
+from infra.providers.nftables.services import ServicesProvider
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.secrets import Secrets
+from tests.nftables import (
+    Backend,
+    Echo,
+    Host,
+    Namespace,
+    Network,
+    namespace,
+    network,
+    refused_within,
+)
+
+pytestmark = pytest.mark.nftables
+
+VIRTUAL = "198.18.0.1"
+AT_ONCE_SECONDS = 0.5
+"""A SYN that nobody answers is sent again after a second."""
+
+
+class Services:
+    """A provider, and what a test does with it."""
+
+    def __init__(self, place: Namespace, table: str = "reconciler") -> None:
+        self.place, self.table = place, table
+        self.provider = provider_at(place.endpoint(table))
+
+    def fields(self, *backends: tuple[str, int], **spec: Any) -> Fields:
+        answering = [{"address": address, "port": port} for address, port in backends]
+        return SERVICE.checked_fields(
+            {"address": VIRTUAL, "port": 80, "backends": answering, **spec}
+        )
+
+    async def made(self, name: str, *backends: tuple[str, int], **spec: Any) -> ExternalObject:
+        create = action("Create", name, self.fields(*backends, **spec))
+        effect = await self.provider.create(create)
+        assert effect.object is not None
+        return effect.object
+
+    async def updated(
+        self, thing: ExternalObject, *backends: tuple[str, int], **spec: Any
+    ) -> ExternalObject:
+        update = upon(action("Update", thing.name, self.fields(*backends, **spec)), thing)
+        effect = await self.provider.update(update)
+        assert effect.object is not None
+        return effect.object
+
+    async def listed(self) -> list[ExternalObject]:
+        return await listing(self.provider, Scope())
+
+    async def shown(self, name: str) -> ExternalObject:
+        """What a listing shows of a service."""
+        (found,) = [each for each in await self.listed() if each.name == name]
+        return found
+
+
+def provider_at(endpoint: str, timeout_seconds: float = 10) -> ServicesProvider:
+    limits = Limits(request_timeout_seconds=timeout_seconds)
+    config = ProviderConfigSpec(provider="nftables", endpoint=endpoint, limits=limits)
+    return ServicesProvider(config, Secrets())
+
+
+@pytest.fixture
+def place() -> Iterator[Namespace]:
+    with namespace() as one:
+        yield one
+
+
+@pytest.fixture
+async def services(place: Namespace) -> AsyncIterator[Services]:
+    one = Services(place)
+    yield one
+    await one.provider.close()
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network(clients=2, backends=2) as one:
+        yield one
+
+
+@pytest.fixture
+async def routed(net: Network) -> AsyncIterator[Services]:
+    one = Services(net.router)
+    yield one
+    await one.provider.close()
+
+
+def at(net: Network) -> list[tuple[str, int]]:
+    return [(each.host.address, each.port) for each in net.backends]
+
+
+def callers(net: Network, times: int) -> Counter[str]:
+    """Have each client call so many times; return how often each backend answered."""
+    answers = [each.calls(VIRTUAL, 80).split()[0] for each in net.clients for _ in range(times)]
+    return Counter(answers)
+
+
+# --- connections
+
+
+async def test_two_clients_reach_two_backends_through_a_virtual_address_evenly(
+    routed: Services, net: Network
+) -> None:
+    made = await routed.made("web", *at(net), balance="RoundRobin")
+    assert await asyncio.to_thread(callers, net, 10) == {"b0": 10, "b1": 10}, "each in turn"
+
+    made = await routed.updated(made, *at(net), balance="Random")
+    counted = await asyncio.to_thread(callers, net, 100)
+    assert counted.total() == 200
+    # Of 200 tosses of a coin, fewer than 50 are heads once in 10^12 times.
+    assert min(counted["b0"], counted["b1"]) >= 50
+
+    await routed.updated(made, *at(net), balance="SourceAddress")
+    for each in net.clients:
+        answers = {await asyncio.to_thread(each.calls, VIRTUAL, 80) for _ in range(10)}
+        assert len(answers) == 1, "a client is always answered by the same one"
+
+
+async def test_three_backends_are_reached_in_turn_and_the_machine_itself_is_a_client(
+    routed: Services, net: Network
+) -> None:
+    first, second = at(net)
+    await routed.made("web", first, second, (first[0], first[1]), balance="RoundRobin")
+    router = Host("router", net.router, "10.77.1.1")
+    answers = [await asyncio.to_thread(router.calls, VIRTUAL, 80) for _ in range(10)]
+    assert Counter(each.split()[0] for each in answers) == {"b0": 5, "b1": 5}
+    net.backends.append(Backend(net.backends[0].host, 9090))
+    thing = await routed.provider.read("web")
+    assert thing is not None
+    third = (net.backends[0].host.address, 9090)
+    await routed.updated(thing, first, second, third, balance="RoundRobin")
+    counted = await asyncio.to_thread(callers, net, 15)
+    assert counted == {"b0": 20, "b1": 10}, "two of the three are on b0"
+
+
+async def test_backends_see_this_machine_or_the_client_as_declared(
+    routed: Services, net: Network
+) -> None:
+    client = net.clients[0]
+    made = await routed.made("web", at(net)[0])
+    seen = (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1]
+    assert seen == net.backends[0].host.address.removesuffix("2") + "1", "the router's own address"
+    made = await routed.updated(made, at(net)[0], masquerade=False)
+    assert made.fields["masquerade"] is False
+    assert (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1] == client.address
+
+
+async def test_without_backends_connections_are_refused_at_once(
+    routed: Services, net: Network
+) -> None:
+    client = net.clients[0]
+    made = await routed.made("web")
+    assert SERVICE.ready(made.fields, made).reason == "NoBackends"
+    for each in (*net.clients, Host("router", net.router, "10.77.1.1")):
+        call = partial(each.calls, VIRTUAL, 80)
+        assert await asyncio.to_thread(refused_within, AT_ONCE_SECONDS, call), each.name
+    made = await routed.updated(made, *at(net))
+    assert SERVICE.ready(made.fields, made).is_ready
+    await asyncio.to_thread(client.calls, VIRTUAL, 80)
+
+    made = await routed.updated(made, at(net)[1])
+    assert await asyncio.to_thread(callers, net, 10) == {"b1": 20}, "what is taken out is out"
+    await routed.provider.delete(upon(action("Delete", "web", {}), made))
+    assert routed.place.nft("list map ip reconciler services").count("elements") == 0
+
+
+async def test_datagrams_are_sent_on_and_refused(routed: Services, net: Network) -> None:
+    host, client = net.backends[0].host, net.clients[0]
+    echo = Echo(host, 5353)
+    try:
+        dns = {"port": 53, "protocol": "udp"}
+        made = await routed.made("dns", (host.address, 5353), **dns)
+        assert await asyncio.to_thread(client.asks, VIRTUAL, 53) == "b0"
+        await routed.updated(made, **dns)
+        call = partial(client.asks, VIRTUAL, 53)
+        assert await asyncio.to_thread(refused_within, AT_ONCE_SECONDS, call)
+    finally:
+        echo.close()
+
+
+# --- what is others'
+
+
+async def test_other_tables_are_the_same_byte_for_byte(services: Services) -> None:
+    place = services.place
+    place.nft(
+        "add table inet filter\n"
+        "add chain inet filter input { type filter hook input priority 0; policy accept; }\n"
+        'add rule inet filter input tcp dport 22 counter accept comment "ssh"\n'
+        "add table ip nat\nadd map ip nat services { type ipv4_addr : verdict; }\n"
+        "add chain ip nat service-web\nadd rule ip nat service-web accept\n"
+        "add element ip nat services { 198.18.0.1 : goto service-web }\n"
+    )
+    before = place.ruleset()
+    made = await services.made("web", ("10.0.0.1", 80))
+    made = await services.updated(made, ("10.0.0.2", 80))
+    place.nft("flush table ip reconciler")
+    made = await services.updated(await services.shown("web"))
+    assert place.ruleset("reconciler") == before
+    await services.provider.delete(upon(action("Delete", "web", {}), made))
+    assert place.ruleset("reconciler") == before
+
+
+async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_and_stays(
+    services: Services,
+) -> None:
+    await services.made("web", ("10.0.0.1", 80))
+    services.place.nft(
+        "add chain ip reconciler service-theirs\n"
+        "add rule ip reconciler service-theirs meta l4proto tcp dnat to 10.0.0.7:70\n"
+        "add element ip reconciler services { 198.18.0.7 . tcp . 70 : goto service-theirs }\n"
+        "add chain ip reconciler scratch\n"
+        "add rule ip reconciler scratch accept\n"
+        "add element ip reconciler services { 198.18.0.8 . tcp . 70 : goto scratch }\n"
+        "add element ip reconciler services { 198.18.0.9 . tcp . 70 : drop }\n"
+        "add element ip reconciler services { 198.18.0.9 . 132 . 70 : goto scratch }\n"
+        'insert rule ip reconciler prerouting counter comment "theirs"\n'
+    )
+    theirs = await services.provider.read("theirs")
+    assert theirs is not None
+    assert [each.name for each in await services.listed()] == ["theirs", "web"]
+    assert theirs == await services.shown("theirs")
+    assert theirs.labels == {}
+    assert theirs.fields["backends"] == [{"address": "10.0.0.7", "port": 70}]
+    with pytest.raises(ConflictError) as caught:
+        await services.made("theirs", ("10.0.0.1", 80), address="198.18.0.77")
+    assert caught.value.obstacle == theirs
+    for port, whose in {"198.18.0.7": "service 'theirs'", "198.18.0.8": "chain scratch"}.items():
+        with pytest.raises(TransientError, match=whose):
+            await services.made("new", ("10.0.0.1", 80), address=port, port=70)
+
+    table = services.place.nft("list table ip reconciler")
+    web = await services.shown("web")
+    web = await services.updated(web, ("10.0.0.2", 80))
+    assert (
+        services.place.nft("list table ip reconciler")
+        .replace("10.0.0.2:80", "10.0.0.1:80")
+        .split("chain service-web")[0]
+        == table.split("chain service-web")[0]
+    )
+    services.place.nft(
+        "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
+    )
+    with pytest.raises(TransientError, match="somebody else leads there"):
+        await services.provider.delete(upon(action("Delete", "web", {}), web))
+    assert await services.provider.read("web") == web, "all or nothing"
+    adopted = await services.updated(theirs, ("10.0.0.3", 80), address="198.18.0.7", port=70)
+    assert adopted.uid == theirs.uid
+    assert adopted.labels
+
+
+async def test_a_table_of_somebody_else_is_refused(services: Services) -> None:
+    services.place.nft("add table ip reconciler; add chain ip reconciler theirs")
+    with pytest.raises(ConfigurationError, match="is somebody else's, it has theirs"):
+        await services.made("web", ("10.0.0.1", 80))
+    assert await services.listed() == []
+    services.place.nft(
+        "delete chain ip reconciler theirs;"
+        "add map ip reconciler services { type ipv4_addr : verdict; }"
+    )
+    with pytest.raises(ConfigurationError, match="it has map services"):
+        await services.made("web", ("10.0.0.1", 80))
+
+
+async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
+    one, other = Services(net.router, "one"), Services(net.router, "other")
+    try:
+        mine = await one.made("web", at(net)[0])
+        theirs = await other.made("web", at(net)[1], address="198.18.0.2")
+        assert await asyncio.to_thread(callers, net, 2) == {"b0": 4}
+        assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
+        assert await one.listed() == [mine]
+        await one.provider.delete(upon(action("Delete", "web", {}), mine))
+        assert await other.listed() == [theirs]
+        assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
+    finally:
+        await one.provider.close()
+        await other.provider.close()
+
+
+# --- what hands do
+
+
+LED_BY_HAND = "198.18.0.1 . tcp . 81 : goto service-web"
+"""An element that is somebody's stays."""
+
+HARMS: dict[str, str] = {
+    "flush table": "flush table ip reconciler",
+    "flush chain": "flush chain ip reconciler service-web",
+    "flush map": "flush map ip reconciler services",
+    "flush all": "flush table ip reconciler; flush map ip reconciler services",
+    "flush set": "flush set ip reconciler masqueraded",
+    "delete table": "delete table ip reconciler",
+    "flush ruleset": "flush ruleset",
+    "element deleted": "delete element ip reconciler services { 198.18.0.1 . tcp . 80 }",
+    "chain deleted": (
+        "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
+        "delete chain ip reconciler service-web"
+    ),
+    "rule added": "insert rule ip reconciler service-web counter accept",
+    "rule of another kind": "add rule ip reconciler service-web drop",
+    "prerouting flushed": "flush chain ip reconciler prerouting",
+    "output deleted": "flush chain ip reconciler output; delete chain ip reconciler output",
+    "postrouting flushed": "flush chain ip reconciler postrouting",
+    "policy": "add chain ip reconciler prerouting { policy drop; }",
+    "dormant": "add table ip reconciler { flags dormant; }",
+    "element moved": (
+        "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
+        f"add element ip reconciler services {{ {LED_BY_HAND} }}"
+    ),
+    "jump": (
+        "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
+        "add element ip reconciler services { 198.18.0.1 . tcp . 80 : jump service-web }"
+    ),
+    "another's chain": (
+        "add chain ip reconciler theirs;"
+        "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
+        "add element ip reconciler services { 198.18.0.1 . tcp . 80 : goto theirs }"
+    ),
+    "another's verdict": (
+        "delete element ip reconciler services { 198.18.0.1 . tcp . 80 };"
+        "add element ip reconciler services { 198.18.0.1 . tcp . 80 : drop }"
+    ),
+}
+TAKEN = {"another's chain", "another's verdict"}
+"""What somebody else leads elsewhere stays theirs."""
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_whatever_hands_do_to_a_service_is_a_difference_and_is_mended(
+    services: Services, harm: str
+) -> None:
+    made = await services.made("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
+    other = await services.made("other", ("10.0.0.1", 80), address="198.18.0.2")
+    whole = services.place.nft("list table ip reconciler")
+    services.place.nft(HARMS[harm])
+    found = [each for each in await services.listed() if each.name == "web"]
+    fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80))
+    if harm in TAKEN:
+        assert "address" not in found[0].fields
+        with pytest.raises(TransientError, match="withdraw that"):
+            await services.updated(found[0], ("10.0.0.1", 80), ("10.0.0.2", 80))
+        return
+    if found:
+        (seen,) = found
+        assert seen.uid == made.uid, "it is the same one"
+        assert (seen.fields, seen.labels) != (fields, made.labels)
+        mended = await services.updated(seen, ("10.0.0.1", 80), ("10.0.0.2", 80))
+    else:
+        mended = await services.made("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
+        assert mended.uid != made.uid
+    assert mended.fields == fields
+    assert mended.labels == made.labels
+    assert await services.shown("web") == mended
+    seen = [each for each in await services.listed() if each.name == "other"]
+    if seen:
+        await services.updated(seen[0], ("10.0.0.1", 80), address="198.18.0.2")
+    else:
+        await services.made("other", ("10.0.0.1", 80), address="198.18.0.2")
+    assert (await services.shown("other")).fields == other.fields
+    again = services.place.nft("list table ip reconciler")
+    if harm == "element moved":
+        again = again.replace(LED_BY_HAND, "")
+    assert shape_of(again) == shape_of(whole), "everything is as it was"
+
+
+def shape_of(table: str) -> list[str]:
+    """A table without uids and keys, whatever the order of its parts."""
+    lines = table.replace("{", "\n").replace("}", "\n").replace(",", "\n").splitlines()
+    parts = (each.partition("comment")[0].strip() for each in lines)
+    return sorted(each for each in parts if each)
+
+
+async def test_a_shared_chain_of_another_hook_is_left_and_named(services: Services) -> None:
+    made = await services.made("web", ("10.0.0.1", 80))
+    services.place.nft(
+        "flush chain ip reconciler output; delete chain ip reconciler output;"
+        "add chain ip reconciler output { type filter hook output priority 0; policy accept; }"
+    )
+    assert "address" not in (await services.shown("web")).fields
+    with pytest.raises(TransientError, match=r"chain output of table ip reconciler .* delete it"):
+        await services.updated(made, ("10.0.0.1", 80))
+
+
+# --- comments
+
+
+async def test_labels_of_any_length_and_letters_are_kept_up_to_a_limit(services: Services) -> None:
+    labels = {"a": "", "quote": '"\\ }\n', "naïve/ключ": "värde %41 + & =", "long": "x" * 1500}
+    fields = services.fields(("10.0.0.1", 80))
+    create = replace(action("Create", "web", fields), labels=labels)
+    made = (await services.provider.create(create)).object
+    assert made is not None
+    assert made.labels == labels
+    assert made == await services.shown("web")
+    assert made.written_by == create.idempotency_key
+    text = services.place.nft("list table ip reconciler")
+    services.place.nft(f"delete table ip reconciler\n{text}")
+    again = await services.shown("web")
+    assert (again.uid, again.labels) == (made.uid, made.labels), "nft reads what nft prints"
+
+    update = upon(action("Update", "web", fields), again)
+    with pytest.raises(PermanentError, match=r"metadata.labels: they take 7,\d+ bytes"):
+        await services.provider.update(replace(update, labels={"long": "x" * 7000}))
+    assert await services.shown("web") == again
+
+
+def test_a_comment_has_room_for_what_is_written(place: Namespace) -> None:
+    """The limit is nft's own: one byte more is refused, and not cut off."""
+    place.nft("add table ip t; add chain ip t c")
+    place.nft(f'add rule ip t c continue comment "{"x" * MAX_COMMENT_BYTES}"')
+    with pytest.raises(Exception, match="status 1"):
+        place.nft(f'add rule ip t c continue comment "{"x" * (MAX_COMMENT_BYTES + 1)}"')
+
+
+async def test_a_mark_that_is_spoilt_costs_the_labels_and_not_the_identity(
+    services: Services,
+) -> None:
+    made = await services.made("web", ("10.0.0.1", 80))
+    text = services.place.nft("list chain ip reconciler service-web", "-a")
+    handle = text.rpartition("# handle ")[2].split()[0]
+    services.place.nft(f"delete rule ip reconciler service-web handle {handle}")
+    spoilt = await services.shown("web")
+    assert (spoilt.uid, spoilt.labels, spoilt.written_by) == (made.uid, {}, None)
+    assert spoilt == await services.provider.read("web")
+    assert (await services.updated(spoilt, ("10.0.0.1", 80))).labels == made.labels
+
+
+# --- one transaction
+
+
+async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Services) -> None:
+    thing = await services.made("web", ("10.0.0.1", 80))
+    ways: list[dict[str, Any]] = [{"port": 80}, {"port": 81, "masquerade": False}]
+    ends: Counter[str] = Counter()
+    for number in range(40):
+        spec = ways[number % 2]
+        wanted = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), **spec)
+        killer = Killer(after_seconds=number * 0.0003)
+        token = CALL_PERMIT.set(killer)
+        try:
+            await services.provider.update(upon(action("Update", "web", wanted), thing))
+            ends["done"] += 1
+        except UnknownResultError as error:
+            ends[error.message] += 1
+        finally:
+            CALL_PERMIT.reset(token)
+            await killer.ended()
+        now = await services.shown("web")
+        assert now.fields in (wanted, thing.fields), "one or the other, and never a half"
+        thing = now
+    assert ends.keys() == {"done", "nft was ended by signal 9"}, ends
+
+
+class Killer:
+    """Kills the process of a write some time after it may begin."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, *, after_seconds: float) -> None:
+        self.after_seconds = after_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        if goes_first:  # it relies on what was read
+            self._task = asyncio.create_task(self._kill(children()))
+
+    async def _kill(self, others: set[int]) -> None:
+        begun = set[int]()
+        for _ in range(100_000):
+            if begun := children() - others:
+                break
+            await asyncio.sleep(0)
+        await asyncio.sleep(self.after_seconds)
+        for each in begun:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            await self._task
+
+
+def children() -> set[int]:
+    """The processes that this one has started, and that have not ended."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(each) for task in tasks for each in task.read_text().split()}
+
+
+async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
+    services: Services,
+) -> None:
+    made = await services.made("web", ("10.0.0.1", 80))
+    harms: dict[str, tuple[str, type[ProviderError]]] = {
+        "rules": ("flush chain ip reconciler service-web", ConflictError),
+        "element": (HARMS["element deleted"], ConflictError),
+        "chain": (HARMS["chain deleted"], NotFoundError),
+        "table": (HARMS["delete table"], NotFoundError),
+    }
+    for harm, (script, expected) in harms.items():
+        update = upon(action("Update", "web", services.fields(port=81)), made)
+        token = CALL_PERMIT.set(BeforeTheWrite(lambda script=script: services.place.nft(script)))
+        try:
+            with pytest.raises(expected):
+                await services.provider.update(update)
+        finally:
+            CALL_PERMIT.reset(token)
+        there = await services.listed()
+        assert "81" not in services.place.nft("list ruleset"), harm
+        if there:
+            made = await services.updated(there[0], ("10.0.0.1", 80))
+        else:
+            made = await services.made("web", ("10.0.0.1", 80))
+
+
+class BeforeTheWrite:
+    """Does something once, when all is read and nothing is written."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self._do: Callable[[], object] | None = do
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        if goes_first and self._do is not None:
+            do, self._do = self._do, None
+            do()
+
+
+async def test_many_are_made_at_once_by_two_who_do_not_know_of_each_other(
+    services: Services,
+) -> None:
+    others = Services(services.place)
+
+    async def make(number: int) -> None:
+        by, name = (services, others)[number % 2], f"web-{number}"
+        create = action("Create", name, by.fields(("10.0.0.1", 80), port=1 + number))
+        while True:
+            try:
+                await by.provider.create(create)
+            except TransientError:  # both made the table, or the kernel was busy: as it says
+                continue
+            return
+
+    try:
+        await asyncio.gather(*map(make, range(40)))
+    finally:
+        await others.provider.close()
+    listed = await services.listed()
+    assert len(listed) == 40
+    assert all("address" in each.fields for each in listed)
+    assert services.place.nft("list chain ip reconciler prerouting").count("vmap") == 1
+
+
+# --- what it costs
+
+
+class Counting:
+    """Counts what is asked of the API."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self.asked += 1
+
+
+async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
+    services: Services,
+) -> None:
+    made = await services.made("web-0", ("10.0.0.1", 80))
+    commands: list[dict[str, object]] = []
+    for number in range(1, 5_000):
+        address = f"198.18.{1 + number // 250}.{number % 250}"
+        fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), address=address)
+        create = action("Create", f"web-{number}", fields)
+        commands += rules.written("reconciler", create, f"uid-{number}", None)
+    await services.provider.nft.apply(commands)
+    before = services.place.nft("list table ip reconciler", "-a")
+
+    counting = Counting()
+    token = CALL_PERMIT.set(counting)
+    await services.updated(made, ("10.0.0.1", 80), ("10.0.0.3", 80))
+    CALL_PERMIT.reset(token)
+    assert counting.asked <= 5, "chain and elements, one transaction, chain and elements"
+    after = services.place.nft("list table ip reconciler", "-a")
+    changed = set(before.splitlines()) ^ set(after.splitlines())
+    assert 5 <= len(changed) <= 8, "its own rules; the handles of all others are what they were"
+    assert len(await services.listed()) == 5_000
+
+
+# --- events
+
+
+async def test_the_monitor_tells_of_our_table_and_of_no_other(services: Services) -> None:
+    await services.made("web", ("10.0.0.1", 80))
+    provider = provider_at(services.place.endpoint(), timeout_seconds=1)
+    began = children()
+    try:
+        mark = await provider.changes(None)
+        assert await provider.changes(mark) == mark, "nothing has happened"
+        for harm in ("flush map", "rule added", "flush table", "policy", "delete table"):
+            services.place.nft("add table ip other; delete table ip other")
+            services.place.nft(HARMS[harm])
+            newer = await provider.changes(mark)
+            assert newer != mark, harm
+            mark = newer
+            while (newer := await provider.changes(mark)) != mark:
+                mark = newer  # the rest of what it says
+        services.place.nft("add table ip reconciler2; delete table ip reconciler2")
+        assert await provider.changes(mark) == mark, "another table's"
+
+        (process,) = children() - began
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(TransientError, match="nft monitor ended"):
+            await followed(provider, mark)
+        assert await provider.changes(mark) != mark, "by then anything may have happened"
+    finally:
+        await provider.close()
+    assert children() <= began, "no process is left"
+
+
+async def followed(provider: ServicesProvider, mark: str) -> None:
+    """Follow events, none of which come."""
+    for _ in range(3):
+        assert await provider.changes(mark) == mark
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "nft:",
+        "nft:a b",
+        "nft:1a",
+        "nft:a;flush ruleset",
+        "nft:a\n",
+        "netns:/a",
+        "netns:../../proc/1/ns/net/a",
+        "netns:a/b/c",
+        "netns:-a/b",
+        "http://127.0.0.1",
+    ],
+)
+def test_an_endpoint_that_names_no_table_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"spec\.endpoint: write nft:TABLE"):
+        place_of(endpoint)
+
+
+def test_endpoints_name_a_table_and_a_namespace() -> None:
+    assert place_of("nft:reconciler") == ("reconciler", None)
+    assert place_of("netns:blue-1.a/t_2-x") == ("t_2-x", "blue-1.a")
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"address": "198.18.0.256"}, "no IPv4 address"),
+        ({"address": "::1"}, "no IPv4 address"),
+        ({"address": "198.18.0.1 }; flush ruleset"}, "no IPv4 address"),
+        ({"address": "0.0.0.0"}, "no address of one machine"),
+        ({"address": "224.0.0.1"}, "no address of one machine"),
+        ({"port": 0}, ">= 1"),
+        ({"port": 65536}, "<= 65535"),
+        ({"protocol": "sctp"}, "sctp"),
+        ({"balance": "random"}, "random"),
+        ({"backends": [{"address": "10.0.0.1"}]}, "port"),
+        ({"backends": [{"address": "host", "port": 1}]}, "no IPv4 address"),
+        ({"backends": [{"address": "10.0.0.1", "port": n + 1} for n in range(129)]}, "128"),
+        ({"backend": []}, "backends"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_with_what_and_where(spec: Fields, why: str) -> None:
+    with pytest.raises(InvalidManifestError, match="spec") as caught:
+        SERVICE.checked_fields({"address": VIRTUAL, "port": 80, **spec})
+    assert why in str(caught.value)
+
+
+async def test_backends_are_a_set(services: Services) -> None:
+    made = await services.made("web", ("10.0.0.10", 80), ("10.0.0.9", 81), ("10.0.0.10", 80))
+    addresses = [each["address"] for each in made.fields["backends"]]
+    assert addresses == ["10.0.0.9", "10.0.0.10"]
+
+
+async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
+    provider = provider_at("netns:rec-never/reconciler")
+    for call in (
+        provider.read("web"),
+        listing(provider, Scope()),
+        provider.create(
+            action("Create", "web", {"address": VIRTUAL, "protocol": "tcp", "port": 1})
+        ),
+    ):
+        with pytest.raises(TransientError, match="no network namespace 'rec-never'"):
+            await call
+    await provider.close()
+
+
+async def test_who_may_not_change_the_rules_is_told_so(services: Services) -> None:
+    nobody = provider_at("nft:reconciler")
+    nobody.nft.program = ("setpriv", "--reuid=65534", "--clear-groups", *nobody.nft.program)
+    with pytest.raises(ConfigurationError, match="by root, or by who has CAP_NET_ADMIN"):
+        await listing(nobody, Scope())
+
+
+def test_a_machine_without_nft_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nft_module, "SEARCHED", "/nowhere")
+    with pytest.raises(ConfigurationError, match=r"nft is not installed \(package nftables\)"):
+        provider_at("nft:reconciler")
+
+
+async def test_a_table_that_is_a_word_of_nft_is_refused(place: Namespace) -> None:
+    services = Services(place, "flush")
+    with pytest.raises(ConfigurationError, match="no table can be named flush"):
+        await services.made("web")
+    assert place.nft("list ruleset") == ""
+
+
+async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Services) -> None:
+    made = await services.made("web", ("10.0.0.1", 80))
+    slow = provider_at(services.place.endpoint(), timeout_seconds=0.3)
+    program = slow.nft.program
+    slow.nft.program = ("sh", "-c", "sleep 60", *program)
+    with pytest.raises(TransientError, match="did not end within"):
+        await slow.read("web")
+    slow.nft.program = program
+
+    class SlowWrite:
+        is_free, pace_seconds = False, 0.0
+
+        async def wait(self, *, goes_first: bool = False) -> None:
+            if goes_first:
+                slow.nft.program = ("sh", "-c", "sleep 60", *program)
+
+    before = children()
+    token = CALL_PERMIT.set(SlowWrite())
+    with pytest.raises(UnknownResultError, match="did not end within"):
+        await slow.update(upon(action("Update", "web", services.fields()), made))
+    CALL_PERMIT.reset(token)
+    assert children() == before
+    await slow.close()
+
+
+async def test_an_action_without_a_name_that_can_be_is_refused(services: Services) -> None:
+    for name in ("-web", "web }", 'a"b', "x" * 101, "a\n"):
+        with pytest.raises(PermanentError, match="nothing can be named"):
+            await services.provider.read(name)
+        bad: Action = action("Create", name, services.fields())
+        with pytest.raises(PermanentError, match="nothing can be named"):
+            await services.provider.create(bad)
