@@ -10,7 +10,8 @@ import pytest
 import structlog
 from nats.aio.client import Client
 
-from infra.components import postgres
+from infra.components import caddy, postgres
+from infra.components.caddy import Caddy
 from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
@@ -32,6 +33,7 @@ _NEEDED = {
     "own_dockerd": own_dockerd_problem,
     "faketime": faketime_problem,
     "postgres": postgres.problem,
+    "caddy": caddy.problem,
 }
 
 
@@ -65,6 +67,16 @@ def postgres_server() -> Iterator[Postgres]:
         # Its log has all that it is sent; nobody needs its data after a crash of the machine.
         server = Postgres("log_statement=all", "fsync=off")
         asyncio.run(server.start(folder / "postgres"))
+        yield server
+        asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def caddy_server() -> Iterator[Caddy]:
+    """A Caddy server for the session; use names and hosts of your own. Mark the test `caddy`."""
+    with short_folder() as folder:
+        server = Caddy(over_tcp=True)
+        asyncio.run(server.start(folder / "caddy"))
         yield server
         asyncio.run(server.stop())
 

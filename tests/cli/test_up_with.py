@@ -131,4 +131,4 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
 def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
-    assert "--with: 'cook' cannot be started: use docker, postgres" in refused.err
+    assert "--with: 'cook' cannot be started: use docker, postgres, caddy" in refused.err

@@ -47,6 +47,12 @@ class _Said(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class _WithId(msgspec.Struct, frozen=True):
+    id: Any = msgspec.field(name="@id", default=None)
+
+
+_id_decoder = msgspec.json.Decoder(_WithId)
+_upstreams_decoder = msgspec.json.Decoder(list[Fields])
 _said_decoder = msgspec.json.Decoder(_Said)
 _any_decoder = msgspec.json.Decoder(Any)
 _encoder = msgspec.json.Encoder()
@@ -81,11 +87,10 @@ class AdminApi:
             return None
         if answer.status_code != HTTPStatus.OK:
             raise caddy_refusal(answer)
-        part = _part(answer)
-        found: object = part.content.get("@id") if isinstance(part.content, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        found = decoded(answer, _id_decoder).id
         if str(found) != object_id:
             raise unusable(answer, f"it is about {found!r}, not {object_id!r}")
-        return part
+        return _part(answer)
 
     async def etag(self, path: str) -> str:
         """Read only what tells whether a part has changed."""
@@ -128,9 +133,6 @@ class AdminApi:
         if answer.status_code != HTTPStatus.OK:
             raise caddy_refusal(answer)
         return answer
-
-
-_upstreams_decoder = msgspec.json.Decoder(list[Fields])
 
 
 def _part(answer: Answer) -> Part:

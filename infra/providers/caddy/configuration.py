@@ -87,7 +87,7 @@ class Pair(msgspec.Struct, frozen=True):
     certificate: str = ""
     key: str = ""
     tags: list[str] | None = None
-    id: str | int | None = msgspec.field(name="@id", default=None)
+    id: Any = msgspec.field(name="@id", default=None)
 
 
 class CertificateState(NamedTuple):
@@ -265,10 +265,8 @@ def as_object(
 
 def _fields(route: Mapping[str, Any]) -> Fields:
     """Read what has a field; whatever else there is makes the route differ when it is written."""
-    handlers = [each for each in route.get("handle") or () if isinstance(each, dict)]
-    proxies = [
-        each for each in cast("list[_Handler]", handlers) if each.get("handler") == "reverse_proxy"
-    ]
+    handlers = cast("list[_Handler]", route.get("handle") or [])
+    proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
     seen = reach(route, "")
     handler: _Handler = proxies[0] if proxies else {}
     fields: Fields = {
@@ -281,7 +279,8 @@ def _fields(route: Mapping[str, Any]) -> Fields:
     policy = _at(handler, "load_balancing", "selection_policy", "policy")
     if isinstance(policy, str):
         fields["balancing"] = policy
-    if isinstance(check := _at(handler, "health_checks", "active"), dict):
+    check = _at(handler, "health_checks", "active")
+    if check is not None:
         fields["healthCheck"] = {
             "path": str(_at(check, "uri") or ANY_PATH),
             "intervalSeconds": _seconds(_at(check, "interval")) or 0.0,

@@ -61,7 +61,7 @@ def _hosts_before(host: str) -> tuple[str, ...]:
 
 
 def standings(routes: Iterable[Reach]) -> Iterator[Standing]:
-    """Say of each route, in the order of the configuration, how it stands behind those before it."""
+    """Say of each route, in the order of the configuration, how it stands among all of them."""
     least: dict[str, Rank] = {}
     taken: dict[Pair, str] = {}
     for route in routes:

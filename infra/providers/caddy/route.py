@@ -1,4 +1,4 @@
-"""The kind ``Route``: requests for some hosts and paths, passed on by a Caddy server to backends."""
+"""The kind ``Route``: requests for hosts and paths, which a Caddy server passes on to backends."""
 
 from __future__ import annotations
 

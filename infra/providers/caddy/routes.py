@@ -204,7 +204,7 @@ class RoutesProvider:
             yield wanted[start : start + page_size]
 
     async def changes(self, after: str | None) -> str:
-        """Return what tells whether a server or a route has changed: Caddy has no call that waits."""
+        """Return the mark of all servers and routes: Caddy has no call that waits."""
         del after
         return await self._api.etag(SERVERS)
 
@@ -330,8 +330,9 @@ class RoutesProvider:
             await self._changed("PATCH", part, entry)
 
     async def _add_certificate(self, entry: Fields) -> None:
-        tls = _as(_Tls, (await self._api.get(TLS)).content or {})
-        if (await self._api.get(TLS)).content is None:
+        found = (await self._api.get(TLS)).content
+        tls = _as(_Tls, found or {})
+        if found is None:
             method, path, content = "PUT", TLS, {"certificates": {"load_pem": [entry]}}
         elif tls.certificates is None:
             method, path, content = "PUT", CERTIFICATES, {"load_pem": [entry]}

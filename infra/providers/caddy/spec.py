@@ -145,7 +145,7 @@ def dial_address(backend: str | Backend) -> str:
 def normalize(fields: Fields) -> Fields:
     """Return a route's fields their canonical form, with the defaults.
 
-    ``flaws`` is what is seen to be wrong and has no field; nobody declares it, and a write mends it.
+    ``flaws`` is what is seen to be wrong and has no field: nobody declares it, a write mends it.
     """
     tls: Fields | None = fields.get("tls")
     hosts: list[str] = fields.get("hosts") or []
@@ -181,9 +181,7 @@ def _canonical_check(check: Fields | None) -> Fields | None:
     path = cast("str", check["path"])
     return {
         "path": path,
-        "intervalSeconds": round(
-            float(check.get("intervalSeconds", DEFAULT_INTERVAL_SECONDS)), 3
-        ),
+        "intervalSeconds": round(float(check.get("intervalSeconds", DEFAULT_INTERVAL_SECONDS)), 3),
         "timeoutSeconds": round(float(check.get("timeoutSeconds", DEFAULT_TIMEOUT_SECONDS)), 3),
     }
 
