@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -13,6 +12,7 @@ from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract
+from tests.caddy import stored
 
 pytestmark = [pytest.mark.caddy]
 
@@ -48,7 +48,7 @@ class TestRoutesWithTls(ProviderContract):
             {
                 "hosts": [host],
                 "backends": ["127.0.0.1:9001"],
-                "tls": _stored(tmp_path_factory.mktemp("tls"), authority.issue_cert(host)),
+                "tls": stored(tmp_path_factory.mktemp("tls"), authority.issue_cert(host)),
             }
             for host in ("a.example.org", "b.example.org")
         )
@@ -56,10 +56,3 @@ class TestRoutesWithTls(ProviderContract):
     @pytest.fixture
     def endpoint(self, caddy_server: Caddy) -> str:
         return caddy_server.endpoint
-
-
-def _stored(folder: Path, certificate: trustme.LeafCert) -> Fields:
-    chain, key = folder / "tls.crt", folder / "tls.key"
-    chain.write_bytes(b"".join(each.bytes() for each in certificate.cert_chain_pems))
-    key.write_bytes(certificate.private_key_pem.bytes())
-    return {"certificateFile": str(chain), "keyFile": str(key)}
