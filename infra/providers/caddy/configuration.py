@@ -19,8 +19,11 @@ from events.manifest import Fields
 from infra.providers.caddy.order import Reach, Standing
 from infra.providers.caddy.spec import ANY_PATH, normalize
 
-FAIL_SECONDS: Final = 2
-"""How long a backend that could not be reached is left out; less than a route retries."""
+FAIL_SECONDS: Final = 1
+"""How long a backend that could not be reached is left out, if there are others."""
+
+MAX_RETRIES: Final = 10
+RETRY_MILLISECONDS: Final = 50
 
 STREAM_HOURS: Final = 24
 """How long a WebSocket may outlive a change of the configuration."""
@@ -143,9 +146,15 @@ def _route(name: str, group: str, fields: Fields) -> CaddyRoute:
     if ANY_PATH not in fields["paths"]:
         match["path"] = [each for path in fields["paths"] for each in (path, f"{path}/*")]
     balancing: dict[str, Any] = {"selection_policy": {"policy": fields["balancing"]}}
+    count = len(fields["backends"])
     if fields["retrySeconds"]:
         balancing["try_duration"] = _duration(fields["retrySeconds"])
-    checks: dict[str, Any] = {"passive": {"fail_duration": f"{FAIL_SECONDS}s"}}
+        balancing["try_interval"] = f"{RETRY_MILLISECONDS}ms"
+    else:  # at once: a request that waits for a retry is answered 502 by any change of Caddy's
+        balancing["retries"] = max(1, min(count, MAX_RETRIES))
+    checks: dict[str, Any] = {}
+    if count > 1:
+        checks["passive"] = {"fail_duration": f"{FAIL_SECONDS}s"}
     if (check := fields["healthCheck"]) is not None:
         checks["active"] = {
             "uri": check["path"],

@@ -17,7 +17,7 @@ HTTPS: Final = "https"
 """The servers of Caddy's configuration that a route is in if it does not say which."""
 
 DEFAULT_BALANCING: Final = "round_robin"
-DEFAULT_RETRY_SECONDS: Final = 5.0
+DEFAULT_RETRY_SECONDS: Final = 0.0
 DEFAULT_INTERVAL_SECONDS: Final = 10.0
 DEFAULT_TIMEOUT_SECONDS: Final = 5.0
 ANY_PATH: Final = "/"
@@ -92,7 +92,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     balancing: Annotated[Balancing, _about("How a backend is chosen.")] = DEFAULT_BALANCING
     retry_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0, le=3600)],
-        _about("How long another backend is looked for while one cannot be reached; 0 is not."),
+        _about("How long a request waits for a backend while none can be reached."),
     ] = DEFAULT_RETRY_SECONDS
     health_check: Annotated[
         HealthCheck | None, _about("Whether the backends work, asked by Caddy.")
