@@ -105,8 +105,8 @@ class Backend:
                 self.answered += 1
                 if last:
                     return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # nobody asks any more
         finally:
             writer.close()
 
@@ -153,6 +153,19 @@ class Visitors:
                 self.answers[text] += 1
             else:
                 self.failed.append(f"{response.status}: {text}")
+
+
+def kept(path: str) -> bytes:
+    """Read a file."""
+    return Path(path).read_bytes()
+
+
+def put(path: str, content: bytes | None) -> None:
+    """Write a file, or take it away."""
+    if content is None:
+        Path(path).unlink()
+    else:
+        Path(path).write_bytes(content)
 
 
 def stored(folder: Path, certificate: trustme.LeafCert) -> Fields:

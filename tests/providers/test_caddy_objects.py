@@ -22,6 +22,7 @@ from infra.providers.answers import Answer
 from infra.providers.caddy.admin import caddy_refusal
 from infra.providers.caddy.order import Reach, place, standings
 from infra.providers.caddy.route import ROUTE
+from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConflictError,
     NothingDoneError,
@@ -33,7 +34,7 @@ from reconciler.errors import (
 from reconciler.provider import MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
-from tests.caddy import SERVERS, Hands, stored
+from tests.caddy import SERVERS, Hands, kept, put, stored
 
 pytestmark = [pytest.mark.caddy]
 
@@ -243,7 +244,8 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
         "match": [{"host": ["B.example.org"], "path": ["/x*"]}],
         "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "{env.BACKEND}:80"}]}],
     }
-    nested = {"handler": "subroute", "routes": [{"@id": "nested", "handle": []}]}
+    inner: dict[str, Any] = {"@id": "nested", "handle": []}
+    nested = {"handler": "subroute", "routes": [inner]}
     strange: list[dict[str, Any]] = [{"handle": [nested]}, {"@id": "a name", "handle": []}]
     await hands.does("PATCH", f"{SERVERS}/http/routes", [theirs, *strange, {"@id": 7}])
     found = {each.name: each for each in await listing(routes, Scope())}
@@ -265,23 +267,32 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     assert adopted.fields["flaws"] == []
 
 
+class EditBefore:
+    """Leave to call that lets a hand change a route before one of the requests."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, hands: Hands, content: dict[str, Any], *, request: int) -> None:
+        self._hands, self._content, self._left = hands, content, request
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self._left -= 1
+        if self._left == 0:
+            await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)
+
+
 async def test_an_edit_between_look_and_write_is_not_overwritten(
-    routes: Provider, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    routes: Provider, hands: Hands
 ) -> None:
     ours = await made(routes, "ours", hosts=["a.example.org"])
     edited = await hands.find("ours")
     assert edited is not None
     edited["terminal"] = False
-    look = routes._look  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-
-    async def looked_before(name: str) -> Any:
-        found = await look(name)
-        await hands.does("PATCH", "/id/ours", edited)
-        return found
-
-    monkeypatch.setattr(routes, "_look", looked_before)
+    token = CALL_PERMIT.set(EditBefore(hands, edited, request=4))
     with pytest.raises(TransientError, match="changed while it was to be written"):
         await updated(routes, ours, hosts=["b.example.org"])
+    CALL_PERMIT.reset(token)
     assert await hands.find("ours") == edited
     with pytest.raises(ConflictError):  # as the same action finds it when it is tried again
         await updated(routes, ours, hosts=["b.example.org"])
@@ -318,7 +329,7 @@ async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
     listen = {"listen": ["127.0.0.1:0"]}
     await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
     try:
-        with pytest.raises(NothingDoneError, match="set automatic_https.disable_certificates"):
+        with pytest.raises(NothingDoneError, match="Caddy would order certificates"):
             await made(routes, "ours", server="other", hosts=["a.example.org"])
     finally:
         await hands.does("DELETE", f"{SERVERS}/other")
@@ -330,7 +341,7 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
 ) -> None:
     ours = await made(routes, "ours", hosts=["a.example.org"])
     bad = action("Update", "ours", {**ours.fields, "balancing": "nonesuch"})
-    with pytest.raises(PermanentError, match="selection_policies.nonesuch") as caught:
+    with pytest.raises(PermanentError, match=r"selection_policies\.nonesuch") as caught:
         await routes.update(upon(bad, ours))
     assert caught.value.status == 400, "it says nothing against Caddy's health"
     with pytest.raises(PermanentError):
@@ -411,17 +422,14 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
     tls = stored(tmp_path, authority.issue_cert("a.example.org"))
     ours = await made(routes, "ours", **_tls(tls))
     good = await hands.find("ours:certificate")
-    key = Path(tls["keyFile"])
-    kept = key.read_bytes()
+    good_key = kept(tls["keyFile"])
     other = authority.issue_cert("a.example.org").private_key_pem.bytes()
     for content, why in (
         (other, "KEY_VALUES_MISMATCH"),
         (b"\xff", "no PEM file"),
         (None, "cannot be read: No such file"),
     ):
-        key.unlink(missing_ok=True)
-        if content is not None:
-            key.write_bytes(content)
+        put(tls["keyFile"], content)
         found = await seen(routes, "ours")
         assert (found.fields["flaws"], found.outputs["certificate"]) == (
             [],
@@ -436,7 +444,7 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
         assert changed.fields["backends"] == [f"{why[:2].lower()}:1"]
         assert await hands.find("ours:certificate") == good
         assert "PRIVATE KEY" not in repr(changed)
-    key.write_bytes(kept)
+    put(tls["keyFile"], good_key)
     assert "certificateProblem" not in (await seen(routes, "ours")).outputs
 
 
