@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
@@ -37,6 +38,17 @@ kind: Database
 metadata: {name: orders}
 spec:
   providerConfigRef: {name: postgres}
+"""
+
+HOST = {"Host": "shop.example.org"}
+ROUTE = """
+apiVersion: caddy/v1
+kind: Route
+metadata: {name: shop}
+spec:
+  providerConfigRef: {name: caddy}
+  hosts: [shop.example.org]
+  backends: ["127.0.0.1:9001"]
 """
 
 
@@ -106,6 +118,29 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             assert checks["API postgres"]["verdict"] == "ok", "it finds the secrets of this `up`"
             shown = cli.ok("describe", "Database/orders", "-o", "json").out
             assert f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders" in shown
+            assert running.stop()[0] == 0
+
+
+@pytest.mark.caddy
+def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) -> None:
+    cli = short_cli
+    cli.write("route.yaml", ROUTE)
+    for _ in range(2):
+        with up(cli, "--no-api", "--with", "caddy", "--log-level", "error") as running:
+            socket = cli.folder / "reconciler-data" / "caddy" / "admin.sock"
+            assert running.ready["components"] == {"caddy": f"unix://{socket}"}
+            assert running.ready["notes"] == []
+            cli.ok("apply", "-f", "route.yaml", "--wait")
+            checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
+            assert checks["API caddy"]["verdict"] == "ok"
+            shown = cli.ok("describe", "Route/shop", "--live", "-o", "json").json
+            assert shown["readings"] == {
+                "backends": {"127.0.0.1:9001": {"requests": 0, "fails": 0}}
+            }
+            url = shown["status"]["outputs"]["urls"][0]
+            with httpx.Client() as client:
+                answer = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
+            assert answer.status_code == httpx.codes.BAD_GATEWAY, "nobody is behind it"
             assert running.stop()[0] == 0
 
 

@@ -145,7 +145,8 @@ class RoutesProvider:
             with _begun(f"route {name!r} is made"):
                 certificate = await self._api.find(certificate_id(name))
                 await self._keep_certificate(action, certificate, new_uid(action), files)
-                return Effect(await self._shown(action))
+                routes = _inserted(server.routes or (), index, route)
+                return Effect(await self._shown(action, _with(servers, fields, routes)))
 
     async def update(self, action: Action) -> Effect:
         """Write a route that is still at the action's version, and its certificate."""
@@ -166,11 +167,13 @@ class RoutesProvider:
             uid = look.shown.uid or ""
             files = await self._files_or_kept(look, fields, uid)
             route = written(action, uid)
+            servers = look.servers
             if not is_repeated or look.route != route or look.shown.fields["flaws"]:
-                await self._write(name, look, route)
+                routes = await self._write(name, look, route)
+                servers = _with(servers, fields, routes)
             with _begun(f"route {name!r} is written"):
                 await self._keep_certificate(action, look.certificate, uid, files)
-                return Effect(await self._shown(action), replayed=is_repeated)
+                return Effect(await self._shown(action, servers), replayed=is_repeated)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the certificate of a route that is still the action's, then the route."""
@@ -234,8 +237,10 @@ class RoutesProvider:
     async def _servers(self) -> _Servers:
         return _as(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
 
-    async def _look(self, name: str) -> _Look:
-        servers = await self._servers()
+    async def _look(self, name: str, servers: _Servers | None = None) -> _Look:
+        """Read what has a name; ``servers`` as they are known to be need not be read again."""
+        if servers is None:
+            servers = await self._servers()
         certificate = await self._api.find(certificate_id(name))
         part = await self._api.find(name)
         found = None if part is None else _ROUTE.fullmatch(part.path)
@@ -251,8 +256,8 @@ class RoutesProvider:
         shown = as_object(name, route, found[1], server, standing, has)
         return _Look(servers, part, found[1], certificate, shown)
 
-    async def _shown(self, action: Action) -> ExternalObject:
-        look = await self._look(action.external_name)
+    async def _shown(self, action: Action, servers: _Servers | None = None) -> ExternalObject:
+        look = await self._look(action.external_name, servers)
         if look.shown is None:
             raise TransientError(f"route {action.external_name!r} is gone again")
         return look.shown
@@ -287,21 +292,22 @@ class RoutesProvider:
 
     # --- changes
 
-    async def _write(self, name: str, look: _Look, route: CaddyRoute) -> None:
-        """Write a route where it is, or where it belongs now."""
+    async def _write(self, name: str, look: _Look, route: CaddyRoute) -> list[CaddyRoute]:
+        """Write a route where it is, or where it belongs now, and return all routes."""
         assert look.part is not None
         routes = look.servers[look.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
         if not _standing(name, new).is_misplaced:
             await self._changed("PATCH", look.part, route)
-            return
+            return new
         whole = await self._api.get(f"{SERVERS}/{look.server_name}/routes")
         before: list[CaddyRoute] = whole.content or []
         others = [each for each in before if each != look.route]
         if len(others) != len(before) - 1:
             raise TransientError(f"route {name!r} changed while it was to be written")
-        others.insert(place(reach(route, name), _reaches(others)), route)
-        await self._changed("PATCH", whole, others)
+        moved = _inserted(others, place(reach(route, name), _reaches(others)), route)
+        await self._changed("PATCH", whole, moved)
+        return moved
 
     async def _keep_certificate(
         self, action: Action, part: Part | None, uid: str, files: Files | None
@@ -388,6 +394,16 @@ def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
             f"server {name!r} does not speak TLS: set tls_connection_policies there to [{{}}]"
         )
     return server
+
+
+def _inserted(routes: Sequence[CaddyRoute], index: int, route: CaddyRoute) -> list[CaddyRoute]:
+    return [*routes[:index], route, *routes[index:]]
+
+
+def _with(servers: _Servers, fields: Fields, routes: list[CaddyRoute]) -> _Servers:
+    """Return the servers with the routes that one of them has by now."""
+    name: str = fields["server"]
+    return {**servers, name: msgspec.structs.replace(servers[name], routes=routes)}
 
 
 def _reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
