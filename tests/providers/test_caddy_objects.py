@@ -19,7 +19,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.answers import Answer
-from infra.providers.caddy.admin import caddy_refusal
+from infra.providers.caddy.admin import AdminApi, caddy_refusal
 from infra.providers.caddy.order import Reach, place, standings
 from infra.providers.caddy.route import ROUTE
 from reconciler.call_permit import CALL_PERMIT
@@ -31,7 +31,7 @@ from reconciler.errors import (
     TransientError,
     UnknownResultError,
 )
-from reconciler.provider import MeasuredProvider, Provider, WatchingProvider
+from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from tests.caddy import SERVERS, Hands, kept, put, stored
@@ -267,6 +267,23 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     assert adopted.fields["flaws"] == []
 
 
+class Counter:
+    """Leave to call that counts, and holds the request of a number until the end of the test."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, *, holds: int = 0, until: asyncio.Event | None = None) -> None:
+        self.requests = 0
+        self._holds, self._reached = holds, until
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self.requests += 1
+        if self._reached is not None and self.requests == self._holds:
+            self._reached.set()
+            await asyncio.Event().wait()
+
+
 class EditBefore:
     """Leave to call that lets a hand change a route before one of the requests."""
 
@@ -368,6 +385,14 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
 def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError]) -> None:
     content = msgspec.json.encode({"error": words}) if words else b"<html>"
     assert isinstance(caddy_refusal(Answer("PATCH", "/config", 500, {}, content)), error)
+
+
+async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:
+    config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
+    api = AdminApi(config, Secrets())
+    with pytest.raises(TransientError, match=r"check spec\.endpoint"):
+        await api.find("absent")
+    await api.close()
 
 
 async def test_readings_are_what_caddy_counts_of_its_backends(
@@ -499,6 +524,81 @@ async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
     assert changed.fields["hosts"] == ["other.example.org"]
     assert time.monotonic() - began < 5, "tenths of a second, on a machine with nothing else to do"
     await hands.does("PATCH", f"{SERVERS}/http/routes", [])
+
+
+async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
+    routes: Provider, hands: Hands
+) -> None:
+    await made(routes, "taken")
+    inner: dict[str, Any] = {"@id": "nested", "handle": []}
+    await hands.does(
+        "POST",
+        f"{SERVERS}/http/routes",
+        {"handle": [{"handler": "subroute", "routes": [inner]}]},
+    )
+    good = [action("Create", f"r{each}", declared(hosts=[f"r{each}.org"])) for each in range(5)]
+    bad = action("Create", "bad", {**declared(), "balancing": "nonesuch"})
+    others = [
+        action("Create", "taken", declared()),
+        action("Create", "nested", declared()),
+        action("Create", "elsewhere", declared(server="other")),
+    ]
+    first, *done = await asyncio.gather(*map(routes.create, [*good, bad]), return_exceptions=True)
+    done += await asyncio.gather(
+        *map(routes.create, [action("Create", "late", declared()), *others]),
+        return_exceptions=True,
+    )
+    assert isinstance(late := done.pop(5), Effect)
+    shown = {each.name: each for each in await listing(routes, Scope())}
+    for effect in (first, *done[:4], late):
+        assert isinstance(effect, Effect)
+        assert effect.object is not None
+        assert effect.object == shown.pop(effect.object.name)
+    assert shown.keys() == {"taken"}
+    refused = [PermanentError, ConflictError, NothingDoneError, NothingDoneError]
+    assert [type(each) for each in done[4:]] == refused
+    for each in good:
+        assert (await routes.create(each)).replayed
+
+
+async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> None:
+    await made(routes, "first")
+    counter = Counter()
+    token = CALL_PERMIT.set(counter)
+    await asyncio.gather(*(made(routes, f"r{each}", hosts=[f"r{each}.org"]) for each in range(30)))
+    CALL_PERMIT.reset(token)
+    assert counter.requests < 30 * 3 + 10, "three reads of each, and hardly a change"
+    assert len(await listing(routes, Scope())) == 31
+
+
+async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_goes_on(
+    routes: Provider, hands: Hands
+) -> None:
+    await made(routes, "first")
+    wanted = [action("Create", f"r{each}", declared()) for each in range(3)]
+    blocked = asyncio.Event()
+    # The first goes alone, with four requests; then the second makes itself and the third.
+    token = CALL_PERMIT.set(Counter(holds=7, until=blocked))
+    tasks = [asyncio.create_task(routes.create(each)) for each in wanted]
+    CALL_PERMIT.reset(token)
+    await blocked.wait()
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    kinds = [type(each) for each in results]
+    assert kinds == [Effect, asyncio.CancelledError, UnknownResultError]
+    for each in wanted:
+        assert (await routes.create(each)).object is not None
+    assert len(await listing(routes, Scope())) == 4
+
+
+async def test_a_server_without_a_list_of_routes_gets_one(routes: Provider, hands: Hands) -> None:
+    content = {"listen": ["127.0.0.1:0"], "automatic_https": {"disable": True}}
+    await hands.does("PUT", f"{SERVERS}/bare", content)
+    try:
+        await asyncio.gather(*(made(routes, f"r{each}", server="bare") for each in range(3)))
+        assert sorted(await hands.names("bare"), key=str) == ["r0", "r1", "r2"]
+    finally:
+        await hands.does("DELETE", f"{SERVERS}/bare")
 
 
 async def test_creations_at_once_take_turns_and_all_find_their_place(

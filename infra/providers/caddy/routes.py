@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -115,6 +116,25 @@ class _Look(NamedTuple):
         return certificate_tag(uid) in (_as(Pair, self.certificate.content).tags or ())
 
 
+@dataclass(eq=False, slots=True)
+class _Creation:
+    """A route that waits to be made. Whose turn it is makes all that wait, in one change.
+
+    Caddy loads all routes at each change, so that a thousand changes would cost a million routes.
+    ``servers``: as they are with it; None if its id was taken.
+    """
+
+    name: str
+    fields: Fields
+    route: CaddyRoute
+    is_settled: bool = False
+    servers: _Servers | None = None
+    error: ProviderError | None = None
+
+    def settle(self, servers: _Servers | None = None, error: ProviderError | None = None) -> None:
+        self.is_settled, self.servers, self.error = True, servers, error
+
+
 class RoutesProvider:
     """Writes routes to a Caddy server, one change at a time, and reads them again."""
 
@@ -123,30 +143,30 @@ class RoutesProvider:
         # Caddy makes one change after the other. Who waits for his turn here uses up no time of
         # his call, and finds the place of his route as it was a moment ago.
         self._turn = asyncio.Lock()
+        self._creations: list[_Creation] = []
 
     async def create(self, action: Action) -> Effect:
         """Put a route where it belongs among the others, then its certificate."""
         name, fields = _checked(action.external_name), normalize(action.fields)
         files = await _files(fields)
-        async with self._turn:
-            servers = await self._servers()
-            server = _usable(servers, fields)
-            route = written(action, new_uid(action))
-            index = place(reach(route, name), _reaches(server.routes or ()))
-            path = f"{SERVERS}/{fields['server']}/routes"
-            if index == len(server.routes or ()):
-                answer = await self._api.change("POST", path, route)
-            else:
-                answer = await self._api.change("PUT", f"{path}/{index}", route)
-            if not is_taken(answer) and answer.status_code != HTTPStatus.OK:
-                raise caddy_refusal(answer)
-            if is_taken(answer):
-                return await self._continued(action, files)
-            with _begun(f"route {name!r} is made"):
-                certificate = await self._api.find(certificate_id(name))
-                await self._keep_certificate(action, certificate, new_uid(action), files)
-                routes = _inserted(server.routes or (), index, route)
-                return Effect(await self._shown(action, _with(servers, fields, routes)))
+        uid = new_uid(action)
+        creation = _Creation(name, fields, written(action, uid))
+        self._creations.append(creation)
+        try:
+            async with self._turn:
+                if not creation.is_settled:
+                    await self._make_all()
+                if creation.error is not None:
+                    raise creation.error
+                if creation.servers is None:
+                    return await self._continued(action, files)
+                with _begun(f"route {name!r} is made"):
+                    certificate = await self._api.find(certificate_id(name))
+                    await self._keep_certificate(action, certificate, uid, files)
+                    return Effect(await self._shown(action, creation.servers))
+        finally:
+            if creation in self._creations:  # cut off while it waited
+                self._creations.remove(creation)
 
     async def update(self, action: Action) -> Effect:
         """Write a route that is still at the action's version, and its certificate."""
@@ -291,6 +311,83 @@ class RoutesProvider:
             return Files(pair.certificate, pair.key)
 
     # --- changes
+
+    async def _make_all(self) -> None:
+        """Make every route that waits, each server's in one change; say of each what came of it."""
+        creations, self._creations = self._creations, []
+        try:
+            servers = await self._servers()
+            groups: dict[str, list[_Creation]] = {}
+            for each in creations:
+                groups.setdefault(each.fields["server"], []).append(each)
+            for group in groups.values():
+                await self._make_group(servers, group)
+        except ProviderError as error:
+            for each in creations:
+                if not each.is_settled:
+                    each.settle(error=error)
+        except BaseException:
+            cut = UnknownResultError("the call that made this route with others was cut off")
+            for each in creations:
+                if not each.is_settled:
+                    each.settle(error=cut)
+            raise
+
+    async def _make_group(self, servers: _Servers, group: Sequence[_Creation]) -> None:
+        if len(group) > 1:
+            try:
+                if await self._made_together(servers, group):
+                    return
+            except (PermanentError, NothingDoneError):
+                pass  # one of them is at fault, and the others must not pay for it
+        for each in group:
+            try:
+                each.settle(await self._made_alone(servers, each))
+            except ProviderError as error:
+                each.settle(error=error)
+            else:
+                servers = each.servers or servers
+
+    async def _made_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
+        """Put all routes of a group in; False if nothing was done, since an id is taken."""
+        fields = group[0].fields
+        for each in group:
+            _usable(servers, each.fields)
+        whole = await self._api.get(f"{SERVERS}/{fields['server']}/routes")
+        routes: list[CaddyRoute] = list(whole.content or ())
+        if not routes:
+            return False
+        reaches = _reaches(routes)
+        for each in group:
+            own = reach(each.route, each.name)
+            index = place(own, reaches)
+            routes.insert(index, each.route)
+            reaches.insert(index, own)
+        answer = await self._api.change("PATCH", whole.path, routes, if_match=whole.etag)
+        if answer.status_code != HTTPStatus.OK:
+            return False
+        for each in group:
+            each.settle(_with(servers, fields, routes))
+        return True
+
+    async def _made_alone(self, servers: _Servers, creation: _Creation) -> _Servers | None:
+        """Put a route in; None if its id is taken."""
+        fields, route = creation.fields, creation.route
+        server = _usable(servers, fields)
+        routes = server.routes or ()
+        index = place(reach(route, creation.name), _reaches(routes))
+        path = f"{SERVERS}/{fields['server']}/routes"
+        if server.routes is None:  # Caddy would take one route for the list of them
+            answer = await self._api.change("PUT", path, [route])
+        elif index == len(routes):
+            answer = await self._api.change("POST", path, route)
+        else:
+            answer = await self._api.change("PUT", f"{path}/{index}", route)
+        if is_taken(answer):
+            return None
+        if answer.status_code != HTTPStatus.OK:
+            raise caddy_refusal(answer)
+        return _with(servers, fields, _inserted(routes, index, route))
 
     async def _write(self, name: str, look: _Look, route: CaddyRoute) -> list[CaddyRoute]:
         """Write a route where it is, or where it belongs now, and return all routes."""
