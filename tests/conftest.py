@@ -11,7 +11,8 @@ import pytest
 import structlog
 from nats.aio.client import Client
 
-from infra.components import postgres
+from infra.components import caddy, postgres
+from infra.components.caddy import Caddy
 from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
@@ -37,6 +38,7 @@ _NEEDED = {
     "postgres": postgres.problem,
     "disks": disks.problem,
     "nftables": nftables_problem,
+    "caddy": caddy.problem,
 }
 
 
@@ -89,6 +91,16 @@ def disk_root(tmp_path: Path, no_disk_left: None) -> Iterator[Path]:
     """A folder for disks. Mark the test `disks`."""
     with disks.disk_folder(tmp_path / "disks") as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def caddy_server() -> Iterator[Caddy]:
+    """A Caddy server for the session; use names and hosts of your own. Mark the test `caddy`."""
+    with short_folder() as folder:
+        server = Caddy(over_tcp=True)
+        asyncio.run(server.start(folder / "caddy"))
+        yield server
+        asyncio.run(server.stop())
 
 
 @pytest.fixture

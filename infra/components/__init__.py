@@ -15,7 +15,7 @@ class ComponentError(Exception):
 
 
 class Component(Protocol):
-    """One system on this machine: a Docker Engine, a PostgreSQL server."""
+    """One system on this machine: a Docker Engine, a PostgreSQL server, a proxy."""
 
     @property
     def endpoint(self) -> str:

@@ -37,6 +37,11 @@ OFFERS: Final[Mapping[str, Offer]] = {
         "infra.components.postgres:Postgres",
         ours=r"postgresql://postgres@.*%2Fpostgres%2Fsocket:\d+/postgres",
     ),
+    "caddy": Offer(
+        "infra.components.caddy:Caddy",
+        ours=r"unix://.*/caddy/admin\.sock",
+        least_resync_seconds=0.5,
+    ),
 }
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
 

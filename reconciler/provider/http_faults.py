@@ -135,7 +135,11 @@ class Proxy:
     async def _ask(self, head: str, body: bytes) -> bytes:
         to = urlsplit(self.upstream)
         reader, writer = await asyncio.open_connection(to.hostname, to.port)
-        writer.write(_closing(head) + b"\r\n\r\n" + body)
+        # Some APIs answer only to their own name.
+        heading, *lines = _closing(head).split(b"\r\n")
+        lines = [line for line in lines if not line.lower().startswith(b"host:")]
+        named = b"\r\n".join([heading, f"Host: {to.netloc}".encode(), *lines])
+        writer.write(named + b"\r\n\r\n" + body)
         reply = await reader.read()
         writer.close()
         reply_head, _, reply_body = reply.partition(b"\r\n\r\n")

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 
+from reconciler.cli.components import COMPOSITION, OFFERS
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
 from tests.engines import Hands, short_folder
 
@@ -37,6 +39,17 @@ kind: Database
 metadata: {name: orders}
 spec:
   providerConfigRef: {name: postgres}
+"""
+
+HOST = {"Host": "shop.example.org"}
+ROUTE = """
+apiVersion: caddy/v1
+kind: Route
+metadata: {name: shop}
+spec:
+  providerConfigRef: {name: caddy}
+  hosts: [shop.example.org]
+  backends: ["127.0.0.1:9001"]
 """
 
 
@@ -109,6 +122,29 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             assert running.stop()[0] == 0
 
 
+@pytest.mark.caddy
+def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) -> None:
+    cli = short_cli
+    cli.write("route.yaml", ROUTE)
+    for _ in range(2):
+        with up(cli, "--no-api", "--with", "caddy", "--log-level", "error") as running:
+            socket = cli.folder / "reconciler-data" / "caddy" / "admin.sock"
+            assert running.ready["components"] == {"caddy": f"unix://{socket}"}
+            assert running.ready["notes"] == []
+            cli.ok("apply", "-f", "route.yaml", "--wait")
+            checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
+            assert checks["API caddy"]["verdict"] == "ok"
+            shown = cli.ok("describe", "Route/shop", "--live", "-o", "json").json
+            assert shown["readings"] == {
+                "backends": {"127.0.0.1:9001": {"requests": 0, "fails": 0}}
+            }
+            url = shown["status"]["outputs"]["urls"][0]
+            with httpx.Client() as client:
+                answer = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
+            assert answer.status_code == httpx.codes.BAD_GATEWAY, "nobody is behind it"
+            assert running.stop()[0] == 0
+
+
 @pytest.mark.own_dockerd
 def test_a_configuration_of_somebodys_own_stays(short_cli: Cli) -> None:
     cli = short_cli
@@ -131,4 +167,5 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
 def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
-    assert "--with: 'cook' cannot be started: use docker, postgres, composition" in refused.err
+    known = ", ".join((*OFFERS, COMPOSITION))
+    assert f"--with: 'cook' cannot be started: use {known}" in refused.err

@@ -1,0 +1,98 @@
+"""The files of a certificate and its key, as they are now."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from events.manifest import Fields
+from infra.providers.caddy.configuration import (
+    CertificateState,
+    Marks,
+    Pair,
+    certificate_tag,
+)
+from reconciler.errors import NothingDoneError
+
+MAX_FILE_BYTES: Final = 1_000_000
+
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+
+
+class Files(NamedTuple):
+    """What is in the two files."""
+
+    certificate: str
+    key: str
+
+
+def state(marks: Marks | None, pair: Pair | None) -> CertificateState:
+    """Compare what Caddy has for a route with its files.
+
+    Files that cannot be used are no reason to take away what Caddy has: they are a problem.
+    """
+    if marks is None:
+        return CertificateState()
+    is_ours = pair is not None and certificate_tag(marks.uid) in (pair.tags or ())
+    if marks.tls is None:
+        return CertificateState(is_current=not is_ours)
+    if pair is None or not is_ours:
+        return CertificateState(is_current=False)
+    has = fingerprint(pair)
+    try:
+        found = checked_pair(marks.tls, unless=Files(pair.certificate, pair.key))
+    except NothingDoneError as error:
+        return CertificateState(fingerprint=has, problem=error.message)
+    return CertificateState((pair.certificate, pair.key) == found, has)
+
+
+def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
+    """Read a certificate and a key that fit together; nothing of them is in an error.
+
+    ``unless``: what is known to fit. Raises ``NothingDoneError``: files get corrected without a
+    new declaration.
+    """
+    certificate, key = tls["certificateFile"], tls["keyFile"]
+    found = Files(_read(certificate), _read(key))
+    if found == unless:
+        return found
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, _no_password)
+    except (OSError, ValueError, TypeError) as error:
+        why = getattr(error, "reason", None) or type(error).__name__
+        raise NothingDoneError(
+            f"{certificate} and {key} cannot be used ({why}): put a certificate and its key there"
+        ) from None
+    return found
+
+
+def fingerprint(pair: Pair | None) -> str | None:
+    """Return the SHA-256 of a certificate that Caddy has; None of none."""
+    if pair is None:
+        return None
+    try:
+        begin, end = pair.certificate.index(_BEGIN), pair.certificate.index(_END) + len(_END)
+        der = ssl.PEM_cert_to_DER_cert(pair.certificate[begin:end])
+    except ValueError:
+        return None
+    return hashlib.sha256(der).hexdigest()
+
+
+def _no_password() -> str:
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) <= MAX_FILE_BYTES:
+            return content.decode("ascii")
+    except OSError as error:
+        raise NothingDoneError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        pass
+    raise NothingDoneError(f"{path} is no PEM file of at most {MAX_FILE_BYTES} bytes")

@@ -1,0 +1,328 @@
+"""A route in Caddy's configuration: what is written there of a declaration, and read of it again.
+
+Caddy refuses fields that it does not know, so what is ours is in ``group``, a text: routes of one
+group exclude each other, and a group of one route excludes nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from infra.providers.caddy.order import Reach, Standing
+from infra.providers.caddy.spec import ANY_PATH, normalize
+
+FAIL_SECONDS: Final = 1
+"""How long a backend that could not be reached is left out, if there are others."""
+
+MAX_RETRIES: Final = 10
+RETRY_MILLISECONDS: Final = 50
+
+STREAM_HOURS: Final = 24
+"""How long a WebSocket may outlive a change of the configuration."""
+
+MISPLACED: Final = "order"
+CERTIFICATE: Final = "certificate"
+OTHER_SETTINGS: Final = "other settings"
+
+_PREFIX: Final = "reconciler "
+_MILLISECONDS: Final = re.compile(r"([0-9]{1,12})ms")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_RESPONDERS: Final = frozenset({"error", "file_server", "reverse_proxy", "static_response"})
+_LISTEN: Final = re.compile(r"(?:tcp/)?(\[[^\]]*\]|[^:/]*):([0-9]{1,5})")
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+
+CaddyRoute = dict[str, Any]
+"""A route as it is written in the configuration."""
+
+_Handler = dict[str, Any]
+
+
+class Marks(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What is ours in a route: who made it and wrote it last, our labels, and whose files it has.
+
+    ``tls``: the files as they were declared; Caddy has only what was in them.
+    """
+
+    uid: str
+    key: str
+    labels: dict[str, str] = {}
+    tls: Fields | None = None
+
+
+class AutomaticHttps(msgspec.Struct, frozen=True):
+    """What Caddy does for the hosts of a server by itself."""
+
+    disable: bool = False
+    disable_certificates: bool = False
+
+
+class CaddyServer(msgspec.Struct, frozen=True):
+    """A server of the configuration, with its routes as they are written."""
+
+    listen: list[str] = []
+    routes: list[CaddyRoute] | None = None
+    tls_connection_policies: list[Any] | None = None
+    automatic_https: AutomaticHttps | None = None
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether it speaks TLS by its own configuration."""
+        return bool(self.tls_connection_policies)
+
+    @property
+    def asks_nobody_for_certificates(self) -> bool:
+        """Whether Caddy leaves certificates of its hosts to others."""
+        automatic = self.automatic_https or AutomaticHttps()
+        return automatic.disable or automatic.disable_certificates
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A certificate with its key, as Caddy has it."""
+
+    certificate: str = ""
+    key: str = ""
+    tags: list[str] | None = None
+    id: Any = msgspec.field(name="@id", default=None)
+
+
+class CertificateState(NamedTuple):
+    """Whether Caddy has what it should, what it has, and what is wrong with the files."""
+
+    is_current: bool = True
+    fingerprint: str | None = None
+    problem: str = ""
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_marks_decoder = msgspec.json.Decoder(Marks)
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with the name of a route, or nothing."""
+    if _NAME.fullmatch(name) is not None:
+        return None
+    return "use 1 to 200 characters a-z A-Z 0-9 . _ - and begin with a letter or digit"
+
+
+def certificate_id(name: str) -> str:
+    """Return the id of a route's certificate; no route can have it."""
+    return f"{name}:certificate"
+
+
+def certificate_tag(uid: str) -> str:
+    """Return the tag of a route's certificate: it is ours, and goes with that route."""
+    return f"{_PREFIX}{uid}"
+
+
+def is_certificate_of_ours(pair: Pair) -> bool:
+    """Return whether a certificate belongs to a route of ours, or did."""
+    return any(tag.startswith(_PREFIX) for tag in pair.tags or ())
+
+
+def new_uid(action: Action) -> str:
+    """Return the uid of the route that an action makes: the same at each of its attempts."""
+    return f"route-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+
+
+def written(action: Action, uid: str) -> CaddyRoute:
+    """Return what is written to Caddy of an action's route."""
+    fields = normalize(action.fields)
+    marks = Marks(uid, action.idempotency_key, dict(action.labels), fields["tls"])
+    return _route(action.external_name, _PREFIX + _encoder.encode(marks).decode(), fields)
+
+
+def _route(name: str, group: str, fields: Fields) -> CaddyRoute:
+    match: dict[str, Any] = {}
+    if fields["hosts"]:
+        match["host"] = fields["hosts"]
+    if ANY_PATH not in fields["paths"]:
+        match["path"] = [each for path in fields["paths"] for each in (path, f"{path}/*")]
+    balancing: dict[str, Any] = {"selection_policy": {"policy": fields["balancing"]}}
+    count = len(fields["backends"])
+    if fields["retrySeconds"]:
+        balancing["try_duration"] = _duration(fields["retrySeconds"])
+        balancing["try_interval"] = f"{RETRY_MILLISECONDS}ms"
+    else:  # at once: a request that waits for a retry is answered 502 by any change of Caddy's
+        balancing["retries"] = max(1, min(count, MAX_RETRIES))
+    checks: dict[str, Any] = {}
+    if count > 1:
+        checks["passive"] = {"fail_duration": f"{FAIL_SECONDS}s"}
+    if (check := fields["healthCheck"]) is not None:
+        checks["active"] = {
+            "uri": check["path"],
+            "interval": _duration(check["intervalSeconds"]),
+            "timeout": _duration(check["timeoutSeconds"]),
+        }
+    handler = {
+        "handler": "reverse_proxy",
+        "upstreams": [{"dial": each} for each in fields["backends"]],
+        "load_balancing": balancing,
+        "health_checks": checks,
+        "stream_close_delay": f"{STREAM_HOURS}h",
+    }
+    route: CaddyRoute = {"@id": name, "group": group, "handle": [handler], "terminal": True}
+    return {**route, "match": [match]} if match else route
+
+
+def _duration(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
+
+
+# --- what is read again
+
+
+def name_of(route: Mapping[str, Any]) -> str | None:
+    """Return the id of a route, as a name that a declaration can have; else None."""
+    found: object = route.get("@id")
+    name = str(found) if isinstance(found, str | int) else ""
+    return name if name_problem(name) is None else None
+
+
+def marks_of(route: Mapping[str, Any]) -> Marks | None:
+    """Return what is ours in a route; None in one of others."""
+    group: object = route.get("group")
+    if not isinstance(group, str) or not group.startswith(_PREFIX):
+        return None
+    try:
+        return _marks_decoder.decode(group.removeprefix(_PREFIX))
+    except msgspec.DecodeError:
+        return None
+
+
+def reach(route: Mapping[str, Any], name: str) -> Reach:
+    """Return which requests a route takes, as far as hosts and paths say it."""
+    sets = cast("list[dict[str, Any]]", route.get("match") or [])
+    hosts = [str(host).lower() for each in sets for host in each.get("host") or ()]
+    paths = [str(path) for each in sets for path in each.get("path") or ()]
+    is_open = any(not each.get("path") for each in sets) or not sets
+    return Reach(
+        name,
+        [] if any(not each.get("host") for each in sets) else hosts,
+        [] if is_open else sorted({_prefix(path) for path in paths}),
+        is_known=_ends(route)
+        and all(each.keys() <= {"host", "path"} for each in sets)
+        and not any("*" in _prefix(path) for path in paths),
+    )
+
+
+def _prefix(pattern: str) -> str:
+    return pattern.removesuffix("*").rstrip("/") or ANY_PATH
+
+
+def _ends(route: Mapping[str, Any]) -> bool:
+    """Return whether no later route is asked after it; others may only add a header."""
+    handlers = cast("list[_Handler]", route.get("handle") or [])
+    return bool(route.get("terminal")) or any(
+        each.get("handler") in _RESPONDERS for each in handlers
+    )
+
+
+def uid_of(name: str, marks: Marks | None) -> str:
+    """Return what tells a route from another of its name: nothing does in those of others."""
+    if marks is not None:
+        return marks.uid
+    return f"route-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def as_object(
+    name: str,
+    route: Mapping[str, Any],
+    server_name: str,
+    server: CaddyServer,
+    standing: Standing,
+    certificate: CertificateState,
+) -> ExternalObject:
+    """Return a route as an object.
+
+    Whatever of it has no field, or is not as declared for a reason of its own, is a flaw.
+    """
+    marks = marks_of(route)
+    fields, flaws = _fields(route), list[str]()
+    fields |= {"server": server_name, "tls": None if marks is None else marks.tls}
+    fields = normalize(fields)
+    if standing.is_misplaced:
+        flaws.append(MISPLACED)
+    if not certificate.is_current:
+        flaws.append(CERTIFICATE)
+    if _route(name, str(route.get("group", "")), fields) != dict(route):
+        flaws.append(OTHER_SETTINGS)
+    outputs: Fields = {"urls": _urls(fields, server), "listen": server.listen}
+    if certificate.fingerprint is not None:
+        outputs["certificate"] = certificate.fingerprint
+    if certificate.problem:
+        outputs["certificateProblem"] = certificate.problem
+    if standing.shadowed_by is not None:
+        outputs["shadowedBy"] = standing.shadowed_by
+    return ExternalObject(
+        name=name,
+        fields={**fields, "flaws": flaws},
+        uid=uid_of(name, marks),
+        version=hashlib.blake2b(_encoder.encode(route), digest_size=12).hexdigest(),
+        labels={} if marks is None else marks.labels,
+        written_by=None if marks is None else marks.key,
+        outputs=outputs,
+    )
+
+
+def _fields(route: Mapping[str, Any]) -> Fields:
+    """Read what has a field; whatever else there is makes the route differ when it is written."""
+    handlers = cast("list[_Handler]", route.get("handle") or [])
+    proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
+    seen = reach(route, "")
+    handler: _Handler = proxies[0] if proxies else {}
+    fields: Fields = {
+        "hosts": list(seen.hosts),
+        "paths": list(seen.paths),
+        "backends": [str(_at(each, "dial")) for each in handler.get("upstreams") or ()],
+        "retrySeconds": _seconds(_at(handler, "load_balancing", "try_duration")) or 0.0,
+        "healthCheck": None,
+    }
+    policy = _at(handler, "load_balancing", "selection_policy", "policy")
+    if isinstance(policy, str):
+        fields["balancing"] = policy
+    check = _at(handler, "health_checks", "active")
+    if check is not None:
+        fields["healthCheck"] = {
+            "path": str(_at(check, "uri") or ANY_PATH),
+            "intervalSeconds": _seconds(_at(check, "interval")) or 0.0,
+            "timeoutSeconds": _seconds(_at(check, "timeout")) or 0.0,
+        }
+    return fields
+
+
+def _at(value: object, *names: str) -> object:
+    for name in names:
+        value = cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _seconds(value: object) -> float | None:
+    found = _MILLISECONDS.fullmatch(value) if isinstance(value, str) else None
+    return None if found is None else int(found[1]) / 1000
+
+
+def _urls(fields: Fields, server: CaddyServer) -> list[str]:
+    scheme = "https" if server.has_tls else "http"
+    urls: list[str] = []
+    for listened in server.listen:
+        found = _LISTEN.fullmatch(listened)
+        if found is None:
+            continue
+        port = "" if found[2] == _DEFAULT_PORTS[scheme] else f":{found[2]}"
+        hosts = [host for host in fields["hosts"] if not host.startswith("*")]
+        if not fields["hosts"] and found[1] not in ("", "0.0.0.0", "[::]"):  # noqa: S104 - read only
+            hosts = [found[1]]
+        urls += [
+            f"{scheme}://{host}{port}{path}"
+            for host in (f"[{each}]" if each.count(":") else each for each in hosts)
+            for path in fields["paths"]
+        ]
+    return list(dict.fromkeys(urls))

@@ -1,0 +1,30 @@
+"""The kind ``Route``: requests for hosts and paths, which a Caddy server passes on to backends."""
+
+from __future__ import annotations
+
+from infra.providers.caddy.configuration import name_problem
+from infra.providers.caddy.routes import RoutesProvider
+from infra.providers.caddy.spec import RouteFields, RouteOutputs, normalize, ready
+from reconciler.provider import Capabilities
+from reconciler.provider.kind import Kind
+
+ROUTE = Kind(
+    name="Route",
+    api_version="caddy/v1",
+    provider="caddy",
+    schema=RouteFields,
+    capabilities=Capabilities(
+        idempotency_keys=False,
+        deterministic_names=True,
+        labels=True,
+        conditional_writes=True,
+        watch=True,
+    ),
+    connect=RoutesProvider,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=RouteOutputs,
+    ready=ready,
+    immutable=frozenset({"server"}),
+)
+"""The kind ``Route``."""

