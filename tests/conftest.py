@@ -10,7 +10,8 @@ import pytest
 import structlog
 from nats.aio.client import Client
 
-from infra.components import postgres
+from infra.components import certificates, postgres
+from infra.components.certificates import Certificates
 from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
@@ -32,6 +33,7 @@ _NEEDED = {
     "own_dockerd": own_dockerd_problem,
     "faketime": faketime_problem,
     "postgres": postgres.problem,
+    "pebble": certificates.problem,
 }
 
 
@@ -67,6 +69,16 @@ def postgres_server() -> Iterator[Postgres]:
         asyncio.run(server.start(folder / "postgres"))
         yield server
         asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def pebble() -> Iterator[Certificates]:
+    """An ACME authority for the session; use names of your own. Mark the test `pebble`."""
+    with short_folder() as folder:
+        authority = Certificates(beside_others=True)
+        asyncio.run(authority.start(folder / "certificates"))
+        yield authority
+        asyncio.run(authority.stop())
 
 
 @pytest.fixture
