@@ -8,10 +8,11 @@ from typing import ClassVar
 import pytest
 
 from events.manifest import Fields
+from infra.components.certificates import Certificates
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.issuer import ISSUER
 from reconciler.provider.contract import ProviderContract
-from tests.certificates import OWN_CA, make_issuer, root_in
+from tests.certificates import OWN_CA, acme, make_issuer, root_in, trust
 
 
 @pytest.fixture

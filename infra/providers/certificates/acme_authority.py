@@ -36,6 +36,15 @@ FIRST_POLL_SECONDS: Final = 0.05
 MAX_POLL_SECONDS: Final = 5.0
 
 
+class OrderFailedError(TransientError):
+    """The authority will make no certificate of this order; another one may succeed."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(
+            f"the order {url} failed: {why}; another one follows", status=FAILED_DEPENDENCY
+        )
+
+
 class Step(Protocol):
     """Runs one blocking step in a thread, once the API may be called."""
 
@@ -76,26 +85,31 @@ class Ordering:
         ``register`` makes the account anew where the authority has lost it.
         """
         names = identifiers_of(fields)
-        order: Order | None = None
-        if url:
-            order = await self._step(lambda: self._found(url))
-        if order is None:
-            url, order = await self._step(lambda: self._ordered(names, ordered, register))
+        if url and (found := await self._step(lambda: self._found(url))) is not None:
+            try:
+                return await self._followed(url, found, fields, key)
+            except OrderFailedError:  # as after a crash while the authority looked
+                await self._step(lambda: ordered(""))
+        url, order = await self._step(lambda: self._ordered(names, ordered, register))
+        try:
+            return await self._followed(url, order, fields, key)
+        except OrderFailedError:
+            await self._step(lambda: ordered(""))
+            raise
+
+    async def _followed(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
+        """Do what an order needs next, until there is a certificate."""
         while order.status != "valid":
             match order.status:
                 case "pending":
-                    refused = await self._authorize(order)
-                    if refused:
-                        await self._step(lambda: ordered(""))
-                        raise _failed(url, refused)
+                    await self._authorize(url, order)
                     order = await self._after(order, url)
                 case "ready":
                     order = await self._finalized(order, fields, key)
                 case "processing":
                     order = await self._after(order, url)
                 case _:
-                    await self._step(lambda: ordered(""))
-                    raise _failed(url, _why(order))
+                    raise OrderFailedError(url, _why(order))
         done = order
         return await self._step(lambda: self._client.download(done))
 
@@ -132,16 +146,16 @@ class Ordering:
             order = await self._step(lambda: self._client.find_order(url))
         return order
 
-    async def _authorize(self, order: Order) -> str:
-        """Show that all names are ours; return why one is not believed to be."""
-        for url in order.authorizations:
-            found = await self._step(lambda url=url: self._client.authorization(url))
+    async def _authorize(self, url: str, order: Order) -> None:
+        """Show that all names are ours; raises ``OrderFailedError``."""
+        for each in order.authorizations:
+            found = await self._step(lambda each=each: self._client.authorization(each))
             if found.status == "pending":
-                found = await self._prove(found, url)
+                found = await self._prove(found, each)
             if found.status != "valid":
-                said = [each.error.detail for each in found.challenges if each.error is not None]
-                return f"{found.identifier.value}: {'; '.join(said) or found.status}"
-        return ""
+                said = [one.error.detail for one in found.challenges if one.error is not None]
+                why = "; ".join(said) or found.status
+                raise OrderFailedError(url, f"{found.identifier.value}: {why}")
 
     async def _prove(self, found: Authorization, url: str) -> Authorization:
         """Answer for one name, until the authority has looked."""
@@ -214,12 +228,6 @@ def request_of(fields: Fields, key: PrivateKey) -> x509.CertificateSigningReques
     if (names := names_of(fields["dnsNames"], fields["ipAddresses"])) is not None:
         builder = builder.add_extension(names, critical=False)
     return builder.sign(key, hashes.SHA256())
-
-
-def _failed(url: str, why: str) -> TransientError:
-    return TransientError(
-        f"the order {url} failed: {why}; another one follows", status=FAILED_DEPENDENCY
-    )
 
 
 def _why(order: Order) -> str:

@@ -39,6 +39,7 @@ DEFAULT_LIMIT_SECONDS: Final = 3600.0
 
 _REVOKED: Final = "alreadyRevoked"
 _NO_ACCOUNT: Final = "accountDoesNotExist"
+_NO_RIGHTS: Final = "unauthorized"
 _FOR_GOOD: Final = frozenset(
     {
         "badCSR",
@@ -189,12 +190,15 @@ class AcmeClient:
         self._post(url, messages.UpdateRegistration(contact=contact))
 
     def deactivate(self, url: str) -> None:
-        """End the account for good; one that is unknown has ended."""
+        """End the account for good; one that is unknown, or has no rights any more, has ended."""
         body = messages.UpdateRegistration(status="deactivated")
         try:
             self._post(url, body)
         except NoAccountError:
             return
+        except ProviderError as error:
+            if not _says(error, _NO_RIGHTS):
+                raise
 
     # --- an order
 
@@ -249,7 +253,7 @@ class AcmeClient:
         try:
             self._post(self._directory("revokeCert"), wish, writes=True)
         except ProviderError as error:
-            if _REVOKED not in error.message:
+            if not _says(error, _REVOKED):
                 raise
 
     def retry_after_seconds(self, default: float) -> float:
@@ -327,6 +331,10 @@ class AcmeClient:
             status=FAILED_DEPENDENCY,
             retry_after_seconds=_retry_after(newest),
         )
+
+
+def _says(error: ProviderError, code: str) -> bool:
+    return f" says {code}: " in error.message
 
 
 def _read(answer: requests.Response, of: type[_T]) -> _T:
