@@ -37,6 +37,10 @@ OFFERS: Final[Mapping[str, Offer]] = {
         "infra.components.postgres:Postgres",
         ours=r"postgresql://postgres@.*%2Fpostgres%2Fsocket:\d+/postgres",
     ),
+    "certificates": Offer(
+        "infra.components.certificates:Certificates",
+        ours=r"file:///.*/certificates/root",
+    ),
 }
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
 

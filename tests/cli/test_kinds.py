@@ -21,8 +21,8 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     (told,) = ran.json
     assert (told["accepted"], told["reason"]) == (False, "Invalid")
     assert (
-        "no kind of provider 'resource' is registered here, only of docker, file, jetstream, "
-        "postgres, records, shapes" in (told["message"])
+        "no kind of provider 'resource' is registered here, only of certificates, docker, "
+        "file, jetstream, postgres, records, shapes" in (told["message"])
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,28 @@ kind: Database
 metadata: {name: orders}
 spec:
   providerConfigRef: {name: postgres}
+"""
+
+
+CERTIFICATE = """
+apiVersion: certificates/v1
+kind: Issuer
+metadata: {name: pebble}
+spec:
+  providerConfigRef: {name: certificates}
+  acme:
+    directory: DIRECTORY
+    acceptTerms: true
+    caFile: pebble-ca.pem
+    http01: {listen: "LISTEN"}
+---
+apiVersion: certificates/v1
+kind: Certificate
+metadata: {name: web}
+spec:
+  providerConfigRef: {name: certificates}
+  issuer: {$ref: Issuer/pebble, field: name}
+  dnsNames: [web.test]
 """
 
 
@@ -109,6 +133,31 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             assert running.stop()[0] == 0
 
 
+@pytest.mark.pebble
+def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
+    short_cli: Cli,
+) -> None:
+    cli = short_cli
+    place = cli.folder / "reconciler-data" / "certificates"
+    serials = set[str]()
+    for turn in range(2):
+        with up(cli, "--no-api", "--with", "certificates", "--log-level", "error") as running:
+            assert running.ready["components"] == {"certificates": (place / "root").as_uri()}
+            settings = json.loads((place / "pebble.json").read_text())["pebble"]
+            manifest = CERTIFICATE.replace(
+                "DIRECTORY", f"https://{settings['listenAddress']}/dir"
+            ).replace("LISTEN", f"127.0.0.1:{settings['httpPort']}")
+            if turn:  # pebble knows nothing any more
+                manifest = manifest.replace("[web.test]", "[web.test, www.test]")
+            cli.write("certificate.yaml", manifest)
+            cli.ok("apply", "-f", "certificate.yaml", "--wait")
+            shown = cli.ok("describe", "Certificate/web", "-o", "json").out
+            serials |= set(re.findall(r'"serial": ?"(\w+)"', shown))
+            assert "BEGIN CERTIFICATE" in (place / "root" / "web" / "tls.crt").read_text()
+            assert running.stop()[0] == 0
+    assert len(serials) == 2
+
+
 @pytest.mark.own_dockerd
 def test_a_configuration_of_somebodys_own_stays(short_cli: Cli) -> None:
     cli = short_cli
@@ -131,4 +180,4 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
 def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
-    assert "--with: 'cook' cannot be started: use docker, postgres" in refused.err
+    assert "--with: 'cook' cannot be started: use docker, postgres, certificates" in refused.err

@@ -22,6 +22,7 @@ from infra.providers.certificates.acme_client import (
     Authorization,
     Challenge,
     Identifier,
+    LimitedError,
     NoAccountError,
     NoOrderError,
     Order,
@@ -69,6 +70,8 @@ class Ordering:
         self._step = step
         self._root = root
         self._solver = solver
+        self._limited: Callable[[LimitedError], None] = _unheard
+        self.is_finalized = False
         self._deadline = time.monotonic() + patience_seconds
 
     async def certificate(
@@ -79,26 +82,30 @@ class Ordering:
         *,
         ordered: Callable[[str], None],
         register: Callable[[], None],
+        limited: Callable[[LimitedError], None],
     ) -> bytes:
         """Return the chain of an order: the one at ``url``, or a new one that ``ordered`` records.
 
-        ``register`` makes the account anew where the authority has lost it.
+        ``register`` makes the account anew where the authority has lost it, ``limited`` records
+        that it wants no order before an instant: both within the step that met it.
         """
+        self._limited = limited
         names = identifiers_of(fields)
-        if url and (found := await self._step(lambda: self._found(url))) is not None:
+        if url and (found := await self._ask(lambda: self._found(url))) is not None:
             try:
                 return await self._followed(url, found, fields, key)
             except OrderFailedError:  # as after a crash while the authority looked
-                await self._step(lambda: ordered(""))
-        url, order = await self._step(lambda: self._ordered(names, ordered, register))
+                await self._ask(lambda: ordered(""))
+        url, order = await self._ask(lambda: self._ordered(names, ordered, register))
         try:
             return await self._followed(url, order, fields, key)
         except OrderFailedError:
-            await self._step(lambda: ordered(""))
+            await self._ask(lambda: ordered(""))
             raise
 
     async def _followed(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
         """Do what an order needs next, until there is a certificate."""
+        self.is_finalized = order.status in ("processing", "valid")
         while order.status != "valid":
             match order.status:
                 case "pending":
@@ -111,7 +118,17 @@ class Ordering:
                 case _:
                     raise OrderFailedError(url, _why(order))
         done = order
-        return await self._step(lambda: self._client.download(done))
+        return await self._ask(lambda: self._client.download(done))
+
+    async def _ask(self, request: Callable[[], _T], /) -> _T:
+        return await self._step(lambda: self._noted(request))
+
+    def _noted(self, request: Callable[[], _T]) -> _T:
+        try:
+            return request()
+        except LimitedError as limit:
+            self._limited(limit)
+            raise
 
     def _found(self, url: str) -> Order | None:
         try:
@@ -134,22 +151,23 @@ class Ordering:
         return url, order
 
     async def _finalized(self, order: Order, fields: Fields, key: PrivateKey) -> Order:
-        return await self._step(lambda: self._client.finalize(order, request_of(fields, key)))
+        self.is_finalized = True
+        return await self._ask(lambda: self._client.finalize(order, request_of(fields, key)))
 
     async def _after(self, order: Order, url: str) -> Order:
         """Wait until an order is what follows."""
         before, pause = order.status, FIRST_POLL_SECONDS
         if before == "pending":
-            order = await self._step(lambda: self._client.find_order(url))
+            order = await self._ask(lambda: self._client.find_order(url))
         while order.status in (before, "processing"):
             pause = await self._pause(pause, f"order {url} is {order.status}")
-            order = await self._step(lambda: self._client.find_order(url))
+            order = await self._ask(lambda: self._client.find_order(url))
         return order
 
     async def _authorize(self, url: str, order: Order) -> None:
         """Show that all names are ours; raises ``OrderFailedError``."""
         for each in order.authorizations:
-            found = await self._step(lambda each=each: self._client.authorization(each))
+            found = await self._ask(lambda each=each: self._client.authorization(each))
             if found.status == "pending":
                 found = await self._prove(found, each)
             if found.status != "valid":
@@ -166,10 +184,10 @@ class Ordering:
                 f"{name}: the authority does not take http-01 for it", status=FAILED_DEPENDENCY
             )
         try:
-            await self._step(lambda: self._answer(challenge))
+            await self._ask(lambda: self._answer(challenge))
             pause = FIRST_POLL_SECONDS
             while True:
-                found = await self._step(lambda: self._client.authorization(url))
+                found = await self._ask(lambda: self._client.authorization(url))
                 if found.status != "pending":
                     return found
                 pause = await self._pause(pause, f"{name} is still being looked at")
@@ -199,6 +217,10 @@ class Ordering:
             raise UnknownResultError(f"{what}; it is looked at again", status=FAILED_DEPENDENCY)
         await asyncio.sleep(wait)
         return min(seconds * 2, MAX_POLL_SECONDS)
+
+
+def _unheard(_limit: LimitedError) -> None:
+    """Nobody has asked for anything yet."""
 
 
 def identifiers_of(fields: Fields) -> list[Identifier]:

@@ -7,9 +7,10 @@ is well though an authority is not.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +27,7 @@ from josepy.errors import Error as JoseError
 from josepy.interfaces import JSONDeSerializable
 from josepy.jwa import ES256
 from josepy.jwk import JWKEC
+from requests.adapters import HTTPAdapter
 
 from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
 
@@ -70,7 +72,7 @@ class LimitedError(Exception):
         """Return what it comes to: this one waits so long, and nobody else."""
         left = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return TransientError(
-            f"{self.why} (nothing is ordered before {self.until:%Y-%m-%dT%H:%M:%SZ})",
+            f"{self.why} (nothing is ordered before {moment(self.until)})",
             status=HTTPStatus.TOO_MANY_REQUESTS,
             retry_after_seconds=left,
         )
@@ -126,6 +128,27 @@ class Authorization(msgspec.Struct, frozen=True):
     challenges: list[Challenge]
 
 
+class _Trusting(HTTPAdapter):
+    """HTTPS that trusts the authorities of one file, and nobody else."""
+
+    def __init__(self, trusted: str) -> None:
+        self._trusted = trusted
+        super().__init__()
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: dict[str, str] | None = None,
+    ) -> requests.Response:
+        """Send a request."""
+        del verify
+        return super().send(request, stream, timeout, self._trusted, cert, proxies)
+
+
 class _Network(ClientNetwork):
     """Requests of which the newest answer is known: its headers say when to come again."""
 
@@ -158,9 +181,11 @@ class AcmeClient:
             user_agent=USER_AGENT,
             timeout=max(1, round(timeout_seconds)),
         )
-        if ca_file is not None:
-            self._network.session.verify = str(ca_file)
-            self._network.verify_ssl = str(ca_file)  # pyright: ignore
+        session = self._network.session
+        session.trust_env = False  # what the environment says is for other clients
+        trusted = os.environ.get("SSL_CERT_FILE") if ca_file is None else str(ca_file)
+        if trusted:
+            session.mount("https://", _Trusting(trusted))
         self._client: ClientV2 | None = None
 
     def close(self) -> None:
@@ -175,7 +200,7 @@ class AcmeClient:
 
     def register(self, email: str | None) -> str:
         """Make the account of this key, or find it; return its URL."""
-        self._network.account = None  # pyright: ignore
+        self._network.account = None
         wish = messages.NewRegistration.from_data(email=email, terms_of_service_agreed=True)
         try:
             url = self._ask(lambda client: client.new_account(wish), writes=False).uri
@@ -271,7 +296,7 @@ class AcmeClient:
     ) -> requests.Response:
         def post(client: ClientV2) -> requests.Response:
             nonce_url = str(client.directory["newNonce"])
-            return self._network.post(url, content, new_nonce_url=nonce_url)  # pyright: ignore
+            return self._network.post(url, content, new_nonce_url=nonce_url)
 
         return self._ask(post, writes=writes)
 
@@ -331,6 +356,11 @@ class AcmeClient:
             status=FAILED_DEPENDENCY,
             retry_after_seconds=_retry_after(newest),
         )
+
+
+def moment(until: datetime) -> str:
+    """Write an instant for people, never earlier than it is."""
+    return f"{until + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _says(error: ProviderError, code: str) -> bool:

@@ -16,7 +16,12 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.certificates import own_authority
 from infra.providers.certificates.acme_authority import Ordering, identifiers_of
-from infra.providers.certificates.acme_client import FAILED_DEPENDENCY, AcmeClient, LimitedError
+from infra.providers.certificates.acme_client import (
+    FAILED_DEPENDENCY,
+    AcmeClient,
+    LimitedError,
+    moment,
+)
 from infra.providers.certificates.checks import REQUEST, Case, FileState, findings, why_order
 from infra.providers.certificates.delivery import (
     CA_FILE,
@@ -60,6 +65,7 @@ from reconciler.errors import (
     NothingDoneError,
     PermanentError,
     TransientError,
+    UnknownResultError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -147,17 +153,17 @@ class CertificatesProvider:
         """Read one certificate; no authority is asked."""
         del uid  # names are unique
         name = checked_name(external_name)
-        return await self._folder.step(lambda: self._shown(name))
+        return await self._folder.look(lambda: self._shown(name))
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the certificates of a scope."""
-        names = await self._folder.step(self._store.names)
+        names = await self._folder.look(self._store.names)
         wanted = [name for name in names if name.startswith(scope.prefix or "")]
         for start in range(0, len(wanted), page_size):
             page = wanted[start : start + page_size]
-            seen = await self._folder.step(lambda page=page: [self._shown(name) for name in page])
+            seen = await self._folder.look(lambda page=page: [self._shown(name) for name in page])
             yield [each for each in seen if each and scope.has(each.name, each.labels)]
 
     async def close(self) -> None:
@@ -188,21 +194,29 @@ class CertificatesProvider:
                 pending.order,
                 ordered=lambda url: self._ordered(name, url),
                 register=lambda: self._register(action.fields["issuer"], client),
+                limited=lambda limit: self._limit(name, action.fields["issuer"], limit),
             )
         except LimitedError as limited:
-            error = limited
-            await step(lambda: self._limit(name, action.fields["issuer"], error))
             raise limited.as_error() from None
+        except TransientError as error:
+            if not ordering.is_finalized:
+                raise
+            raise _perhaps_done(error) from None
         finally:
             client.close()
-        await step(lambda: self._obtained(action, uid, pending, chain, None))
+        try:
+            await step(lambda: self._obtained(action, uid, pending, chain, None))
+        except TransientError as error:
+            raise _perhaps_done(error) from None
 
     async def _deliver(self, name: str) -> ExternalObject | None:
         try:
             await self._folder.step(lambda: self._deliver_files(name))
         except PermanentError as error:  # what was made is there, and ours
-            error.obstacle = await self._folder.step(lambda: self._shown(name))
+            error.obstacle = await self._folder.look(lambda: self._shown(name))
             raise
+        except TransientError as error:
+            raise _perhaps_done(error) from None
         return await self._folder.step(lambda: self._shown(name))
 
     # --- in a thread
@@ -300,7 +314,7 @@ class CertificatesProvider:
         until = record.limited_until if record.limited_by == fields["issuer"] else None
         if until is not None and until > datetime.now(UTC):
             raise NotCalledError(
-                f"{record.limited_why} (nothing is ordered before {until:%Y-%m-%dT%H:%M:%SZ})",
+                f"{record.limited_why} (nothing is ordered before {moment(until)})",
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
@@ -456,6 +470,15 @@ class CertificatesProvider:
         for each in () if record is None else record.folders:
             withdraw(self._folder.root, each, name)
         self._store.remove(name)
+
+
+def _perhaps_done(error: TransientError) -> UnknownResultError:
+    """Return what a failure comes to after something was done: the same action goes on with it."""
+    return UnknownResultError(
+        error.message,
+        status=error.status or FAILED_DEPENDENCY,
+        retry_after_seconds=error.retry_after_seconds,
+    )
 
 
 def _declared(record: CertificateRecord, action: Action) -> CertificateRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ _LIBRARIES = ("acme", "cryptography", "josepy", "requests", "OpenSSL")
 @contextmanager
 def extra_needed() -> Generator[None]:
     """Say what to install if what is imported here needs a library that is not there."""
+    if sys.platform == "win32":
+        raise ConfigurationError("certificates are kept on Linux and macOS only")
     try:
         yield
     except ImportError as error:

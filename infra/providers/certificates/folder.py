@@ -20,7 +20,6 @@ from infra.providers.certificates.acme_client import (
     NoOrderError,
 )
 from infra.providers.certificates.pem import read_key
-from infra.providers.certificates.spec import place_problem
 from infra.providers.certificates.store import (
     IssuerRecord,
     Record,
@@ -69,6 +68,16 @@ class CertificateFolder:
         except (NoAccountError, NoOrderError) as error:
             raise TransientError(str(error), status=FAILED_DEPENDENCY) from None
 
+    async def look(self, function: Callable[[], _T], /) -> _T:
+        """Make one step that only reads files; raises ``TransientError`` if a disk hangs."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                return await self.step(function)
+        except TimeoutError:
+            raise TransientError(
+                f"the filesystem of {self.root.path} did not answer in time"
+            ) from None
+
     @asynccontextmanager
     async def locked(self, store: Store[_R], name: str) -> AsyncGenerator[None]:
         """Lock an object while an action is made; raises ``TransientError`` if it is."""
@@ -94,8 +103,10 @@ class CertificateFolder:
                 status=FAILED_DEPENDENCY,
             )
         place = acme.get("caFile")
-        if place is not None and place_problem(place) is not None:
-            raise PermanentError(f"acme.caFile: {place_problem(place)}")
+        if place is not None and not (self.root.path / place).is_file():
+            raise TransientError(
+                f"acme.caFile: {self.root.path / place} is not there", status=FAILED_DEPENDENCY
+            )
         client = AcmeClient(
             acme["directory"],
             key,

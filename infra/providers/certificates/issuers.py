@@ -102,17 +102,17 @@ class IssuersProvider:
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one issuer; no authority is asked."""
         del uid  # names are unique
-        return await self._folder.step(lambda: self._shown(checked_name(external_name)))
+        return await self._folder.look(lambda: self._shown(checked_name(external_name)))
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the issuers of a scope."""
-        names = await self._folder.step(self._store.names)
+        names = await self._folder.look(self._store.names)
         wanted = [name for name in names if name.startswith(scope.prefix or "")]
         for start in range(0, len(wanted), page_size):
             page = wanted[start : start + page_size]
-            seen = await self._folder.step(lambda page=page: [self._shown(name) for name in page])
+            seen = await self._folder.look(lambda page=page: [self._shown(name) for name in page])
             yield [each for each in seen if each and scope.has(each.name, each.labels)]
 
     async def close(self) -> None:
