@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from events.external import ExternalObject
 from events.log import Action
@@ -20,6 +21,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec
 from infra.components.certificates import Certificates
 from infra.providers.certificates import certificate, issuer
+from infra.providers.certificates.acme_client import AcmeClient, Challenge
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.checks import CHECKS, Case, findings, why_order
@@ -462,6 +464,28 @@ async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_ane
     assert authority.uid == now.uid
 
 
+async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key(
+    root: Path,
+) -> None:
+    before = await make_issuer(root, "own", OWN_CA)
+    for path in (root / STORE / "issuers/own").glob("*.crt"):
+        path.unlink()
+    async with issuers_in(root) as issuers:
+        now = await issuers.read("own")
+        assert now is not None
+        assert now.fields["problems"] == ["CertificateMissing"]
+        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        mended = (await issuers.update(again)).object
+    assert mended is not None
+    assert mended.fields["problems"] == []
+    old, new = (
+        certificates_in(cast("str", each.outputs["certificate"]).encode())[0]
+        for each in (before, mended)
+    )
+    assert old.public_key() == new.public_key()
+    assert old != new
+
+
 async def test_an_issuer_that_is_not_there_is_waited_for(provider: CertificatesProvider) -> None:
     with pytest.raises(NothingDoneError, match="issuer 'own' is not there"):
         await provider.create(create())
@@ -563,6 +587,32 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
     mended = (await provider.update(update(await shown(provider), OVER_ACME))).object
     assert mended is not None
     assert mended.outputs == before.outputs, "what needs no order is not held up"
+
+
+@pytest.mark.pebble
+async def test_a_limited_renewal_delivers_what_is_lost_before_it_asks(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate)
+    await made(provider, OVER_ACME)
+    (root / "web/tls.key").unlink()
+    gate.limit_for(3600)
+    with pytest.raises(TransientError, match="rateLimited"):
+        await provider.update(renewal(await shown(provider), OVER_ACME))
+    assert (await shown(provider)).fields["problems"] == []
+
+
+@pytest.mark.parametrize("token", ["../../web/tls.key", "a/b", "", ".", "x" * 129])
+def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
+    client = AcmeClient(
+        "https://ca.test/dir",
+        ec.generate_private_key(ec.SECP256R1()),
+        ca_file=None,
+        timeout_seconds=1,
+    )
+    with pytest.raises(PermanentError, match="a token that is none"):
+        client.answer_of(Challenge("http-01", "https://ca.test/1", token=token))
+    client.close()
 
 
 @pytest.mark.pebble

@@ -128,7 +128,11 @@ class CertificatesProvider:
                     )
                 is_due = action.purpose == "Renew"
                 case = kept.case._replace(wanted=action.fields, is_due=is_due)
+                lost = findings(kept.case)
                 if why_order(findings(case)) is not None:
+                    if lost and why_order(lost) is None:
+                        # Not to be held up by an authority that limits rates, or is down.
+                        await step(lambda: self._deliver_files(name))
                     await self._obtain(action, found.uid or "")
                 else:
                     await step(lambda: self._write(action))
