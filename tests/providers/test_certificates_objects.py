@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import ssl
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -151,6 +154,29 @@ def test_two_ways_to_write_one_certificate_are_equal() -> None:
     )
     other = {**WEB, "dnsNames": ["a.test", "b.test", "a.test"], "duration": "2d"}
     assert one == CERTIFICATE.checked_fields({**other, "ipAddresses": ["::1"]})
+
+
+def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_install() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['acme'] = sys.modules['cryptography'] = None\n"
+        "from reconciler.provider.kind import installed_kinds\n"
+        "from events.provider_config import ProviderConfigSpec\n"
+        "from reconciler.errors import ConfigurationError\n"
+        "from reconciler.provider.secrets import Secrets\n"
+        "for name in ('Issuer', 'Certificate'):\n"
+        "    try:\n"
+        "        installed_kinds()[name].connect(\n"
+        "            ProviderConfigSpec('certificates', 'file:///srv/tls'), Secrets()\n"
+        "        )\n"
+        "    except ConfigurationError as error:\n"
+        "        print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = told.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "pip install 'event-sourced-reconciler[certificates]'" in line
 
 
 async def test_a_root_is_a_file_url() -> None:
@@ -544,6 +570,54 @@ async def test_a_crash_after_any_request_continues_with_the_same_order(
             break
     else:
         pytest.fail("it never ended")
+
+
+KILLED = """
+import asyncio, os, signal, sys
+import msgspec
+from events.log import Action
+from events.provider_config import ProviderConfigSpec
+from infra.providers.certificates.certificates import CertificatesProvider
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.provider.secrets import Secrets
+
+class KillBefore:
+    is_free, pace_seconds, left = False, 0.0, int(sys.argv[2])
+
+    async def wait(self, *, goes_first=False):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    provider = CertificatesProvider(ProviderConfigSpec("certificates", sys.argv[1]), Secrets())
+    CALL_PERMIT.set(KillBefore())
+    await provider.create(msgspec.json.decode(sys.stdin.read(), type=Action))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.pebble
+@pytest.mark.parametrize("step", [3, 5, 9, 12, 14])
+async def test_a_process_that_is_killed_leaves_its_order_to_the_next(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate, step: int
+) -> None:
+    await use(root, gate)
+    wanted = create(OVER_ACME)
+    killed = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", KILLED, root.as_uri(), str(step)), stdin=asyncio.subprocess.PIPE
+    )
+    await killed.communicate(msgspec.json.encode(wanted))
+    assert killed.returncode == -signal.SIGKILL
+    orders, signed = gate.count("order"), gate.count("finalize")
+    seen = (await provider.create(wanted)).object
+
+    assert seen is not None
+    assert seen.fields["problems"] == []
+    assert gate.count("finalize") == 1
+    if signed:
+        assert gate.count("order") == orders == 1, "the certificate of that order"
 
 
 @pytest.mark.pebble
