@@ -183,6 +183,7 @@ class CertificatesProvider:
         if "acme" not in issuer.fields:
             await step(lambda: self._sign(action, uid, issuer, pending))
             return
+        key = await step(lambda: self._pending_key(name, pending))
         client = await step(lambda: self._folder.account(action.fields["issuer"], issuer))
         ordering = Ordering(
             client,
@@ -194,18 +195,15 @@ class CertificatesProvider:
         try:
             chain = await ordering.certificate(
                 action.fields,
-                self._pending_key(name, pending),
+                key,
                 pending.order,
                 ordered=lambda url: self._ordered(name, url),
                 register=lambda: self._register(action.fields["issuer"], client),
                 limited=lambda limit: self._limit(name, action.fields["issuer"], limit),
             )
-        except LimitedError as limited:
-            raise limited.as_error() from None
-        except TransientError as error:
-            if not ordering.is_finalized:
-                raise
-            raise _perhaps_done(error) from None
+        except (LimitedError, TransientError) as error:
+            failure = error.as_error() if isinstance(error, LimitedError) else error
+            raise _perhaps_done(failure) if ordering.is_finalized else failure from None
         finally:
             client.close()
         try:
