@@ -28,6 +28,7 @@ Row = Literal[
     "database",
     "role",
     "grant",
+    "certificate",
 ]
 """What a case is about besides a plain shape: see ``tests.crashes.rows`` and ``real_kinds``."""
 
@@ -205,6 +206,7 @@ _GAPS_OF_KINDS: dict[Row, dict[Operation, int]] = {
     "database": {"Create": 7, "Update": 5, "Delete": 1},
     "role": {"Create": 4, "Update": 4, "Delete": 3},
     "grant": {"Create": 6, "Update": 5, "Delete": 5},
+    "certificate": {"Create": 5, "Update": 6, "Delete": 3},
 }
 """How many gaps there are between the calls of each operation."""
 

@@ -1,4 +1,4 @@
-"""Rows of the matrix on real systems: a container, a volume, a database, a role and a grant.
+"""Rows of the matrix on real systems: of an Engine, of PostgreSQL, and a certificate.
 
 A journal of effects is there only for what the Engine tells of; for the others the end decides:
 one object, the one that the log knows, as it is declared, and nothing half made beside it.
@@ -21,13 +21,19 @@ from events.intake import Approved, Declared, Withdrawn
 from events.log import ActionSucceeded, OwnershipClaimed
 from events.manifest import Fields, Manifest, Metadata
 from infra.components.postgres import Postgres
+from infra.providers.certificates.certificate import CERTIFICATE
+from infra.providers.certificates.pem import certificates_in, facts_of
+from infra.providers.certificates.spec import STORE
+from infra.providers.certificates.store import CertificateRecord, Store
 from infra.providers.docker.container import CONTAINER
 from infra.providers.docker.volume import VOLUME
+from infra.providers.file_root import FileRoot
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.secrets import open_stores
 from reconciler.provider.kind import Kind
+from tests.certificates import OWN_CA, make_issuer, root_in
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.roles import SECRETS
@@ -53,6 +59,14 @@ class KindLane(Lane):
         (folder / SECRETS).mkdir(parents=True, mode=0o700)
 
     @property
+    def root(self) -> Path:
+        """Where certificates are."""
+        return self._folder / "root"
+
+    def _make_root(self) -> str:
+        return root_in(self._folder).as_uri()
+
+    @property
     def database(self) -> str:
         """Somebody else's database, for grants."""
         return f"{self.prefix}-base"
@@ -61,6 +75,8 @@ class KindLane(Lane):
     async def here(self) -> AsyncGenerator[Lane]:
         async with super().here() as lane:
             endpoints = {"docker": self.engine.endpoint, "postgres": self._server.endpoint}
+            endpoints["certificates"] = await asyncio.to_thread(self._make_root)
+            await make_issuer(self.root, "own", OWN_CA)
             for name, endpoint in endpoints.items():
                 await self.configure(name, self.prefix, provider=name, endpoint=endpoint)
             await self.run("CREATE DATABASE {}", self.database)
@@ -375,6 +391,34 @@ class GrantStory(KindStory):
         return {"privileges": await self._granted()}
 
 
+class CertificateStory(KindStory):
+    """A certificate of an authority of our own; other names are another order."""
+
+    of = CERTIFICATE
+    change: ClassVar[Fields] = {"dnsNames": ["other.test"]}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.spec = {"issuer": "own", "dnsNames": ["web.test"]}
+        self._store = Store(FileRoot(lane.root), "certificates", CertificateRecord)
+
+    async def uid(self) -> str | None:
+        record = await asyncio.to_thread(self._store.read, self.name)
+        return None if record is None else record.uid
+
+    async def content(self) -> Fields:
+        delivered = await asyncio.to_thread((self.lane.root / self.name / "tls.pem").read_bytes)
+        names = facts_of(certificates_in(delivered)[0]).dns_names
+        return {"issuer": "own", "dnsNames": list(names)}
+
+    async def assert_made_once(self) -> None:
+        kept = self.lane.root / STORE / "certificates" / self.name
+        left = await asyncio.to_thread(lambda: sorted(path.suffix for path in kept.glob("*")))
+        is_gone = self.case.operation == "Delete"
+        assert left == ([] if is_gone else [".crt", ".crt", ".json", ".key"])
+        assert await asyncio.to_thread((self.lane.root / self.name).exists) != is_gone
+
+
 _STORIES: dict[Row, type[KindStory]] = {
     "container": ContainerStory,
     "replaced container": ReplacedContainerStory,
@@ -382,6 +426,7 @@ _STORIES: dict[Row, type[KindStory]] = {
     "database": DatabaseStory,
     "role": RoleStory,
     "grant": GrantStory,
+    "certificate": CertificateStory,
 }
 
 
