@@ -14,14 +14,14 @@ import msgspec
 import pytest
 import yaml
 
-from events.intake import Withdrawn
+from events.intake import Approved, Withdrawn
 from events.log import ActionDecided, ActionSucceeded, DriftDetected
 from events.manifest import Fields, Manifest
 from events.provider_config import ProviderConfigSpec
 from infra.components.certificates import CA_FILE, Certificates
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.issuer import ISSUER
-from infra.providers.certificates.pem import certificates_in
+from infra.providers.certificates.pem import certificates_in, is_signed_by
 from reconciler.provider.kind import KindRegistry
 from tests.acme_gate import AcmeGate, acme_gate
 from tests.certificates import acme, orders, root_in
@@ -252,6 +252,26 @@ async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
     await world.until_outcome(WEB, "Deleted")
     await world.until_outcome(MANIFESTS["own"].key, "Held", reason="DataLoss")
     assert not place.folder.exists()
+
+
+async def test_an_authority_that_is_replaced_waits_for_a_person_and_then_signs_all_anew(
+    place: Place,
+) -> None:
+    world, own = place.world, MANIFESTS["own"].key
+    await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
+    await world.until_outcome(WEB, "Converged")
+    before = place.serial
+    await world.declare_all([changed("own", ownCa={"commonName": "Another Root"})])
+    await world.until_outcome(own, "Held", reason="DataLoss")
+    assert place.serial == before
+    await world.tell(own, Approved("DataLoss"), "approval")
+    await place.until_serial_is_not(before)
+    await world.until_outcome(WEB, "Converged")
+    (leaf, authority) = (
+        certificates_in((place.folder / name).read_bytes())[0] for name in ("tls.crt", "ca.crt")
+    )
+    assert is_signed_by(leaf, authority)
+    assert authority.subject.rfc4514_string() == "CN=Another Root"
 
 
 @pytest.mark.pebble

@@ -7,6 +7,7 @@ is well though an authority is not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -259,9 +260,11 @@ class AcmeClient:
         return f"{challenge.token}.{thumbprint}"
 
     def ready(self, challenge: Challenge) -> None:
-        """Say that a challenge can be looked at."""
+        """Say that a challenge can be looked at; its authorization says what comes of it."""
         response = challenges.HTTP01Response(key_authorization=self.answer_of(challenge))
-        self._post(challenge.url, response)
+        # Refused if it has been looked at meanwhile, for who said so before us and died.
+        with contextlib.suppress(PermanentError):
+            self._post(challenge.url, response)
 
     def finalize(self, order: Order, request: x509.CertificateSigningRequest) -> Order:
         """Have the certificate made of a request."""
