@@ -11,8 +11,9 @@ import pytest
 import structlog
 from nats.aio.client import Client
 
-from infra.components import caddy, postgres
+from infra.components import caddy, certificates, postgres
 from infra.components.caddy import Caddy
+from infra.components.certificates import Certificates
 from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
@@ -39,6 +40,7 @@ _NEEDED = {
     "disks": disks.problem,
     "nftables": nftables_problem,
     "caddy": caddy.problem,
+    "pebble": certificates.problem,
 }
 
 
@@ -101,6 +103,16 @@ def caddy_server() -> Iterator[Caddy]:
         asyncio.run(server.start(folder / "caddy"))
         yield server
         asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def pebble() -> Iterator[Certificates]:
+    """An ACME authority for the session; use names of your own. Mark the test `pebble`."""
+    with short_folder() as folder:
+        authority = Certificates(beside_others=True)
+        asyncio.run(authority.start(folder / "certificates"))
+        yield authority
+        asyncio.run(authority.stop())
 
 
 @pytest.fixture

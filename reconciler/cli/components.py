@@ -42,6 +42,10 @@ OFFERS: Final[Mapping[str, Offer]] = {
         ours=r"unix://.*/caddy/admin\.sock",
         least_resync_seconds=0.5,
     ),
+    "certificates": Offer(
+        "infra.components.certificates:Certificates",
+        ours=r"file:///.*/certificates/root",
+    ),
 }
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
 

@@ -118,11 +118,12 @@ def up(
     no_api
         Start no example API, and declare no ProviderConfig.
     with_
-        Systems to start besides, separated by commas: docker, postgres, caddy. Each keeps its
-        data in a folder of its own, and has the ProviderConfig of its name.
+        Systems to start besides, separated by commas: docker, postgres, caddy, certificates (an
+        ACME authority), composition (nothing is started: composed kinds). Each keeps its data in a
+        folder of its own, and has the ProviderConfig of its name.
     resync
-        Seconds between two listings of what tells nobody when it changes: the example API and
-        PostgreSQL.
+        Seconds between two listings of what tells nobody when it changes: the example API,
+        PostgreSQL and certificates.
     output
         What to print when ready: a banner for people, or a line of JSON.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,28 @@ spec:
   providerConfigRef: {name: caddy}
   hosts: [shop.example.org]
   backends: ["127.0.0.1:9001"]
+"""
+
+
+CERTIFICATE = """
+apiVersion: certificates/v1
+kind: Issuer
+metadata: {name: pebble}
+spec:
+  providerConfigRef: {name: certificates}
+  acme:
+    directory: DIRECTORY
+    acceptTerms: true
+    caFile: pebble-ca.pem
+    http01: {listen: "LISTEN"}
+---
+apiVersion: certificates/v1
+kind: Certificate
+metadata: {name: web}
+spec:
+  providerConfigRef: {name: certificates}
+  issuer: {$ref: Issuer/pebble, field: name}
+  dnsNames: [web.test]
 """
 
 
@@ -143,6 +167,31 @@ def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) 
                 answer = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
             assert answer.status_code == httpx.codes.BAD_GATEWAY, "nobody is behind it"
             assert running.stop()[0] == 0
+
+
+@pytest.mark.pebble
+def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
+    short_cli: Cli,
+) -> None:
+    cli = short_cli
+    place = cli.folder / "reconciler-data" / "certificates"
+    serials = set[str]()
+    for turn in range(2):
+        with up(cli, "--no-api", "--with", "certificates", "--log-level", "error") as running:
+            assert running.ready["components"] == {"certificates": (place / "root").as_uri()}
+            settings = json.loads((place / "pebble.json").read_text())["pebble"]
+            manifest = CERTIFICATE.replace(
+                "DIRECTORY", f"https://{settings['listenAddress']}/dir"
+            ).replace("LISTEN", f"127.0.0.1:{settings['httpPort']}")
+            if turn:  # pebble knows nothing any more
+                manifest = manifest.replace("[web.test]", "[web.test, www.test]")
+            cli.write("certificate.yaml", manifest)
+            cli.ok("apply", "-f", "certificate.yaml", "--wait")
+            shown = cli.ok("describe", "Certificate/web", "-o", "json").out
+            serials |= set(re.findall(r'"serial": ?"(\w+)"', shown))
+            assert "BEGIN CERTIFICATE" in (place / "root" / "web" / "tls.crt").read_text()
+            assert running.stop()[0] == 0
+    assert len(serials) == 2
 
 
 @pytest.mark.own_dockerd

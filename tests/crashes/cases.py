@@ -30,6 +30,7 @@ Row = Literal[
     "grant",
     "disk",
     "attachment",
+    "certificate",
 ]
 """What a case is about besides a plain shape: see ``tests.crashes.rows`` and ``real_kinds``."""
 
@@ -209,6 +210,7 @@ _GAPS_OF_KINDS: dict[Row, dict[Operation, int]] = {
     "grant": {"Create": 6, "Update": 5, "Delete": 5},
     "disk": {"Create": 5, "Update": 3, "Delete": 0},
     "attachment": {"Create": 3, "Update": 2, "Delete": 3},
+    "certificate": {"Create": 5, "Update": 6, "Delete": 3},
 }
 """How many gaps there are between the calls of each operation."""
 

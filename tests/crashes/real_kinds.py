@@ -1,4 +1,4 @@
-"""Rows of the matrix on real systems: containers, volumes, databases, roles, grants and disks.
+"""Rows of the matrix on real systems: an Engine, PostgreSQL, disks, and certificates.
 
 A journal of effects is there only for what the Engine tells of; for the others the end decides:
 one object, the one that the log knows, as it is declared, and nothing half made beside it.
@@ -23,10 +23,15 @@ from events.log import ActionSucceeded, OwnershipClaimed
 from events.manifest import Fields, Manifest, Metadata
 from events.provider_config import ProviderConfigSpec
 from infra.components.postgres import Postgres
+from infra.providers.certificates.certificate import CERTIFICATE
+from infra.providers.certificates.pem import certificates_in, facts_of
+from infra.providers.certificates.spec import STORE
+from infra.providers.certificates.store import CertificateRecord, Store
 from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK, DisksProvider
 from infra.providers.docker.container import CONTAINER
 from infra.providers.docker.volume import VOLUME
+from infra.providers.file_root import FileRoot
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.role import DATABASE_ROLE
@@ -34,6 +39,7 @@ from infra.secrets import open_stores
 from reconciler.provider.contract import action
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
+from tests.certificates import OWN_CA, make_issuer, root_in
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.roles import SECRETS
@@ -61,6 +67,14 @@ class KindLane(Lane):
         (folder / SECRETS).mkdir(parents=True, mode=0o700)
 
     @property
+    def root(self) -> Path:
+        """Where certificates are."""
+        return self._folder / "root"
+
+    def _make_root(self) -> str:
+        return root_in(self._folder).as_uri()
+
+    @property
     def database(self) -> str:
         """Somebody else's database, for grants."""
         return f"{self.prefix}-base"
@@ -77,7 +91,9 @@ class KindLane(Lane):
             "docker": self.engine.endpoint,
             "postgres": self._server.endpoint,
             "disks": self.disks.as_uri(),
+            "certificates": await asyncio.to_thread(self._make_root),
         }
+        await make_issuer(self.root, "own", OWN_CA)
         for name, endpoint in endpoints.items():
             await self.configure(name, self.prefix, provider=name, endpoint=endpoint)
         await self.run("CREATE DATABASE {}", self.database)
@@ -466,6 +482,34 @@ class AttachmentStory(KindStory):
         assert len(self._left()[1]) == (0 if is_gone else 1)
 
 
+class CertificateStory(KindStory):
+    """A certificate of an authority of our own; other names are another order."""
+
+    of = CERTIFICATE
+    change: ClassVar[Fields] = {"dnsNames": ["other.test"]}
+
+    def __init__(self, lane: KindLane, case: Case, number: int) -> None:
+        super().__init__(lane, case, number)
+        self.spec = {"issuer": "own", "dnsNames": ["web.test"]}
+        self._store = Store(FileRoot(lane.root), "certificates", CertificateRecord)
+
+    async def uid(self) -> str | None:
+        record = await asyncio.to_thread(self._store.read, self.name)
+        return None if record is None else record.uid
+
+    async def content(self) -> Fields:
+        delivered = await asyncio.to_thread((self.lane.root / self.name / "tls.pem").read_bytes)
+        names = facts_of(certificates_in(delivered)[0]).dns_names
+        return {"issuer": "own", "dnsNames": list(names)}
+
+    async def assert_made_once(self) -> None:
+        kept = self.lane.root / STORE / "certificates" / self.name
+        left = await asyncio.to_thread(lambda: sorted(path.suffix for path in kept.glob("*")))
+        is_gone = self.case.operation == "Delete"
+        assert left == ([] if is_gone else [".crt", ".crt", ".json", ".key"])
+        assert await asyncio.to_thread((self.lane.root / self.name).exists) != is_gone
+
+
 _STORIES: dict[Row, type[KindStory]] = {
     "container": ContainerStory,
     "replaced container": ReplacedContainerStory,
@@ -475,6 +519,7 @@ _STORIES: dict[Row, type[KindStory]] = {
     "grant": GrantStory,
     "disk": DiskStory,
     "attachment": AttachmentStory,
+    "certificate": CertificateStory,
 }
 
 

@@ -1,0 +1,256 @@
+"""A certificate by way of ACME: an order, proofs that the names are ours, and the certificate.
+
+Each step is one request, and each can be the last: the order's URL is recorded before it is
+finalised, so whoever goes on finds the same order, and the same certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from events.manifest import Fields
+from infra.providers.certificates import http01
+from infra.providers.certificates.acme_client import (
+    FAILED_DEPENDENCY,
+    AcmeClient,
+    Authorization,
+    Challenge,
+    Identifier,
+    LimitedError,
+    NoAccountError,
+    NoOrderError,
+    Order,
+)
+from infra.providers.certificates.pem import PrivateKey, names_of, subject_of
+from infra.providers.file_root import FileRoot
+from reconciler.errors import PermanentError, TransientError, UnknownResultError
+
+_T = TypeVar("_T")
+
+FIRST_POLL_SECONDS: Final = 0.05
+MAX_POLL_SECONDS: Final = 5.0
+
+
+class OrderFailedError(TransientError):
+    """The authority will make no certificate of this order; another one may succeed."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(
+            f"the order {url} failed: {why}; another one follows", status=FAILED_DEPENDENCY
+        )
+
+
+class Step(Protocol):
+    """Runs one blocking step in a thread, once the API may be called."""
+
+    async def __call__(self, function: Callable[[], _T], /) -> _T:
+        """Run it."""
+        ...
+
+
+class Ordering:
+    """One order, from wherever it is to its certificate."""
+
+    def __init__(
+        self,
+        client: AcmeClient,
+        step: Step,
+        root: FileRoot,
+        solver: Mapping[str, str],
+        *,
+        patience_seconds: float,
+    ) -> None:
+        self._client = client
+        self._step = step
+        self._root = root
+        self._solver = solver
+        self._limited: Callable[[LimitedError], None] = _unheard
+        self.is_finalized = False
+        self._deadline = time.monotonic() + patience_seconds
+
+    async def certificate(
+        self,
+        fields: Fields,
+        key: PrivateKey,
+        url: str,
+        *,
+        ordered: Callable[[str], None],
+        register: Callable[[], None],
+        limited: Callable[[LimitedError], None],
+    ) -> bytes:
+        """Return the chain of an order: the one at ``url``, or a new one that ``ordered`` records.
+
+        ``register`` makes the account anew where the authority has lost it, ``limited`` records
+        that it wants no order before an instant: both within the step that met it.
+        """
+        self._limited = limited
+        names = identifiers_of(fields)
+        if url and (found := await self._ask(lambda: self._found(url))) is not None:
+            try:
+                return await self._followed(url, found, fields, key)
+            except OrderFailedError:  # as after a crash while the authority looked
+                await self._ask(lambda: ordered(""))
+        url, order = await self._ask(lambda: self._ordered(names, ordered, register))
+        try:
+            return await self._followed(url, order, fields, key)
+        except OrderFailedError:
+            await self._ask(lambda: ordered(""))
+            raise
+
+    async def _followed(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
+        """Do what an order needs next, until there is a certificate."""
+        self.is_finalized = order.status in ("processing", "valid")
+        while order.status != "valid":
+            match order.status:
+                case "pending":
+                    await self._authorize(url, order)
+                    order = await self._after(order, url)
+                case "ready":
+                    order = await self._finalized(order, fields, key)
+                case "processing":
+                    order = await self._after(order, url)
+                case _:
+                    raise OrderFailedError(url, _why(order))
+        done = order
+        return await self._ask(lambda: self._client.download(done))
+
+    async def _ask(self, request: Callable[[], _T], /) -> _T:
+        return await self._step(lambda: self._noted(request))
+
+    def _noted(self, request: Callable[[], _T]) -> _T:
+        try:
+            return request()
+        except LimitedError as limit:
+            self._limited(limit)
+            raise
+
+    def _found(self, url: str) -> Order | None:
+        try:
+            return self._client.find_order(url)
+        except (NoAccountError, NoOrderError):
+            return None  # the authority has lost it
+
+    def _ordered(
+        self,
+        names: list[Identifier],
+        ordered: Callable[[str], None],
+        register: Callable[[], None],
+    ) -> tuple[str, Order]:
+        try:
+            url, order = self._client.order(names)
+        except NoAccountError:
+            register()
+            url, order = self._client.order(names)
+        ordered(url)
+        return url, order
+
+    async def _finalized(self, order: Order, fields: Fields, key: PrivateKey) -> Order:
+        self.is_finalized = True
+        return await self._ask(lambda: self._client.finalize(order, request_of(fields, key)))
+
+    async def _after(self, order: Order, url: str) -> Order:
+        """Wait until an order is what follows."""
+        before, pause = order.status, FIRST_POLL_SECONDS
+        if before == "pending":
+            order = await self._ask(lambda: self._client.find_order(url))
+        while order.status in (before, "processing"):
+            pause = await self._pause(pause, f"order {url} is {order.status}")
+            order = await self._ask(lambda: self._client.find_order(url))
+        return order
+
+    async def _authorize(self, url: str, order: Order) -> None:
+        """Show that all names are ours; raises ``OrderFailedError``."""
+        for each in order.authorizations:
+            found = await self._ask(lambda each=each: self._client.authorization(each))
+            if found.status == "pending":
+                found = await self._prove(found, each)
+            if found.status != "valid":
+                said = [one.error.detail for one in found.challenges if one.error is not None]
+                why = "; ".join(said) or found.status
+                raise OrderFailedError(url, f"{found.identifier.value}: {why}")
+
+    async def _prove(self, found: Authorization, url: str) -> Authorization:
+        """Answer for one name, until the authority has looked."""
+        challenge = next((each for each in found.challenges if each.type == "http-01"), None)
+        name = found.identifier.value
+        if challenge is None:
+            raise PermanentError(
+                f"{name}: the authority does not take http-01 for it", status=FAILED_DEPENDENCY
+            )
+        try:
+            await self._ask(lambda: self._answer(challenge))
+            pause = FIRST_POLL_SECONDS
+            while True:
+                found = await self._ask(lambda: self._client.authorization(url))
+                if found.status != "pending":
+                    return found
+                pause = await self._pause(pause, f"{name} is still being looked at")
+        finally:
+            # No request: it must be done whatever happened.
+            await asyncio.shield(asyncio.to_thread(self._answer_no_more, challenge))
+
+    def _answer(self, challenge: Challenge) -> None:
+        answer = self._client.answer_of(challenge)
+        if "listen" in self._solver:
+            http01.add_answer(self._solver["listen"], challenge.token, answer)
+        else:
+            http01.write_answer(self._root, self._solver["folder"], challenge.token, answer)
+        if challenge.status == "pending":
+            self._client.ready(challenge)
+
+    def _answer_no_more(self, challenge: Challenge) -> None:
+        if "listen" in self._solver:
+            http01.remove_answer(self._solver["listen"], challenge.token)
+        else:
+            http01.unlink_answer(self._root, self._solver["folder"], challenge.token)
+
+    async def _pause(self, seconds: float, what: str) -> float:
+        """Wait before another look, and return how long to wait the next time."""
+        wait = max(seconds, self._client.retry_after_seconds(0.0))
+        if time.monotonic() + wait > self._deadline:
+            raise UnknownResultError(f"{what}; it is looked at again", status=FAILED_DEPENDENCY)
+        await asyncio.sleep(wait)
+        return min(seconds * 2, MAX_POLL_SECONDS)
+
+
+def _unheard(_limit: LimitedError) -> None:
+    """Nobody has asked for anything yet."""
+
+
+def identifiers_of(fields: Fields) -> list[Identifier]:
+    """Return what an order is for; raises ``PermanentError`` for what ACME has no word for."""
+    names, addresses = fields["dnsNames"], fields["ipAddresses"]
+    common_name = fields.get("commonName")
+    if common_name is not None and common_name.lower() not in names:
+        raise PermanentError(
+            f"commonName {common_name!r} is none of dnsNames, and ACME orders nothing else: leave"
+            " it out, or add it there"
+        )
+    if wildcards := [name for name in names if name.startswith("*")]:
+        raise PermanentError(f"{wildcards[0]} cannot be shown to be ours over HTTP: name each host")
+    if not names and not addresses:
+        raise PermanentError("ACME orders dnsNames and ipAddresses: give some")
+    return [
+        *(Identifier("dns", name) for name in names),
+        *(Identifier("ip", address) for address in addresses),
+    ]
+
+
+def request_of(fields: Fields, key: PrivateKey) -> x509.CertificateSigningRequest:
+    """Write a request for a certificate."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(
+        subject_of(fields.get("commonName"))
+    )
+    if (names := names_of(fields["dnsNames"], fields["ipAddresses"])) is not None:
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(key, hashes.SHA256())
+
+
+def _why(order: Order) -> str:
+    return order.status if order.error is None else order.error.detail or order.error.type

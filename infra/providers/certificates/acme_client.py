@@ -1,0 +1,394 @@
+"""One account's requests to an authority that speaks ACME (RFC 8555), each of them one call.
+
+It blocks. What the authority answers is read with schemas of our own; what it refuses is one of the
+``ProviderError`` classes. None has a status of the 5xx: the folder, which is this provider's API,
+is well though an authority is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import requests
+from acme import challenges, errors, messages
+from acme.client import ClientNetwork, ClientV2
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from josepy.b64 import b64encode
+from josepy.errors import Error as JoseError
+from josepy.interfaces import JSONDeSerializable
+from josepy.jwa import ES256
+from josepy.jwk import JWKEC
+from requests.adapters import HTTPAdapter
+
+from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
+
+FAILED_DEPENDENCY: Final = 424
+"""The status of what an authority did not do: no failure of the folder's API."""
+
+USER_AGENT: Final = "event-sourced-reconciler"
+MAX_BAD_NONCES: Final = 10
+DEFAULT_LIMIT_SECONDS: Final = 3600.0
+"""How long nothing is ordered where an authority limits rates and does not say until when."""
+
+_REVOKED: Final = "alreadyRevoked"
+_NO_ACCOUNT: Final = "accountDoesNotExist"
+_NO_RIGHTS: Final = "unauthorized"
+_FOR_GOOD: Final = frozenset(
+    {
+        "badCSR",
+        "badPublicKey",
+        "caa",
+        "externalAccountRequired",
+        "invalidContact",
+        "malformed",
+        "rejectedIdentifier",
+        "unsupportedContact",
+        "unsupportedIdentifier",
+        "userActionRequired",
+    }
+)
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_T = TypeVar("_T")
+
+
+class LimitedError(Exception):
+    """The authority wants fewer orders: none before an instant."""
+
+    def __init__(self, until: datetime, why: str) -> None:
+        super().__init__(why)
+        self.until = until
+        self.why = why
+
+    def as_error(self) -> TransientError:
+        """Return what it comes to: this one waits so long, and nobody else."""
+        left = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
+        return TransientError(
+            f"{self.why} (nothing is ordered before {moment(self.until)})",
+            status=HTTPStatus.TOO_MANY_REQUESTS,
+            retry_after_seconds=left,
+        )
+
+
+class NoAccountError(Exception):
+    """The authority does not know the account (any more)."""
+
+
+class NoOrderError(Exception):
+    """The authority does not know the order (any more)."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why something failed, as the authority says (RFC 7807)."""
+
+    type: str = "about:blank"
+    detail: str = ""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """An order as the authority shows it."""
+
+    status: str
+    authorizations: list[str]
+    finalize: str
+    certificate: str = ""
+    error: Problem | None = None
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """One way to show that a name is ours."""
+
+    type: str
+    url: str
+    status: str = "pending"
+    token: str = ""
+    error: Problem | None = None
+
+
+class Identifier(msgspec.Struct, frozen=True):
+    """What is to be shown as ours."""
+
+    type: str
+    value: str
+
+
+class Authorization(msgspec.Struct, frozen=True):
+    """Whether a name was shown to be ours."""
+
+    identifier: Identifier
+    status: str
+    challenges: list[Challenge]
+
+
+class _Trusting(HTTPAdapter):
+    """HTTPS that trusts the authorities of one file, and nobody else."""
+
+    def __init__(self, trusted: str) -> None:
+        self._trusted = trusted
+        super().__init__()
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: dict[str, str] | None = None,
+    ) -> requests.Response:
+        """Send a request."""
+        del verify
+        return super().send(request, stream, timeout, self._trusted, cert, proxies)
+
+
+class _Network(ClientNetwork):
+    """Requests of which the newest answer is known: its headers say when to come again."""
+
+    newest: requests.Response | None = None
+
+    def _send_request(
+        self, method: str, url: str, *args: object, **kwargs: object
+    ) -> requests.Response:
+        self.newest = None
+        self.newest = super()._send_request(method, url, *args, **kwargs)
+        return self.newest
+
+
+class AcmeClient:
+    """An account's requests; for one action, and one thread at a time."""
+
+    def __init__(
+        self,
+        directory: str,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        ca_file: Path | None,
+        timeout_seconds: float,
+    ) -> None:
+        self._url = directory
+        self._key = JWKEC(key=key)
+        self._network = _Network(
+            self._key,
+            alg=ES256,
+            user_agent=USER_AGENT,
+            timeout=max(1, round(timeout_seconds)),
+        )
+        session = self._network.session
+        session.trust_env = False  # what the environment says is for other clients
+        trusted = os.environ.get("SSL_CERT_FILE") if ca_file is None else str(ca_file)
+        if trusted:
+            session.mount("https://", _Trusting(trusted))
+        self._client: ClientV2 | None = None
+
+    def close(self) -> None:
+        """Close connections."""
+        self._network.session.close()
+
+    # --- the account
+
+    def use_account(self, url: str) -> None:
+        """Sign for an account that is there."""
+        self._network.account = messages.RegistrationResource(body=messages.Registration(), uri=url)
+
+    def register(self, email: str | None) -> str:
+        """Make the account of this key, or find it; return its URL."""
+        self._network.account = None
+        wish = messages.NewRegistration.from_data(email=email, terms_of_service_agreed=True)
+        try:
+            url = self._ask(lambda client: client.new_account(wish), writes=False).uri
+        except errors.ConflictError as found:
+            url = found.location
+        self.use_account(url)
+        return url
+
+    def write_to(self, url: str, email: str | None) -> None:
+        """Say whom the authority shall write to."""
+        contact = () if email is None else (f"mailto:{email}",)
+        self._post(url, messages.UpdateRegistration(contact=contact))
+
+    def deactivate(self, url: str) -> None:
+        """End the account for good; one that is unknown, or has no rights any more, has ended."""
+        body = messages.UpdateRegistration(status="deactivated")
+        try:
+            self._post(url, body)
+        except NoAccountError:
+            return
+        except ProviderError as error:
+            if not _says(error, _NO_RIGHTS):
+                raise
+
+    # --- an order
+
+    def order(self, names: list[Identifier]) -> tuple[str, Order]:
+        """Order a certificate; return the order's URL, and the order."""
+        kinds = {"dns": messages.IDENTIFIER_FQDN, "ip": messages.IDENTIFIER_IP}
+        wish = messages.NewOrder(
+            identifiers=[
+                messages.Identifier(typ=kinds[each.type], value=each.value) for each in names
+            ]
+        )
+        answer = self._post(self._directory("newOrder"), wish)
+        return answer.headers["Location"], _read(answer, Order)
+
+    def find_order(self, url: str) -> Order:
+        """Read an order; raises ``NoOrderError``."""
+        try:
+            return _read(self._post(url, None), Order)
+        except ProviderError as error:
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+                raise NoOrderError from None
+            raise
+
+    def authorization(self, url: str) -> Authorization:
+        """Read whether a name was shown to be ours."""
+        return _read(self._post(url, None), Authorization)
+
+    def answer_of(self, challenge: Challenge) -> str:
+        """Return what has to be answered for a challenge's token."""
+        if _TOKEN.fullmatch(challenge.token) is None:
+            raise PermanentError("the authority sent a token that is none", status=424)
+        thumbprint = b64encode(self._key.thumbprint()).decode()
+        return f"{challenge.token}.{thumbprint}"
+
+    def ready(self, challenge: Challenge) -> None:
+        """Say that a challenge can be looked at; its authorization says what comes of it."""
+        response = challenges.HTTP01Response(key_authorization=self.answer_of(challenge))
+        # Refused if it has been looked at meanwhile, for who said so before us and died.
+        with contextlib.suppress(PermanentError):
+            self._post(challenge.url, response)
+
+    def finalize(self, order: Order, request: x509.CertificateSigningRequest) -> Order:
+        """Have the certificate made of a request."""
+        wish = messages.CertificateRequest(csr=request)
+        return _read(self._post(order.finalize, wish, writes=True), Order)
+
+    def download(self, order: Order) -> bytes:
+        """Read the chain of an order that is done."""
+        return self._post(order.certificate, None).content
+
+    def revoke(self, certificate: x509.Certificate) -> None:
+        """Take a certificate back; once more changes nothing."""
+        wish = messages.Revocation(certificate=certificate, reason=0)
+        try:
+            self._post(self._directory("revokeCert"), wish, writes=True)
+        except ProviderError as error:
+            if not _says(error, _REVOKED):
+                raise
+
+    def retry_after_seconds(self, default: float) -> float:
+        """Return how long the newest answer asks to wait."""
+        found = _retry_after(self._network.newest)
+        return default if found is None else found
+
+    # --- requests
+
+    def _directory(self, name: str) -> str:
+        return self._ask(lambda client: str(client.directory[name]), writes=False)
+
+    def _post(
+        self, url: str, content: JSONDeSerializable | None, *, writes: bool = False
+    ) -> requests.Response:
+        def post(client: ClientV2) -> requests.Response:
+            nonce_url = str(client.directory["newNonce"])
+            return self._network.post(url, content, new_nonce_url=nonce_url)
+
+        return self._ask(post, writes=writes)
+
+    def _ask(self, request: Callable[[ClientV2], _T], *, writes: bool) -> _T:
+        """Make a request; one whose nonce is refused was not looked at, and is made again."""
+        for _ in range(MAX_BAD_NONCES):
+            self._network.newest = None
+            try:
+                if self._client is None:
+                    directory = ClientV2.get_directory(self._url, self._network)
+                    self._client = ClientV2(directory, self._network)
+                return request(self._client)
+            except messages.Error as problem:
+                if problem.code != "badNonce":
+                    raise self._refused(problem) from None
+            except errors.ConflictError:
+                raise
+            except (errors.Error, requests.RequestException, JoseError, KeyError) as error:
+                raise self._failed(error, writes=writes) from None
+        raise TransientError(f"{self._url} refuses every nonce", status=FAILED_DEPENDENCY)
+
+    def _refused(self, problem: messages.Error) -> Exception:
+        newest = self._network.newest
+        status = FAILED_DEPENDENCY if newest is None else newest.status_code
+        code = str(problem.typ).rpartition(":")[2]
+        said = f"{self._url} says {code}: {problem.detail or problem.title or 'no reason'}"
+        if code == "rateLimited" or status == HTTPStatus.TOO_MANY_REQUESTS:
+            seconds = self.retry_after_seconds(DEFAULT_LIMIT_SECONDS)
+            return LimitedError(datetime.fromtimestamp(_now() + seconds, UTC), said)
+        if code == _NO_ACCOUNT:
+            return NoAccountError(said)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return TransientError(
+                said, status=FAILED_DEPENDENCY, retry_after_seconds=_retry_after(newest)
+            )
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+            return TransientError(said, status=status)
+        kind = PermanentError if code in _FOR_GOOD else TransientError
+        return kind(said, status=FAILED_DEPENDENCY)
+
+    def _failed(self, error: Exception, *, writes: bool) -> ProviderError:
+        newest = self._network.newest
+        if isinstance(error, requests.exceptions.SSLError):
+            why = "its certificate cannot be trusted (spec.acme.caFile names whom to trust)"
+        elif isinstance(error, requests.ConnectionError):
+            why = "it cannot be reached"
+        elif isinstance(error, requests.Timeout):
+            why = "it did not answer in time"
+        else:
+            why = "what it answers is no ACME"
+        # A connection that was refused, or not trusted, has sent nothing.
+        unsent = (requests.exceptions.SSLError, requests.ConnectTimeout)
+        is_sent = writes and newest is None and not isinstance(error, unsent)
+        kind = UnknownResultError if is_sent else TransientError
+        return kind(
+            f"{self._url}: {why}",
+            status=FAILED_DEPENDENCY,
+            retry_after_seconds=_retry_after(newest),
+        )
+
+
+def moment(until: datetime) -> str:
+    """Write an instant for people, never earlier than it is."""
+    return f"{until + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _says(error: ProviderError, code: str) -> bool:
+    return f" says {code}: " in error.message
+
+
+def _read(answer: requests.Response, of: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(answer.content, type=of)
+    except msgspec.DecodeError as error:
+        raise TransientError(
+            f"{answer.url} answers what is no ACME: {error}", status=FAILED_DEPENDENCY
+        ) from None
+
+
+def _retry_after(answer: requests.Response | None) -> float | None:
+    """Return how long an answer asks to wait: seconds, or until a date."""
+    said = "" if answer is None else answer.headers.get("Retry-After", "")
+    if said.strip().isdecimal():
+        return float(said)
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - _now())
+    except (TypeError, ValueError):
+        return None
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()

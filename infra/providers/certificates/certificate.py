@@ -1,0 +1,159 @@
+"""The kind ``Certificate``: a key, a certificate for it, and the files that servers read."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.certificates.extra_needed import extra_needed
+from infra.providers.certificates.issuer import due_at
+from infra.providers.certificates.spec import (
+    DEFAULT_ALGORITHM,
+    KeyAlgorithm,
+    ObjectName,
+    Place,
+    Span,
+    canonical_span,
+    name_problem,
+    place_problem,
+    seconds_of,
+)
+from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+DEFAULT_DURATION: Final = "90d"
+
+_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+_DNS_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
+_MAX_DNS_NAME: Final = 253
+
+
+class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``Certificate``'s spec."""
+
+    issuer: Annotated[
+        ObjectName,
+        msgspec.Meta(description="Who signs: the name of an Issuer of the same ProviderConfig."),
+    ]
+    common_name: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None,
+        msgspec.Meta(description="Name of the subject; of ACME one of dnsNames."),
+    ] = None
+    dns_names: Annotated[
+        Annotated[list[str], msgspec.Meta(max_length=100)],
+        msgspec.Meta(description="Names that it is good for, in no order."),
+    ] = []
+    ip_addresses: Annotated[
+        Annotated[list[str], msgspec.Meta(max_length=100)],
+        msgspec.Meta(description="Addresses that it is good for, in no order."),
+    ] = []
+    duration: Annotated[
+        Span,
+        msgspec.Meta(description="How long it is good: 90d. With ACME the authority decides."),
+    ] = DEFAULT_DURATION
+    renew_before: Annotated[
+        Span | None,
+        msgspec.Meta(description="Renewed so long before its end; left out, a third of its life."),
+    ] = None
+    key_algorithm: Annotated[
+        KeyAlgorithm, msgspec.Meta(description="Kind and size of its key.")
+    ] = DEFAULT_ALGORITHM
+    key_rotation: Annotated[
+        Literal["AtRenewal", "Never"],
+        msgspec.Meta(description="Whether each new certificate gets a new key."),
+    ] = "AtRenewal"
+    folder: Annotated[
+        Place | None,
+        msgspec.Meta(description="Folder beneath the root for its files; left out, its name."),
+    ] = None
+    revoke_on_delete: Annotated[
+        bool, msgspec.Meta(description="Whether it is revoked when it is withdrawn.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if not (self.common_name or self.dns_names or self.ip_addresses):
+            raise ValueError("give commonName, dnsNames or ipAddresses")
+        for name in self.dns_names:
+            if _DNS_NAME.fullmatch(name) is None or len(name) > _MAX_DNS_NAME:
+                raise ValueError(f"dnsNames: {name!r} is no DNS name (others as punycode: xn--…)")
+        for address in self.ip_addresses:
+            ipaddress.ip_address(address)
+        if (problem := name_problem(self.issuer)) is not None:
+            raise ValueError(f"issuer: {problem}")
+        if self.folder is not None and (problem := place_problem(self.folder)) is not None:
+            raise ValueError(f"folder: {problem}")
+        before = self.renew_before
+        if before is not None and seconds_of(before) >= seconds_of(self.duration):
+            raise ValueError(f"renewBefore: {before} is not less than duration, {self.duration}")
+
+
+class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
+    """The certificate, and where its files are.
+
+    ``combined_file`` has key and chain, and is replaced in one step. ``digest`` changes with any
+    of the files.
+    """
+
+    serial: str
+    not_before: str
+    not_after: str
+    fingerprint: str
+    key_file: str
+    certificate_file: str
+    ca_file: str
+    combined_file: str
+    digest: str
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a certificate's fields their canonical form: names as sorted sets, no problems."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    for span in ("duration", "renewBefore"):
+        if span in given:
+            given[span] = canonical_span(given[span])
+    return {
+        "problems": [],
+        **given,
+        "dnsNames": sorted({name.lower() for name in fields.get("dnsNames") or ()}),
+        "ipAddresses": sorted(
+            {str(ipaddress.ip_address(each)) for each in fields.get("ipAddresses") or ()}
+        ),
+    }
+
+
+def due(fields: Fields, shown: ExternalObject) -> datetime | None:
+    """Return when a certificate has to be renewed."""
+    return due_at(fields.get("renewBefore"), shown)
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    with extra_needed():
+        from infra.providers.certificates.certificates import (  # noqa: PLC0415
+            CertificatesProvider,
+        )
+    return CertificatesProvider(config, secrets)
+
+
+CERTIFICATE = Kind(
+    name="Certificate",
+    api_version="certificates/v1",
+    provider="certificates",
+    schema=CertificateFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=_connect,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=CertificateOutputs,
+    due=due,
+)
+"""The kind ``Certificate``."""

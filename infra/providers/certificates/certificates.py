@@ -1,0 +1,499 @@
+"""The provider of ``Certificate``: ordered once, kept, and delivered as often as files are lost."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.certificates import own_authority
+from infra.providers.certificates.acme_authority import Ordering, identifiers_of
+from infra.providers.certificates.acme_client import (
+    FAILED_DEPENDENCY,
+    AcmeClient,
+    LimitedError,
+    moment,
+)
+from infra.providers.certificates.checks import REQUEST, Case, FileState, findings, why_order
+from infra.providers.certificates.delivery import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    COMBINED_FILE,
+    KEY_FILE,
+    Bundle,
+    check_place,
+    deliver,
+    states_of,
+    withdraw,
+)
+from infra.providers.certificates.folder import CertificateFolder
+from infra.providers.certificates.pem import (
+    Facts,
+    PrivateKey,
+    algorithm_of,
+    certificates_in,
+    facts_of,
+    is_signed_by,
+    key_pem,
+    new_key,
+    public_digest,
+    read_key,
+    text_of,
+)
+from infra.providers.certificates.store import (
+    CertificateRecord,
+    IssuerRecord,
+    Pending,
+    Store,
+    checked_name,
+    uid_of,
+    version_of,
+)
+from infra.providers.conflicts import check_uid
+from reconciler.errors import (
+    ConflictError,
+    NotCalledError,
+    NotFoundError,
+    NothingDoneError,
+    PermanentError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+MIN_PATIENCE_SECONDS = 30.0
+"""How long an order is waited for in one call at least: authorities take their time."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class _Kept(NamedTuple):
+    """What is there of a certificate: its record, and what its files have."""
+
+    record: CertificateRecord
+    key: PrivateKey | None
+    facts: Facts | None
+    bundle: Bundle
+    case: Case
+
+
+class CertificatesProvider:
+    """Orders, keeps and delivers certificates in a root."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        del secrets  # keys are made here, and never leave
+        self._folder = CertificateFolder(config)
+        self._store = Store(self._folder.root, "certificates", CertificateRecord)
+
+    async def create(self, action: Action) -> Effect:
+        """Have a certificate made and delivered; the same action goes on where it stopped."""
+        name, step = checked_name(action.external_name), self._folder.step
+        async with self._folder.locked(self._store, name):
+            kept = await step(lambda: self._kept(name))
+            found = None if kept is None else self._object(name, kept)
+            if kept is not None and found is not None:
+                if found.written_by != action.idempotency_key:
+                    raise ConflictError(f"certificate {name!r} is there already", obstacle=found)
+                wrong = findings(kept.case)
+                if not wrong or why_order(wrong) is not None:  # else it stopped while it delivered
+                    return Effect(found, replayed=True)
+            else:
+                await self._obtain(action, uid_of("certificate", action, None))
+            return Effect(await self._deliver(name))
+
+    async def update(self, action: Action) -> Effect:
+        """Deliver what is lost, and order another certificate only if a check says so."""
+        name, step = checked_name(action.external_name), self._folder.step
+        if await step(lambda: self._shown(name)) is None:
+            raise NotFoundError(f"certificate {name!r} is not there")
+        async with self._folder.locked(self._store, name):
+            kept = await step(lambda: self._kept(name))
+            found = None if kept is None else self._object(name, kept)
+            if kept is None or found is None:
+                raise NotFoundError(f"certificate {name!r} is gone")
+            if found.written_by != action.idempotency_key:
+                check_uid(found, action)
+                if action.version not in (None, found.version):
+                    raise ConflictError(
+                        f"certificate {name!r} was changed meanwhile", obstacle=found
+                    )
+                is_due = action.purpose == "Renew"
+                case = kept.case._replace(wanted=action.fields, is_due=is_due)
+                lost = findings(kept.case)
+                if why_order(findings(case)) is not None:
+                    if lost and why_order(lost) is None:
+                        # Not to be held up by an authority that limits rates, or is down.
+                        await step(lambda: self._deliver_files(name))
+                    await self._obtain(action, found.uid or "")
+                else:
+                    await step(lambda: self._write(action))
+            return Effect(await self._deliver(name))
+
+    async def delete(self, action: Action) -> Effect:
+        """Revoke it if that was asked for, and remove its files, its key and what is kept."""
+        name, step = checked_name(action.external_name), self._folder.step
+        if await step(lambda: self._store.read(name)) is None:
+            return Effect(None, absent=True)
+        async with self._folder.locked(self._store, name):
+            kept = await step(lambda: self._kept(name))
+            found = None if kept is None else self._object(name, kept)
+            if found is not None:
+                check_uid(found, action)
+            if kept is not None and kept.record.fields.get("revokeOnDelete"):
+                await step(lambda: self._revoke(kept))
+            await step(lambda: self._remove(name))
+            return Effect(None, absent=found is None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one certificate; no authority is asked."""
+        del uid  # names are unique
+        name = checked_name(external_name)
+        return await self._folder.look(lambda: self._shown(name))
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List the certificates of a scope."""
+        names = await self._folder.look(self._store.names)
+        wanted = [name for name in names if name.startswith(scope.prefix or "")]
+        for start in range(0, len(wanted), page_size):
+            page = wanted[start : start + page_size]
+            seen = await self._folder.look(lambda page=page: [self._shown(name) for name in page])
+            yield [each for each in seen if each and scope.has(each.name, each.labels)]
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._folder.close()
+
+    # --- an order
+
+    async def _obtain(self, action: Action, uid: str) -> None:
+        """Have a certificate made; the order that is under way already is gone on with."""
+        name, step = action.external_name, self._folder.step
+        issuer, pending = await step(lambda: self._begin(action))
+        if "acme" not in issuer.fields:
+            await step(lambda: self._sign(action, uid, issuer, pending))
+            return
+        key = await step(lambda: self._pending_key(name, pending))
+        client = await step(lambda: self._folder.account(action.fields["issuer"], issuer))
+        ordering = Ordering(
+            client,
+            step,
+            self._folder.root,
+            issuer.fields["acme"]["http01"],
+            patience_seconds=max(self._folder.timeout_seconds, MIN_PATIENCE_SECONDS),
+        )
+        try:
+            chain = await ordering.certificate(
+                action.fields,
+                key,
+                pending.order,
+                ordered=lambda url: self._ordered(name, url),
+                register=lambda: self._register(action.fields["issuer"], client),
+                limited=lambda limit: self._limit(name, action.fields["issuer"], limit),
+            )
+        except (LimitedError, TransientError) as error:
+            failure = error.as_error() if isinstance(error, LimitedError) else error
+            raise _perhaps_done(failure) if ordering.is_finalized else failure from None
+        finally:
+            client.close()
+        try:
+            await step(lambda: self._obtained(action, uid, pending, chain, None))
+        except TransientError as error:
+            raise _perhaps_done(error) from None
+
+    async def _deliver(self, name: str) -> ExternalObject | None:
+        try:
+            await self._folder.step(lambda: self._deliver_files(name))
+        except PermanentError as error:  # what was made is there, and ours
+            error.obstacle = await self._folder.look(lambda: self._shown(name))
+            raise
+        except TransientError as error:
+            raise _perhaps_done(error) from None
+        return await self._folder.step(lambda: self._shown(name))
+
+    # --- in a thread
+
+    def _kept(self, name: str) -> _Kept | None:
+        record = self._store.read(name)
+        if record is None:
+            return None
+        fields = record.fields
+        key_text = self._store.file(name, record.key_file) or b""
+        chain_text = self._store.file(name, record.chain_file)
+        kept_authority = self._store.file(name, record.ca_file) or b""
+        key, chain = read_key(key_text), certificates_in(chain_text)
+        facts = facts_of(chain[0]) if chain else None
+        authority = self._authority(fields.get("issuer", ""))
+        bundle = Bundle(key_text, chain_text or b"", authority or kept_authority)
+        files: dict[str, FileState] = {}
+        if record.uid and key is not None and facts is not None:
+            files = states_of(self._folder.root, _place_of(name, fields), bundle)
+        issued_by = certificates_in(authority)
+        case = Case(
+            key=None if key is None else public_digest(key),
+            certificate=facts,
+            files=files,
+            is_trusted=not (chain and issued_by) or is_signed_by(chain[0], issued_by[0]),
+            has_authority=authority in (None, kept_authority),
+            decides_duration=authority is not None,
+            applied=fields,
+        )
+        return _Kept(record, key, facts, bundle, case)
+
+    def _authority(self, issuer: str) -> bytes | None:
+        """Return the certificate of an authority of our own; None where the chain has it."""
+        record = self._folder.issuers.read(issuer) if issuer else None
+        if record is None or "ownCa" not in record.fields:
+            return None
+        return self._folder.issuers.file(issuer, record.certificate_file)
+
+    def _shown(self, name: str) -> ExternalObject | None:
+        kept = self._kept(name)
+        return None if kept is None else self._object(name, kept)
+
+    def _object(self, name: str, kept: _Kept) -> ExternalObject | None:
+        record, facts = kept.record, kept.facts
+        if not record.uid:
+            return None  # half made: the creation goes on
+        fields: Fields = {**record.fields, "problems": [str(each) for each in findings(kept.case)]}
+        outputs: Fields = {}
+        if facts is not None:
+            fields["dnsNames"] = list(facts.dns_names)
+            fields["ipAddresses"] = list(facts.ip_addresses)
+            fields["keyAlgorithm"] = facts.algorithm
+            place = self._folder.root.path / _place_of(name, record.fields)
+            outputs = {
+                "serial": facts.serial,
+                "notBefore": facts.not_before.isoformat(),
+                "notAfter": facts.not_after.isoformat(),
+                "fingerprint": facts.fingerprint,
+                "keyFile": str(place / KEY_FILE),
+                "certificateFile": str(place / CERTIFICATE_FILE),
+                "caFile": str(place / CA_FILE),
+                "combinedFile": str(place / COMBINED_FILE),
+                # Of public things only: the key's public half is in the certificate.
+                "digest": hashlib.sha256(kept.bundle.chain + kept.bundle.authority).hexdigest(),
+            }
+        return ExternalObject(
+            name=name,
+            fields=fields,
+            uid=record.uid,
+            version=version_of(record, record.key_file, record.chain_file, record.ca_file),
+            labels=record.labels,
+            written_by=record.key,
+            outputs=outputs,
+        )
+
+    def _begin(self, action: Action) -> tuple[IssuerRecord, Pending]:
+        """Record what is asked for, and with which key, before anybody is asked.
+
+        Raises ``NotCalledError`` before the time that an authority has given.
+        """
+        name, fields = action.external_name, action.fields
+        issuer = self._folder.issuers.read(fields["issuer"])
+        if issuer is None or not issuer.uid:
+            raise NothingDoneError(
+                f"issuer {fields['issuer']!r} is not there (yet): declare it with this"
+                " ProviderConfig",
+                status=FAILED_DEPENDENCY,
+            )
+        if "acme" in issuer.fields:
+            identifiers_of(fields)  # raises what ACME cannot order
+        check_place(self._folder.root, _place_of(name, fields), name)
+        request = _request_digest(fields)
+        record = self._store.read(name) or CertificateRecord()
+        pending = record.pending
+        until = record.limited_until if record.limited_by == fields["issuer"] else None
+        if until is not None and until > datetime.now(UTC):
+            raise NotCalledError(
+                f"{record.limited_why} (nothing is ordered before {moment(until)})",
+                status=429,
+                retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
+            )
+        # Whoever began the same request: an order that is under way is not ordered again.
+        if pending is not None and pending.request == request:
+            key = read_key(self._store.file(name, pending.key_file))
+            if key is not None:
+                return issuer, pending
+        self._folder.root.mark()
+        key_file = self._key_for(name, record, fields)
+        pending = Pending(action.idempotency_key, key_file, request)
+        self._store.write(name, msgspec.structs.replace(record, pending=pending))
+        self._keep_only(name)
+        return issuer, pending
+
+    def _key_for(self, name: str, record: CertificateRecord, fields: Fields) -> str:
+        """Return the file of the key to use: the one that is there, if it shall stay."""
+        wanted = fields["keyAlgorithm"]
+        if fields["keyRotation"] == "Never" and record.key_file:
+            key = read_key(self._store.file(name, record.key_file))
+            if key is not None and algorithm_of(key.public_key()) == wanted:
+                return record.key_file
+        return self._store.put(name, key_pem(new_key(wanted)), "key")
+
+    def _pending_key(self, name: str, pending: Pending) -> PrivateKey:
+        key = read_key(self._store.file(name, pending.key_file))
+        if key is None:
+            raise TransientError(f"the key of certificate {name!r} was there and is gone again")
+        return key
+
+    def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: Pending) -> None:
+        """Have an authority of our own sign."""
+        name, issuers = action.fields["issuer"], self._folder.issuers
+        authority = own_authority.open_authority(issuers, name, issuer)
+        key = self._pending_key(action.external_name, pending)
+        chain = text_of([authority.sign(action.fields, key)])
+        self._obtained(action, uid, pending, chain, text_of([authority.certificate]))
+
+    def _ordered(self, name: str, url: str) -> None:
+        """Record an order before anything else is done with it; an empty URL forgets it."""
+        record = self._store.read(name)
+        assert record is not None
+        assert record.pending is not None
+        pending = msgspec.structs.replace(record.pending, order=url)
+        self._store.write(name, msgspec.structs.replace(record, pending=pending))
+
+    def _register(self, issuer: str, client: AcmeClient) -> None:
+        """Make the account of an issuer anew, which its authority has lost."""
+        record = self._folder.issuers.read(issuer)
+        assert record is not None
+        account = client.register(record.fields["acme"].get("email"))
+        self._folder.issuers.write(issuer, msgspec.structs.replace(record, account=account))
+
+    def _limit(self, name: str, issuer: str, limited: LimitedError) -> None:
+        """Remember until when nothing is ordered: whatever action comes next obeys."""
+        record = self._store.read(name)
+        assert record is not None
+        limits = {"limited_until": limited.until, "limited_why": limited.why}
+        self._store.write(name, msgspec.structs.replace(record, limited_by=issuer, **limits))
+
+    def _obtained(
+        self, action: Action, uid: str, pending: Pending, chain: bytes, authority: bytes | None
+    ) -> None:
+        """Take a new certificate over, with its key, in one step."""
+        name, certificates = action.external_name, certificates_in(chain)
+        key = self._pending_key(name, pending)
+        if not certificates or facts_of(certificates[0]).public_key != public_digest(key):
+            raise PermanentError(
+                f"the authority made no certificate for the key of {name!r}", status=424
+            )
+        record = self._store.read(name)
+        assert record is not None
+        written = msgspec.structs.replace(
+            _declared(record, action),
+            uid=uid,
+            key_file=pending.key_file,
+            chain_file=self._store.put(name, chain, "crt"),
+            ca_file=self._store.put(name, authority or text_of(certificates[-1:]), "crt"),
+            pending=None,
+            limited_until=None,
+            limited_by="",
+            limited_why="",
+        )
+        self._store.write(name, written)
+
+    def _write(self, action: Action) -> None:
+        """Write what needs no order."""
+        record = self._store.read(action.external_name)
+        assert record is not None
+        name = action.external_name
+        check_place(self._folder.root, _place_of(name, action.fields), name)
+        authority = self._authority(action.fields["issuer"])
+        written = _declared(record, action)
+        if authority is not None:
+            ca_file = self._store.put(action.external_name, authority, "crt")
+            written = msgspec.structs.replace(written, ca_file=ca_file)
+        self._store.write(action.external_name, written)
+
+    def _deliver_files(self, name: str) -> None:
+        """Deliver to where it is wanted, and take away what is elsewhere."""
+        kept = self._kept(name)
+        if kept is None or kept.key is None or kept.facts is None:
+            raise TransientError(f"what is kept of certificate {name!r} was lost meanwhile")
+        place = _place_of(name, kept.record.fields)
+        if place not in kept.record.folders:
+            folders = (*kept.record.folders, place)
+            self._store.write(name, msgspec.structs.replace(kept.record, folders=folders))
+        deliver(self._folder.root, place, name, kept.bundle)
+        for each in kept.record.folders:
+            if each != place:
+                withdraw(self._folder.root, each, name)
+        record = self._store.read(name)
+        assert record is not None
+        if record.folders != (place,):
+            self._store.write(name, msgspec.structs.replace(record, folders=(place,)))
+        self._keep_only(name)
+
+    def _keep_only(self, name: str) -> None:
+        record = self._store.read(name)
+        assert record is not None
+        pending = () if record.pending is None else (record.pending.key_file,)
+        self._store.keep_only(name, {record.key_file, record.chain_file, record.ca_file, *pending})
+
+    def _revoke(self, kept: _Kept) -> None:
+        """Take a certificate back, while it is good."""
+        if kept.facts is None or kept.facts.not_after <= datetime.now(UTC):
+            return
+        name = kept.record.fields["issuer"]
+        issuer = self._folder.issuers.read(name)
+        if issuer is None or not issuer.uid:
+            raise NothingDoneError(
+                f"issuer {name!r}, who has to revoke it, is not there: declare it, or declare the"
+                " certificate with revokeOnDelete: false",
+                status=FAILED_DEPENDENCY,
+            )
+        if "acme" not in issuer.fields:
+            held = self._folder.issuers.lock(name)
+            try:
+                own_authority.revoke(self._folder.issuers, name, kept.facts.serial)
+            finally:
+                os.close(held)
+            return
+        client = self._folder.account(name, issuer)
+        try:
+            client.revoke(certificates_in(kept.bundle.chain)[0])
+        except LimitedError as limited:
+            raise limited.as_error() from None
+        finally:
+            client.close()
+
+    def _remove(self, name: str) -> None:
+        record = self._store.read(name)
+        for each in () if record is None else record.folders:
+            withdraw(self._folder.root, each, name)
+        self._store.remove(name)
+
+
+def _perhaps_done(error: TransientError) -> UnknownResultError:
+    """Return what a failure comes to after something was done: the same action goes on with it."""
+    return UnknownResultError(
+        error.message,
+        status=error.status or FAILED_DEPENDENCY,
+        retry_after_seconds=error.retry_after_seconds,
+    )
+
+
+def _declared(record: CertificateRecord, action: Action) -> CertificateRecord:
+    fields = {name: value for name, value in action.fields.items() if name != "problems"}
+    return msgspec.structs.replace(
+        record, key=action.idempotency_key, labels=action.labels, fields=fields
+    )
+
+
+def _place_of(name: str, fields: Fields) -> str:
+    return fields.get("folder") or name
+
+
+def _request_digest(fields: Fields) -> str:
+    asked = {name: fields.get(name) for name in REQUEST}
+    return hashlib.sha256(_encoder.encode(asked)).hexdigest()

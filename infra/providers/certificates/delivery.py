@@ -1,0 +1,133 @@
+"""Files for servers to read: key, certificate and authority, in a folder beneath the root.
+
+A folder belongs to the certificate that its marker names; files of others are never replaced.
+Everything here blocks, and raises ``OSError`` as it comes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from infra.providers.certificates.checks import FileState
+from infra.providers.certificates.spec import MARKER
+from infra.providers.certificates.store import (
+    PRIVATE_MODE,
+    PUBLIC_MODE,
+    read_file,
+    write_file,
+)
+from infra.providers.file_root import FileRoot, discard, stat_of, temporary_name
+from reconciler.errors import PermanentError
+
+KEY_FILE: Final = "tls.key"
+CERTIFICATE_FILE: Final = "tls.crt"
+CA_FILE: Final = "ca.crt"
+COMBINED_FILE: Final = "tls.pem"
+
+_FILES: Final = (KEY_FILE, COMBINED_FILE, CERTIFICATE_FILE, CA_FILE)
+
+
+class Bundle(NamedTuple):
+    """What is delivered: a key, its chain, and the authority."""
+
+    key: bytes
+    chain: bytes
+    authority: bytes
+
+    @property
+    def files(self) -> Mapping[str, tuple[bytes, int]]:
+        """Content and mode of each file, in the order in which they are written."""
+        return {
+            CA_FILE: (self.authority, PUBLIC_MODE),
+            COMBINED_FILE: (self.key + self.chain, PRIVATE_MODE),
+            KEY_FILE: (self.key, PRIVATE_MODE),
+            CERTIFICATE_FILE: (self.chain, PUBLIC_MODE),
+        }
+
+
+def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState]:
+    """Compare what is in a folder with what should be."""
+    with root.folder_of(f"{place}/x") as folder:
+        if folder is None:
+            return dict.fromkeys(bundle.files, "Missing")
+        return {
+            name: _state(folder, name, data, mode) for name, (data, mode) in bundle.files.items()
+        }
+
+
+def check_place(root: FileRoot, place: str, name: str) -> None:
+    """Raise ``PermanentError`` if a folder is of others, before anything is ordered for it."""
+    with root.folder_of(f"{place}/x") as folder:
+        if folder is not None:
+            _is_ours(folder, place, name)
+
+
+def deliver(root: FileRoot, place: str, name: str, bundle: Bundle) -> None:
+    """Write the files that are not as they should be; raises ``PermanentError`` in others' way."""
+    with root.folder_of(f"{place}/x", make=True) as folder:
+        assert folder is not None
+        if not _is_ours(folder, place, name):
+            write_file(folder, MARKER, f"{name}\n".encode(), PUBLIC_MODE)
+        for file_name, (data, mode) in bundle.files.items():
+            if _state(folder, file_name, data, mode) != "Delivered":
+                write_file(folder, file_name, data, mode)
+
+
+def withdraw(root: FileRoot, place: str, name: str) -> None:
+    """Remove the files of a certificate, and its folder if nothing else is in it."""
+    with root.folder_of(f"{place}/x") as folder:
+        if folder is None:
+            return
+        marked = read_file(folder, MARKER)
+        if marked is None or marked.decode(errors="replace").strip() != name:
+            return
+        for file_name in (*_FILES, MARKER):
+            found = stat_of(folder, file_name)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                os.unlink(file_name, dir_fd=folder)
+            discard(folder, temporary_name(file_name))  # what a crash has left
+        is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
+    if is_empty:
+        with root.folder_of(place) as outer:
+            if outer is not None:
+                try:
+                    os.rmdir(place.rpartition("/")[2], dir_fd=outer)
+                except OSError:  # somebody has put something there
+                    return
+
+
+def _is_ours(folder: int, place: str, name: str) -> bool:
+    """Return whether a folder is a certificate's; False if it is nobody's yet.
+
+    Raises ``PermanentError`` if it is another one's, or has files of others.
+    """
+    marked = read_file(folder, MARKER)
+    if marked is not None:
+        whose = marked.decode(errors="replace").strip()
+        if whose != name:
+            raise PermanentError(
+                f"folder {place!r} has the files of certificate {whose!r}: declare another folder"
+            )
+        return True
+    for file_name in _FILES:
+        if stat_of(folder, file_name) is not None:
+            raise PermanentError(
+                f"{place}/{file_name} is there, and not ours: move it away, or declare another"
+                " folder"
+            )
+    return False
+
+
+def _state(folder: int, name: str, data: bytes, mode: int) -> FileState:
+    found = stat_of(folder, name)
+    if found is None:
+        return "Missing"
+    if not stat.S_ISREG(found.st_mode):
+        return "Differs"
+    if read_file(folder, name) != data:
+        return "Differs"
+    # Who may read less than we said is somebody's choice; who may read a key is ours.
+    return "Exposed" if stat.S_IMODE(found.st_mode) & ~mode else "Delivered"

@@ -1,0 +1,127 @@
+"""How both providers work: blocking steps in threads of their own, and what an error means."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from events.provider_config import ProviderConfigSpec
+from infra.providers.certificates.acme_client import (
+    FAILED_DEPENDENCY,
+    AcmeClient,
+    NoAccountError,
+    NoOrderError,
+)
+from infra.providers.certificates.pem import read_key
+from infra.providers.certificates.store import (
+    IssuerRecord,
+    Record,
+    Store,
+    root_of,
+)
+from infra.providers.file_root import FileRoot
+from reconciler.call_permit import may_call
+from reconciler.errors import PermanentError, ProviderError, TransientError
+
+CALLS_AT_ONCE: Final = 8
+
+_FOR_GOOD: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EINVAL,
+    }
+)
+_T = TypeVar("_T")
+
+
+class CertificateFolder:
+    """The root of a ``ProviderConfig``, and the steps that are made in it."""
+
+    def __init__(self, config: ProviderConfigSpec) -> None:
+        self.root: FileRoot = root_of(config.endpoint)
+        self.issuers = Store(self.root, "issuers", IssuerRecord)
+        self.timeout_seconds = config.limits.request_timeout_seconds
+        # Threads of its own: an authority that hangs keeps nobody else waiting.
+        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="certificates")
+
+    async def step(self, function: Callable[[], _T], /) -> _T:
+        """Make one blocking step once the API may be called; it is ended by its own time-outs."""
+        await may_call()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, function)
+        except OSError as error:
+            raise _failure(error) from None
+        except (NoAccountError, NoOrderError) as error:
+            raise TransientError(str(error), status=FAILED_DEPENDENCY) from None
+
+    async def look(self, function: Callable[[], _T], /) -> _T:
+        """Make one step that only reads files; raises ``TransientError`` if a disk hangs."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                return await self.step(function)
+        except TimeoutError:
+            raise TransientError(
+                f"the filesystem of {self.root.path} did not answer in time"
+            ) from None
+
+    @asynccontextmanager
+    async def locked(self, store: Store[_R], name: str) -> AsyncGenerator[None]:
+        """Lock an object while an action is made; raises ``TransientError`` if it is."""
+        held = await self.step(lambda: store.lock(name))
+        try:
+            yield
+        finally:
+            os.close(held)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False)
+
+    # --- in a thread
+
+    def account(self, name: str, record: IssuerRecord) -> AcmeClient:
+        """Open an issuer's account; raises ``TransientError`` if its key is lost."""
+        acme = record.fields["acme"]
+        key = read_key(self.issuers.file(name, record.key_file))
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise TransientError(
+                f"issuer {name!r} has lost the key of its account: restore it from a backup",
+                status=FAILED_DEPENDENCY,
+            )
+        place = acme.get("caFile")
+        if place is not None and not (self.root.path / place).is_file():
+            raise TransientError(
+                f"acme.caFile: {self.root.path / place} is not there", status=FAILED_DEPENDENCY
+            )
+        client = AcmeClient(
+            acme["directory"],
+            key,
+            ca_file=None if place is None else self.root.path / place,
+            timeout_seconds=self.timeout_seconds,
+        )
+        if record.account:
+            client.use_account(record.account)
+        return client
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def _failure(error: OSError) -> ProviderError:
+    failed = PermanentError if error.errno in _FOR_GOOD else TransientError
+    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
+    return failed(f"{where}{error.strerror or type(error).__name__}")

@@ -1,0 +1,125 @@
+"""Answers to http-01: each for one token, while the authority looks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final, cast
+
+from infra.providers.certificates.issuer import address_of
+from infra.providers.certificates.store import PUBLIC_MODE, write_file
+from infra.providers.file_root import FileRoot
+from reconciler.errors import TransientError
+
+PATH: Final = "/.well-known/acme-challenge/"
+
+_IDLE_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.02
+
+_Address = tuple[str, int]
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers for the tokens of now."""
+
+    daemon_threads = True
+
+    def __init__(self, address: _Address) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.answers: dict[str, str] = {}
+        super().__init__(address, _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers what is asked for now, and nothing else."""
+
+    timeout = _IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        answers = cast("_Server", self.server).answers
+        answer = answers.get(self.path.removeprefix(PATH))
+        if answer is None or not self.path.startswith(PATH):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = answer.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's
+        """Say nothing: who asks may be anybody."""
+
+
+_lock = threading.Lock()
+_servers: dict[_Address, _Server] = {}
+"""The orders of a process share the servers, whatever provider they are of."""
+
+
+def add_answer(listen: str, token: str, answer: str) -> None:
+    """Answer for a token, with a server that begins with its first one; raises ``OSError``."""
+    address = _address(listen)
+    with _lock:
+        server = _servers.get(address)
+        if server is None:
+            server = _listening(address)
+            _servers[address] = server
+            serve = threading.Thread(
+                target=server.serve_forever, args=(_POLL_SECONDS,), name="http-01", daemon=True
+            )
+            serve.start()
+        server.answers[token] = answer
+
+
+def remove_answer(listen: str, token: str) -> None:
+    """Answer for a token no more; the server ends with its last one."""
+    address = _address(listen)
+    with _lock:
+        server = _servers.get(address)
+        if server is None:
+            return
+        server.answers.pop(token, None)
+        if server.answers:
+            return
+        del _servers[address]
+        server.shutdown()
+        server.server_close()
+
+
+def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
+    """Leave an answer where a web server of others finds it."""
+    with root.folder_of(f"{place}/x", make=True) as folder:
+        assert folder is not None
+        write_file(folder, token, answer.encode(), PUBLIC_MODE)
+
+
+def unlink_answer(root: FileRoot, place: str, token: str) -> None:
+    """Take an answer away."""
+    with root.folder_of(f"{place}/x") as folder:
+        if folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(token, dir_fd=folder)
+
+
+def _listening(address: _Address) -> _Server:
+    try:
+        return _Server(address)
+    except OSError as error:
+        if error.errno not in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
+            raise
+        raise TransientError(
+            f"http-01 cannot be answered at {address[0]} port {address[1]}: {error.strerror}",
+            status=424,
+        ) from None
+
+
+def _address(listen: str) -> _Address:
+    found = address_of(listen)
+    assert found is not None, "the kind has checked it"
+    return found

@@ -1,0 +1,215 @@
+"""The kind ``Issuer``: who signs certificates, an authority of our own or an account with another.
+
+Both are one kind, so that a certificate names its issuer in one way, whoever that is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Final
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.providers.certificates.extra_needed import extra_needed
+from infra.providers.certificates.spec import (
+    DEFAULT_ALGORITHM,
+    KeyAlgorithm,
+    Place,
+    Span,
+    canonical_span,
+    name_problem,
+    place_problem,
+    seconds_of,
+)
+from reconciler.provider import Capabilities, Provider
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+DEFAULT_DURATION: Final = "3650d"
+
+_DIRECTORY = re.compile(r"https://[^\s@?#]+")
+_MAX_PORT: Final = 65_535
+
+
+class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """An authority of our own: its key never leaves the root."""
+
+    common_name: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
+        msgspec.Meta(description="Name of the authority, as its certificate says it."),
+    ]
+    duration: Annotated[
+        Span, msgspec.Meta(description="How long its certificate is good: 3650d.")
+    ] = DEFAULT_DURATION
+    renew_before: Annotated[
+        Span | None,
+        msgspec.Meta(description="Renewed so long before its end; left out, a third of its life."),
+    ] = None
+    key_algorithm: Annotated[
+        KeyAlgorithm, msgspec.Meta(description="Kind and size of its key.")
+    ] = DEFAULT_ALGORITHM
+
+
+class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the authority is shown that a name is ours: over HTTP, by us or by a server of yours."""
+
+    listen: Annotated[
+        str | None,
+        msgspec.Meta(description="ADDRESS:PORT that is served while it looks: 127.0.0.1:5002."),
+    ] = None
+    folder: Annotated[
+        Place | None,
+        msgspec.Meta(description="Folder beneath the root that your web server serves instead."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.listen is None) == (self.folder is None):
+            raise ValueError("http01: give listen or folder, one of them")
+        if self.folder is not None and (problem := place_problem(self.folder)) is not None:
+            raise ValueError(f"http01.folder: {problem}")
+        if self.listen is not None and address_of(self.listen) is None:
+            raise ValueError("http01.listen: give ADDRESS:PORT, such as 127.0.0.1:5002 or [::1]:80")
+
+
+class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """An account with an authority that speaks ACME (RFC 8555)."""
+
+    directory: Annotated[str, msgspec.Meta(description="URL of its directory: https://HOST/dir.")]
+    http01: Annotated[Http01, msgspec.Meta(description="How it is shown that names are ours.")]
+    accept_terms: Annotated[
+        bool, msgspec.Meta(description="Must be true: you agree to the authority's terms.")
+    ] = False
+    email: Annotated[
+        str | None, msgspec.Meta(description="Whom the authority writes to, if it does.")
+    ] = None
+    ca_file: Annotated[
+        Place | None,
+        msgspec.Meta(description="File beneath the root: whom to trust for its HTTPS."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if _DIRECTORY.fullmatch(self.directory) is None:
+            raise ValueError("acme.directory: give an https:// URL, without user and query")
+        if not self.accept_terms:
+            raise ValueError("acme.acceptTerms: no account is made without agreeing to its terms")
+        if self.email is not None and "@" not in self.email:
+            raise ValueError("acme.email: give an address, such as ops@example.org")
+        if self.ca_file is not None and (problem := place_problem(self.ca_file)) is not None:
+            raise ValueError(f"acme.caFile: {problem}")
+
+
+class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of an ``Issuer``'s spec: one of the two."""
+
+    own_ca: Annotated[
+        OwnCa | None, msgspec.Meta(description="An authority of our own, made here.")
+    ] = None
+    acme: Annotated[
+        Acme | None, msgspec.Meta(description="An account with an authority that speaks ACME.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.own_ca is None) == (self.acme is None):
+            raise ValueError("give ownCa or acme, one of them")
+
+
+class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The authority's certificate (PEM) with its digest and end, or the account's URL."""
+
+    name: str
+    certificate: str = ""
+    fingerprint: str = ""
+    not_before: str = ""
+    not_after: str = ""
+    revoked: str = ""
+    account: str = ""
+
+
+def address_of(listen: str) -> tuple[str, int] | None:
+    """Take ``ADDRESS:PORT`` apart; None if it is none."""
+    host, _, port = listen.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    if not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
+        return None
+    return str(address), int(port)
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return an issuer's fields their canonical form: its type, spans in their largest unit."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name in ("ownCa", "acme"):
+        if isinstance(given.get(name), dict):
+            form: Fields = given[name]
+            known: Fields = {key: value for key, value in form.items() if value is not None}
+            for span in ("duration", "renewBefore"):
+                if span in known:
+                    known[span] = canonical_span(known[span])
+            if isinstance(known.get("http01"), dict):
+                solver: Fields = known["http01"]
+                known["http01"] = {key: value for key, value in solver.items() if value is not None}
+            given[name] = known
+    return {"problems": [], **given, "type": "Acme" if "acme" in given else "OwnCa"}
+
+
+def renewal_time(not_before: datetime, not_after: datetime, renew_before: str | None) -> datetime:
+    """Return when a certificate is to be renewed: a third of its life before its end, or as said.
+
+    Never in its first third: an authority may give less time than was asked for.
+    """
+    life = not_after - not_before
+    before = life / 3 if renew_before is None else timedelta(seconds=seconds_of(renew_before))
+    return not_after - min(before, life * 2 / 3)
+
+
+def due_at(renew_before: str | None, shown: ExternalObject) -> datetime | None:
+    """Return when what is shown is to be renewed; None for what never ends."""
+    begins, ends = shown.outputs.get("notBefore"), shown.outputs.get("notAfter")
+    if not begins or not ends:
+        return None
+    return renewal_time(datetime.fromisoformat(begins), datetime.fromisoformat(ends), renew_before)
+
+
+def due(fields: Fields, shown: ExternalObject) -> datetime | None:
+    """Return when an authority of our own has to be renewed; its key stays."""
+    own: Fields | None = fields.get("ownCa")
+    return None if own is None else due_at(own.get("renewBefore"), shown)
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Say that an authority's key would be lost; an account can be made again."""
+    if fields is not None or thing.fields.get("type") != "OwnCa":
+        return ""
+    return f"the key of authority {thing.name}: nothing that it signed can be renewed by it"
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    with extra_needed():
+        from infra.providers.certificates.issuers import IssuersProvider  # noqa: PLC0415
+    return IssuersProvider(config, secrets)
+
+
+ISSUER = Kind(
+    name="Issuer",
+    api_version="certificates/v1",
+    provider="certificates",
+    schema=IssuerFields,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+    connect=_connect,
+    normalize=normalize,
+    name_problem=name_problem,
+    outputs=IssuerOutputs,
+    due=due,
+    immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
+    loses=loses,
+)
+"""The kind ``Issuer``."""

@@ -1,0 +1,142 @@
+"""An authority of our own: its certificate, those that it signs, and those that it takes back.
+
+It blocks, and makes no request: the key is in a file of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from events.manifest import Fields
+from infra.providers.certificates.pem import (
+    PrivateKey,
+    certificates_in,
+    names_of,
+    read_key,
+    subject_of,
+)
+from infra.providers.certificates.spec import seconds_of
+from infra.providers.certificates.store import IssuerRecord, Revoked, Store
+from reconciler.errors import TransientError
+
+CRL_FILE = "revoked.crl"
+
+
+class OwnAuthority(NamedTuple):
+    """A key and a certificate that sign."""
+
+    key: PrivateKey
+    certificate: x509.Certificate
+
+    def sign(self, fields: Fields, key: PrivateKey) -> x509.Certificate:
+        """Sign a certificate for a key; it never outlives the authority's."""
+        now = datetime.now(UTC).replace(microsecond=0)
+        ends = now + timedelta(seconds=seconds_of(fields["duration"]))
+        names = names_of(fields["dnsNames"], fields["ipAddresses"])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject_of(fields.get("commonName")))
+            .issuer_name(self.certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now)
+            .not_valid_after(min(ends, self.certificate.not_valid_after_utc))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage(
+                    [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+                ),
+                critical=False,
+            )
+            .add_extension(_authority_id(self.certificate), critical=False)
+        )
+        if names is not None:
+            # RFC 5280: critical where there is no subject.
+            builder = builder.add_extension(names, critical="commonName" not in fields)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def revocations(self, revoked: Sequence[Revoked]) -> bytes:
+        """List what is taken back, as PEM; good as long as the authority."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(datetime.now(UTC).replace(microsecond=0))
+            .next_update(self.certificate.not_valid_after_utc)
+            .add_extension(x509.CRLNumber(len(revoked)), critical=False)
+        )
+        for each in revoked:
+            entry = x509.RevokedCertificateBuilder()
+            entry = entry.serial_number(int(each.serial, 16)).revocation_date(each.at)
+            builder = builder.add_revoked_certificate(entry.build())
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def certify(fields: Fields, key: PrivateKey) -> x509.Certificate:
+    """Sign an authority's own certificate with its key."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    subject = subject_of(fields["commonName"])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(seconds=seconds_of(fields["duration"])))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord) -> OwnAuthority:
+    """Open an authority that signs; raises ``TransientError`` if its files are lost."""
+    key = read_key(issuers.file(name, record.key_file))
+    chain = certificates_in(issuers.file(name, record.certificate_file))
+    if key is None or not chain:
+        raise TransientError(
+            f"issuer {name!r} has lost its key or its certificate: restore it from a backup",
+            status=424,
+        )
+    return OwnAuthority(key, chain[0])
+
+
+def revoke(issuers: Store[IssuerRecord], name: str, serial: str) -> None:
+    """Take a certificate back; once more changes nothing."""
+    record = issuers.read(name)
+    if record is None or not record.uid:
+        raise TransientError(f"issuer {name!r}, who has to revoke, is not there", status=424)
+    authority = open_authority(issuers, name, record)
+    revoked = record.revoked
+    if serial not in {each.serial for each in revoked}:
+        revoked = (*revoked, Revoked(serial, datetime.now(UTC).replace(microsecond=0)))
+    issuers.put_as(name, CRL_FILE, authority.revocations(revoked))
+    issuers.write(name, msgspec.structs.replace(record, revoked=revoked))
+
+
+def _authority_id(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=not signs,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )

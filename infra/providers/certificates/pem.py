@@ -1,0 +1,146 @@
+"""Keys and certificates as text: made, read, and told apart. Pure but for chance."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+
+from infra.providers.certificates.spec import KeyAlgorithm
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+
+_PUBLIC_EXPONENT = 65_537
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a certificate says; ``public_key`` is a digest, ``fingerprint`` that of all of it."""
+
+    serial: str
+    not_before: datetime
+    not_after: datetime
+    fingerprint: str
+    public_key: str
+    algorithm: str
+    dns_names: tuple[str, ...]
+    ip_addresses: tuple[str, ...]
+
+
+def new_key(algorithm: KeyAlgorithm) -> PrivateKey:
+    """Make a key; one of RSA takes up to seconds."""
+    family, _, size = algorithm.partition("-")
+    if family == "RSA":
+        return rsa.generate_private_key(_PUBLIC_EXPONENT, int(size))
+    return ec.generate_private_key(ec.SECP256R1() if size == "P256" else ec.SECP384R1())
+
+
+def key_pem(key: PrivateKey) -> bytes:
+    """Write a private key as PEM."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def read_key(pem: bytes | None) -> PrivateKey | None:
+    """Read a private key; None if it is none that we make."""
+    if pem is None:
+        return None
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError):
+        return None
+    return key if isinstance(key, PrivateKey) else None
+
+
+def public_digest(key: PrivateKey) -> str:
+    """Digest a key's public half, as ``Facts.public_key`` has it."""
+    return _digest_of(key.public_key())
+
+
+def algorithm_of(key: object) -> str:
+    """Return the kind and size of a public key, in the words of a spec where it has some."""
+    match key:
+        case rsa.RSAPublicKey():
+            return f"RSA-{key.key_size}"
+        case ec.EllipticCurvePublicKey():
+            return f"ECDSA-P{key.curve.key_size}"
+        case _:
+            return type(key).__name__
+
+
+def certificates_in(pem: bytes | None) -> list[x509.Certificate]:
+    """Read a chain, its own certificate first; none if it is no PEM text."""
+    if pem is None:
+        return []
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return []
+
+
+def text_of(certificates: Sequence[x509.Certificate]) -> bytes:
+    """Write certificates as PEM."""
+    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
+
+
+def facts_of(certificate: x509.Certificate) -> Facts:
+    """Read what a certificate says."""
+    names = x509.SubjectAlternativeName([])
+    with contextlib.suppress(x509.ExtensionNotFound):
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    key = certificate.public_key()
+    return Facts(
+        serial=f"{certificate.serial_number:x}",
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+        public_key=_digest_of(key),
+        algorithm=algorithm_of(key),
+        dns_names=tuple(sorted(names.get_values_for_type(x509.DNSName))),
+        ip_addresses=tuple(sorted(map(str, names.get_values_for_type(x509.IPAddress)))),
+    )
+
+
+def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether an authority signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def subject_of(common_name: str | None) -> x509.Name:
+    """Write a subject."""
+    if common_name is None:
+        return x509.Name([])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def names_of(
+    dns_names: Sequence[str], ip_addresses: Sequence[str]
+) -> x509.SubjectAlternativeName | None:
+    """Write what a certificate is good for; None without names."""
+    names: list[x509.GeneralName] = [x509.DNSName(name) for name in dns_names]
+    names += [x509.IPAddress(ipaddress.ip_address(each)) for each in ip_addresses]
+    return x509.SubjectAlternativeName(names) if names else None
+
+
+def _digest_of(key: object) -> str:
+    if not isinstance(key, rsa.RSAPublicKey | ec.EllipticCurvePublicKey):
+        return ""
+    encoded = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(encoded).hexdigest()

@@ -1,0 +1,57 @@
+"""What both kinds of certificates declare alike: spans of time, keys, names, places. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+STORE: Final = ".reconciler-certificates"
+"""Where what is kept is, beneath the root: keys, certificates, accounts."""
+
+MARKER: Final = ".reconciler-certificate"
+"""What says whose a folder with delivered files is."""
+
+Span = Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,8}[smhd](?!\n)$")]
+"""A span of time, such as 90s, 30m, 2160h or 90d."""
+
+KeyAlgorithm = Literal["ECDSA-P256", "ECDSA-P384", "RSA-2048", "RSA-3072", "RSA-4096"]
+DEFAULT_ALGORITHM: Final[KeyAlgorithm] = "ECDSA-P256"
+
+ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Place = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+"""A path beneath the root."""
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+
+
+def seconds_of(span: str) -> int:
+    """Return how long a span is."""
+    return int(span[:-1]) * _SECONDS[span[-1]]
+
+
+def canonical_span(span: str) -> str:
+    """Return a span in its largest whole unit: 48h is 2d."""
+    seconds = seconds_of(span)
+    unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
+    return f"{seconds // _SECONDS[unit]}{unit}"
+
+
+def name_problem(name: str) -> str | None:
+    """Say what is wrong with the name of an issuer or a certificate, or nothing."""
+    if _NAME.fullmatch(name) is None:
+        return "use letters, digits, . _ and -, beginning with a letter or a digit, at most 200"
+    return None
+
+
+def place_problem(place: str) -> str | None:
+    """Say what is wrong with a path beneath the root, or nothing."""
+    if all(_SEGMENT.fullmatch(segment) for segment in place.split("/")):
+        return None
+    return (
+        "use a path beneath the root, such as tls/web: letters, digits, . _ and -, no segment that"
+        " begins with a dot, no / at its ends"
+    )

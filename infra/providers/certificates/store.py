@@ -1,0 +1,251 @@
+"""What is kept of issuers and certificates: a folder each, beneath the root, for nobody else.
+
+A folder has one record, which is replaced in one step, and files that are written once, under a
+name of their content, before a record names them. So a crash leaves the old state or the new one.
+Everything here blocks, and raises ``OSError`` as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Generic, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from infra.providers.certificates.spec import STORE, name_problem
+from infra.providers.file_root import FileRoot, opened_file, temporary, temporary_name
+from reconciler.errors import ConfigurationError, PermanentError, TransientError
+
+RECORD: Final = "record.json"
+PRIVATE_MODE: Final = 0o600
+PUBLIC_MODE: Final = 0o644
+
+_FOLDER_MODE: Final = 0o700
+_NAME_CHARACTERS: Final = 32
+
+
+class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A certificate that is being asked for: with which key, of whom, and under which order."""
+
+    action_key: str
+    key_file: str
+    request: str
+    order: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of an issuer or a certificate: the head of both.
+
+    ``key`` is that of the action that wrote it last; ``fields`` are as declared then. Without a
+    ``uid`` nothing is made yet.
+    """
+
+    uid: str = ""
+    key: str = ""
+    labels: dict[str, str] = {}
+    fields: Fields = {}
+
+
+class Revoked(msgspec.Struct, frozen=True):
+    """A certificate that an authority of our own takes back."""
+
+    serial: str
+    at: datetime
+
+
+class IssuerRecord(Record, frozen=True, omit_defaults=True):
+    """An issuer: files with its key and its certificate, or the URL of its account."""
+
+    key_file: str = ""
+    certificate_file: str = ""
+    account: str = ""
+    revoked: tuple[Revoked, ...] = ()
+
+
+class CertificateRecord(Record, frozen=True, omit_defaults=True):
+    """A certificate: files with its key, its chain and its authority.
+
+    ``folders``: where files of it may be. ``limited_until``: the
+    issuer ``limited_by`` wants no order before.
+    """
+
+    key_file: str = ""
+    chain_file: str = ""
+    ca_file: str = ""
+    folders: tuple[str, ...] = ()
+    pending: Pending | None = None
+    limited_until: datetime | None = None
+    limited_by: str = ""
+    limited_why: str = ""
+
+
+_R = TypeVar("_R", bound=Record)
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Store(Generic[_R]):
+    """The folders of one kind."""
+
+    def __init__(self, root: FileRoot, kind: Literal["issuers", "certificates"], of: type[_R]):
+        self._root = root
+        self._folder = f"{STORE}/{kind}"
+        self._decoder = msgspec.json.Decoder(of)
+
+    def names(self) -> list[str]:
+        """List what has a folder."""
+        with self._root.folder_of(f"{self._folder}/x") as folder:
+            if folder is None:
+                return []
+            with os.scandir(folder) as scan:
+                return sorted(each.name for each in scan if name_problem(each.name) is None)
+
+    def read(self, name: str) -> _R | None:
+        """Read a record."""
+        data = self.file(name, RECORD)
+        try:
+            return None if data is None else self._decoder.decode(data)
+        except msgspec.DecodeError:
+            where = self._root.path / self._folder / name / RECORD
+            raise TransientError(f"{where} cannot be read: restore it from a backup") from None
+
+    def file(self, name: str, file_name: str) -> bytes | None:
+        """Read a file of a folder."""
+        if not file_name:
+            return None
+        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+            return None if folder is None else read_file(folder, file_name)
+
+    def write(self, name: str, record: _R) -> None:
+        """Replace a record."""
+        with self._made(name) as folder:
+            write_file(folder, RECORD, _encoder.encode(record), PRIVATE_MODE)
+
+    def put(self, name: str, data: bytes, suffix: str) -> str:
+        """Write a file under a name of its content, and return that."""
+        file_name = f"{hashlib.sha256(data).hexdigest()[:_NAME_CHARACTERS]}.{suffix}"
+        with self._made(name) as folder:
+            if read_file(folder, file_name) != data:
+                write_file(folder, file_name, data, PRIVATE_MODE)
+        return file_name
+
+    def put_as(self, name: str, file_name: str, data: bytes) -> None:
+        """Replace a file that others read by its name."""
+        with self._made(name) as folder:
+            write_file(folder, file_name, data, PRIVATE_MODE)
+
+    def keep_only(self, name: str, file_names: set[str]) -> None:
+        """Remove files that no record names any more."""
+        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+            if folder is None:
+                return
+            for each in os.listdir(folder):  # noqa: PTH208 - beneath an open folder
+                if each not in {RECORD, *file_names}:
+                    os.unlink(each, dir_fd=folder)
+
+    def remove(self, name: str) -> None:
+        """Remove a folder; its record goes first."""
+        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+            if folder is None:
+                return
+            for each in sorted(os.listdir(folder), key=lambda each: each != RECORD):  # noqa: PTH208
+                os.unlink(each, dir_fd=folder)
+        with self._root.folder_of(f"{self._folder}/{name}") as outer:
+            if outer is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(name, dir_fd=outer)
+                os.fsync(outer)
+
+    def lock(self, name: str) -> int:
+        """Lock a folder until the file that this returns is closed, by us or by a crash.
+
+        Raises ``TransientError`` if another call has it.
+        """
+        with self._made(name) as folder:
+            locked = os.dup(folder)
+        if not self._is_locked_by_us(name, locked):
+            os.close(locked)
+            raise TransientError(f"another call works on {name!r}", status=409)
+        return locked
+
+    def _is_locked_by_us(self, name: str, locked: int) -> bool:
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with self._root.folder_of(f"{self._folder}/{name}/x") as now:  # it may have been removed
+            return now is not None and os.path.samestat(os.fstat(now), os.fstat(locked))
+
+    @contextmanager
+    def _made(self, name: str) -> Generator[int]:
+        with self._root.folder_of(f"{STORE}/x", make=True) as store:
+            assert store is not None
+            os.fchmod(store, _FOLDER_MODE)
+        with self._root.folder_of(f"{self._folder}/{name}/x", make=True) as folder:
+            assert folder is not None
+            yield folder
+
+
+def root_of(endpoint: str) -> FileRoot:
+    """Return the root that a ``ProviderConfig`` names."""
+    url = urlsplit(endpoint)
+    path = unquote(url.path)
+    if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
+        raise ConfigurationError(
+            "spec.endpoint: write the root of the certificates as file:///some/root; who signs says"
+            " an Issuer"
+        )
+    return FileRoot(Path(path))
+
+
+def checked_name(name: str) -> str:
+    """Return a name that a folder can have; raises ``PermanentError``."""
+    if (problem := name_problem(name)) is not None:
+        raise PermanentError(f"nothing can be named {name!r}: {problem}")
+    return name
+
+
+def version_of(record: Record, *files: str) -> str:
+    """Digest what a record says of what is there: not of what is under way."""
+    content = (record.uid, record.key, record.labels, record.fields, files)
+    return hashlib.sha256(_encoder.encode(content)).hexdigest()[:_NAME_CHARACTERS]
+
+
+def uid_of(kind: str, action: Action, found: ExternalObject | None) -> str:
+    """Return the uid of what an action writes: that of its object, or one of its own key."""
+    if found is not None and found.uid is not None:
+        return found.uid
+    made = hashlib.sha256(action.idempotency_key.encode()).hexdigest()
+    return f"{kind}-{made[:_NAME_CHARACTERS]}"
+
+
+def read_file(folder: int, segment: str) -> bytes | None:
+    """Read a regular file; None if there is none of that name."""
+    opened = opened_file(folder, segment)
+    if opened is None:
+        return None
+    with os.fdopen(opened, "rb") as file:
+        return file.read()
+
+
+def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
+    """Replace a file in one step, and have the disk keep it."""
+    beside = temporary_name(segment)
+    with temporary(folder, beside) as file:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fchmod(file, mode)
+        os.fsync(file)
+        os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
+    os.fsync(folder)

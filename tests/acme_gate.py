@@ -1,0 +1,123 @@
+"""A gate before a real ACME authority: it counts, loses answers, and limits rates, as some do."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import trustme
+from aiohttp import web
+
+from infra.components.certificates import CA_FILE, Certificates
+
+PATHS = {
+    "/order-plz": "order",
+    "/finalize-order": "finalize",
+    "/revoke-cert": "revoke",
+    "/certZ": "download",
+}
+LIMITED = {
+    "type": "urn:ietf:params:acme:error:rateLimited",
+    "detail": "too many certificates already issued",
+    "status": 429,
+}
+
+
+class AcmeGate:
+    """What passes to an authority, and what does not; ``asked``: when orders were asked for."""
+
+    def __init__(self, pebble: Certificates, folder: Path) -> None:
+        self.pebble = pebble
+        self.lose_answers: set[str] = set()
+        self.asked: list[float] = []
+        self.directory = ""
+        self._done: list[str] = []
+        self._folder = folder
+        self._limited = ""
+
+    def count(self, what: str) -> int:
+        """How often the authority has done something of a sort."""
+        return self._done.count(what)
+
+    def limit_for(self, seconds: int) -> None:
+        """Refuse orders from now on, and say for how long; zero ends it."""
+        self._limited = str(seconds or "")
+
+    def trust_in(self, root: Path) -> None:
+        """Have a root trust this gate."""
+        (root / CA_FILE).write_bytes((self._folder / "ca.pem").read_bytes())
+
+    async def pass_on(self, request: web.Request) -> web.Response:
+        what = next((name for path, name in PATHS.items() if request.path.startswith(path)), "")
+        if what == "order":
+            self.asked.append(time.time())
+        if what == "order" and self._limited:
+            refused = {"Retry-After": self._limited, "Replay-Nonce": "bm9uY2U"}
+            return web.json_response(
+                LIMITED, status=429, headers=refused, content_type="application/problem+json"
+            )
+        trusted = ssl.create_default_context(cafile=str(self.pebble.root / CA_FILE))
+        # The authority names all its places by the host that it was asked under: this gate's.
+        passed = ("Host", "Content-Type", "User-Agent")
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as session,
+            session.request(
+                request.method,
+                self.pebble.directory.removesuffix("/dir") + request.path_qs,
+                data=await request.read(),
+                headers={name: request.headers[name] for name in passed if name in request.headers},
+            ) as answer,
+        ):
+            made = web.Response(body=await answer.read(), status=answer.status)
+            if answer.ok:  # of those that are refused, one in twenty is a nonce
+                self._done.append(what)
+                if what in self.lose_answers:
+                    assert request.transport is not None
+                    request.transport.abort()
+            for name, value in answer.headers.items():
+                if name in ("Content-Type", "Location", "Replay-Nonce", "Retry-After", "Link"):
+                    made.headers.add(name, value)
+            return made
+
+    @asynccontextmanager
+    async def web_server(self, folder: Path) -> AsyncGenerator[None]:
+        """Serve a folder of answers where the authority looks for them."""
+        await asyncio.to_thread(folder.mkdir, exist_ok=True)
+        app = web.Application()
+        app.router.add_static("/.well-known/acme-challenge/", folder)
+        host, _, port = self.pebble.http01.rpartition(":")
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, host, int(port)).start()
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def acme_gate(pebble: Certificates, folder: Path) -> AsyncGenerator[AcmeGate]:
+    """Open a gate with a certificate of its own."""
+    await asyncio.to_thread(folder.mkdir)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    gate = AcmeGate(pebble, folder)
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", gate.pass_on)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    port = runner.addresses[0][1]
+    gate.directory = f"https://127.0.0.1:{port}/dir"
+    try:
+        yield gate
+    finally:
+        await runner.cleanup()

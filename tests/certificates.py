@@ -1,0 +1,72 @@
+"""A root with an issuer in it, an authority, and people who use certificates by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec
+from infra.components.certificates import CA_FILE, Certificates
+from infra.providers.certificates.issuer import ISSUER
+from infra.providers.certificates.issuers import IssuersProvider
+from infra.providers.file_root import ROOT_MARKER
+from reconciler.provider.contract import action
+from reconciler.provider.secrets import Secrets
+
+OWN_CA: Fields = {"ownCa": {"commonName": "Orders Root"}}
+
+
+def root_in(folder: Path) -> Path:
+    """Make an empty root that is trusted."""
+    root = folder / "root"
+    root.mkdir()
+    (root / ROOT_MARKER).touch()
+    return root
+
+
+def acme(pebble: Certificates, directory: str | None = None, **more: object) -> Fields:
+    """Return the spec of an account with an authority."""
+    return {
+        "acme": {
+            "directory": directory or pebble.directory,
+            "acceptTerms": True,
+            "caFile": CA_FILE,
+            "http01": {"listen": pebble.http01},
+            **more,
+        }
+    }
+
+
+@asynccontextmanager
+async def issuers_in(root: Path) -> AsyncGenerator[IssuersProvider]:
+    """Connect to a root."""
+    provider = IssuersProvider(ProviderConfigSpec("certificates", root.as_uri()), Secrets())
+    yield provider
+    await provider.close()
+
+
+async def make_issuer(root: Path, name: str, fields: Fields) -> ExternalObject:
+    """Make an issuer in a root."""
+    async with issuers_in(root) as provider:
+        made = await provider.create(action("Create", name, ISSUER.checked_fields(fields)))
+    assert made.object is not None
+    return made.object
+
+
+def trust(pebble: Certificates, root: Path) -> None:
+    """Have a root trust an authority's HTTPS."""
+    (root / CA_FILE).write_bytes((pebble.root / CA_FILE).read_bytes())
+
+
+def issued(pebble: Certificates) -> int:
+    """Count the certificates that an authority has signed since it started."""
+    return len(re.findall(r"Issued certificate serial", pebble.log.read_text()))
+
+
+def orders(pebble: Certificates) -> int:
+    """Count the orders that it has taken."""
+    return len(re.findall(r"Added order", pebble.log.read_text()))

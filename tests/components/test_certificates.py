@@ -1,0 +1,133 @@
+"""An ACME authority of our own: it starts, ends with its parent, and says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from infra.components import Component, ComponentError, certificates
+from infra.components.certificates import CA_FILE, Certificates
+from infra.providers.certificates.pem import certificates_in
+from infra.providers.file_root import ROOT_MARKER
+
+pytestmark = [pytest.mark.pebble]
+
+PATIENCE_SECONDS = 10.0
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from infra.components.certificates import Certificates
+
+async def main():
+    server = Certificates(beside_others=True)
+    await server.start(Path(sys.argv[1]))
+    print(server.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for somebody to notice."""
+    try:
+        return b"pebble" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def killed_parent(folder: Path) -> int:
+    """Have a parent start an authority, and kill the parent; the authority's pid."""
+    command = [sys.executable, "-c", PARENT, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert lives(pid)
+        parent.kill()
+    return pid
+
+
+def until_ended(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while lives(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Certificates]:
+    one = Certificates(beside_others=True)
+    yield one
+    await one.stop()
+
+
+async def test_it_answers_and_its_folder_can_be_used_again(
+    tmp_path: Path, server: Certificates
+) -> None:
+    component: Component = server
+    assert not component.is_running
+    await server.start(tmp_path / "certificates")
+    assert component.is_running
+    assert component.endpoint == (tmp_path / "certificates/root").as_uri()
+    assert {path.name for path in server.root.iterdir()} == {ROOT_MARKER, CA_FILE}
+    (first,) = certificates_in((await server.authority()).encode())
+    where = (server.directory, server.http01)
+    with pytest.raises(ComponentError, match="already runs"):
+        await server.start(tmp_path / "certificates")
+
+    await server.kill()
+    assert not component.is_running
+    await server.start(tmp_path / "certificates")
+    (second,) = certificates_in((await server.authority()).encode())
+    assert first != second, "pebble keeps nothing"
+    assert where == (server.directory, server.http01)
+    await server.stop()
+    assert not component.is_running
+
+
+async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    pid = await asyncio.to_thread(killed_parent, tmp_path / "certificates")
+    await asyncio.to_thread(until_ended, pid)
+
+
+async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Certificates) -> None:
+    await server.start(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    kept = (tmp_path / "one/ports.json").read_bytes()
+    (tmp_path / "two/ports.json").write_bytes(kept)
+    other = Certificates(beside_others=True)
+    try:
+        await other.start(tmp_path / "two")
+        assert other.directory != server.directory
+        assert json.loads((tmp_path / "two/ports.json").read_bytes()) != json.loads(kept)
+    finally:
+        await other.stop()
+
+
+async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificates) -> None:
+    (tmp_path / "certificates").mkdir()
+    (tmp_path / "certificates/root").touch()
+    with pytest.raises(ComponentError, match="cannot be used: File exists"):
+        await server.start(tmp_path / "certificates")
+    await server.start(tmp_path / "other")
+    await server.stop()
+    (tmp_path / "other/https.key").write_text("no key")
+    with pytest.raises(ComponentError, match=r"pebble ended at once: .*\(its log is "):
+        await server.start(tmp_path / "other")
+    assert not server.is_running
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert certificates.problem() == (
+        "pebble is not installed: install Debian's pebble, or have pebble and pebble-challtestsrv"
+        " on the PATH"
+    )

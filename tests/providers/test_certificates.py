@@ -1,0 +1,76 @@
+"""The contract of providers, for certificates of an authority of our own and of a real ACME one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from events.manifest import Fields
+from infra.components.certificates import Certificates
+from infra.providers.certificates.certificate import CERTIFICATE
+from infra.providers.certificates.issuer import ISSUER
+from reconciler.provider.contract import ProviderContract
+from tests.certificates import OWN_CA, acme, make_issuer, root_in, trust
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return root_in(tmp_path)
+
+
+class TestIssuers(ProviderContract):
+    kind = ISSUER
+    fields: ClassVar[Fields] = OWN_CA
+    other_fields: ClassVar[Fields] = {"ownCa": {"commonName": "Orders Root", "duration": "365d"}}
+
+    @pytest.fixture
+    def endpoint(self, root: Path) -> str:
+        return root.as_uri()
+
+
+class TestCertificates(ProviderContract):
+    kind = CERTIFICATE
+    fields: ClassVar[Fields] = {"issuer": "own", "dnsNames": ["Orders.test", "a.test"]}
+    other_fields: ClassVar[Fields] = {
+        "issuer": "own",
+        "dnsNames": ["orders.test"],
+        "ipAddresses": ["127.0.0.1", "0:0::1"],
+        "keyAlgorithm": "ECDSA-P384",
+        "duration": "48h",
+        "renewBefore": "1h",
+    }
+
+    @pytest.fixture
+    async def endpoint(self, root: Path, name: str) -> str:
+        await make_issuer(root, "own", OWN_CA)
+        return root.as_uri()
+
+
+@pytest.mark.pebble
+class TestAcmeAccounts(ProviderContract):
+    kind = ISSUER
+
+    @pytest.fixture(autouse=True)
+    def specs(self, pebble: Certificates) -> None:
+        type(self).fields = acme(pebble)
+        type(self).other_fields = acme(pebble, email="ops@example.test")
+
+    @pytest.fixture
+    def endpoint(self, root: Path, pebble: Certificates) -> str:
+        trust(pebble, root)
+        return root.as_uri()
+
+
+@pytest.mark.pebble
+class TestAcmeCertificates(ProviderContract):
+    kind = CERTIFICATE
+    fields: ClassVar[Fields] = {"issuer": "pebble", "dnsNames": ["orders.test"]}
+    other_fields: ClassVar[Fields] = {"issuer": "pebble", "ipAddresses": ["127.0.0.1"]}
+
+    @pytest.fixture
+    async def endpoint(self, root: Path, pebble: Certificates) -> str:
+        trust(pebble, root)
+        await make_issuer(root, "pebble", acme(pebble))
+        return root.as_uri()

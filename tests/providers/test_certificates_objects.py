@@ -1,0 +1,783 @@
+"""What only certificates do: checks, orders that survive crashes, limits, delivery, revocation."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import Limits, ProviderConfigSpec
+from infra.components.certificates import Certificates
+from infra.providers.certificates import certificate, issuer
+from infra.providers.certificates.acme_client import AcmeClient, Challenge
+from infra.providers.certificates.certificate import CERTIFICATE
+from infra.providers.certificates.certificates import CertificatesProvider
+from infra.providers.certificates.checks import CHECKS, Case, findings, why_order
+from infra.providers.certificates.issuer import ISSUER
+from infra.providers.certificates.pem import Facts, certificates_in, is_signed_by
+from infra.providers.certificates.spec import STORE
+from reconciler.errors import (
+    ConfigurationError,
+    NotCalledError,
+    NothingDoneError,
+    PermanentError,
+    TransientError,
+)
+from reconciler.provider.contract import action, is_cut, upon
+from reconciler.provider.secrets import Secrets
+from tests.acme_gate import AcmeGate, acme_gate
+from tests.certificates import (
+    OWN_CA,
+    acme,
+    issuers_in,
+    make_issuer,
+    root_in,
+    trust,
+)
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+WEB: Fields = {"issuer": "own", "dnsNames": ["web.test"]}
+FACTS = Facts(
+    serial="1",
+    not_before=NOW,
+    not_after=NOW + timedelta(days=90),
+    fingerprint="f",
+    public_key="k",
+    algorithm="ECDSA-P256",
+    dns_names=("web.test",),
+    ip_addresses=(),
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return root_in(tmp_path)
+
+
+@pytest.fixture
+async def provider(root: Path) -> AsyncIterator[CertificatesProvider]:
+    config = ProviderConfigSpec(
+        "certificates", root.as_uri(), limits=Limits(request_timeout_seconds=5)
+    )
+    one = CertificatesProvider(config, Secrets())
+    yield one
+    await one.close()
+
+
+def create(fields: Fields = WEB, name: str = "web") -> Action:
+    return action("Create", name, CERTIFICATE.checked_fields(fields))
+
+
+def update(seen: ExternalObject, fields: Fields = WEB) -> Action:
+    return upon(action("Update", seen.name, CERTIFICATE.checked_fields(fields)), seen)
+
+
+def renewal(seen: ExternalObject, fields: Fields = WEB) -> Action:
+    return msgspec.structs.replace(update(seen, fields), purpose="Renew")
+
+
+async def shown(provider: CertificatesProvider, name: str = "web") -> ExternalObject:
+    seen = await provider.read(name)
+    assert seen is not None
+    return seen
+
+
+async def made(provider: CertificatesProvider, fields: Fields = WEB) -> ExternalObject:
+    seen = (await provider.create(create(fields))).object
+    assert seen is not None
+    return seen
+
+
+def leaf(folder: Path) -> x509.Certificate:
+    return certificates_in((folder / "tls.crt").read_bytes())[0]
+
+
+# --- what is declared
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"issuer": "own"}, "give commonName, dnsNames or ipAddresses"),
+        ({"issuer": "own", "dnsNames": ["a b"]}, "'a b' is no DNS name"),
+        ({"issuer": "own", "ipAddresses": ["1.2.3"]}, "1.2.3"),
+        ({**WEB, "duration": "3 weeks"}, "duration"),
+        ({**WEB, "duration": "1h", "renewBefore": "60m"}, "not less than duration"),
+        ({**WEB, "keyAlgorithm": "RSA-1024"}, "keyAlgorithm"),
+        ({**WEB, "folder": "../etc"}, "beneath the root"),
+        ({**WEB, "folder": "/etc"}, "beneath the root"),
+        ({**WEB, "folder": f"{STORE}/issuers"}, "beneath the root"),
+        ({**WEB, "isuer": "x"}, "unknown field `isuer`"),
+    ],
+)
+def test_what_cannot_be_a_certificate_is_refused(fields: Fields, problem: str) -> None:
+    with pytest.raises(InvalidManifestError, match=problem):
+        CERTIFICATE.checked_fields(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "give ownCa or acme"),
+        ({**OWN_CA, "acme": {}}, "acme"),
+        ({"acme": {"directory": "http://ca.test", "http01": {}}}, "listen or folder"),
+        ({"acme": {"directory": "http://ca.test", "http01": {"folder": "a"}}}, "https://"),
+        ({"acme": {"directory": "https://ca.test", "http01": {"folder": "a"}}}, "acceptTerms"),
+        ({"acme": {"directory": "https://u@ca.test", "http01": {"folder": "a"}}}, "https://"),
+        ({"acme": {"directory": "https://c", "http01": {"listen": "localhost:1"}}}, "ADDRESS:PORT"),
+        ({"acme": {"directory": "https://c", "http01": {"folder": "../x"}}}, "beneath the root"),
+    ],
+)
+def test_what_cannot_be_an_issuer_is_refused(fields: Fields, problem: str) -> None:
+    with pytest.raises(InvalidManifestError, match=problem):
+        ISSUER.checked_fields(fields)
+
+
+def test_two_ways_to_write_one_certificate_are_equal() -> None:
+    one = CERTIFICATE.checked_fields(
+        {**WEB, "dnsNames": ["B.test", "a.test"], "duration": "48h", "ipAddresses": ["0:0::1"]}
+    )
+    other = {**WEB, "dnsNames": ["a.test", "b.test", "a.test"], "duration": "2d"}
+    assert one == CERTIFICATE.checked_fields({**other, "ipAddresses": ["::1"]})
+
+
+def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_install() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['acme'] = sys.modules['cryptography'] = None\n"
+        "from reconciler.provider.kind import installed_kinds\n"
+        "from events.provider_config import ProviderConfigSpec\n"
+        "from reconciler.errors import ConfigurationError\n"
+        "from reconciler.provider.secrets import Secrets\n"
+        "for name in ('Issuer', 'Certificate'):\n"
+        "    try:\n"
+        "        installed_kinds()[name].connect(\n"
+        "            ProviderConfigSpec('certificates', 'file:///srv/tls'), Secrets()\n"
+        "        )\n"
+        "    except ConfigurationError as error:\n"
+        "        print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = told.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "pip install 'event-sourced-reconciler[certificates]'" in line
+
+
+async def test_a_root_is_a_file_url() -> None:
+    with pytest.raises(ConfigurationError, match="file:///some/root; who signs says an Issuer"):
+        CertificatesProvider(ProviderConfigSpec("certificates", "https://ca.test/dir"), Secrets())
+
+
+# --- when it is due
+
+
+def seen_until(hours: float) -> ExternalObject:
+    ends = NOW + timedelta(hours=hours)
+    return ExternalObject(
+        "web", {}, outputs={"notBefore": NOW.isoformat(), "notAfter": ends.isoformat()}
+    )
+
+
+def test_it_is_due_a_third_of_its_life_before_its_end_or_as_declared() -> None:
+    assert certificate.due({}, seen_until(90)) == NOW + timedelta(hours=60)
+    assert certificate.due({"renewBefore": "1h"}, seen_until(90)) == NOW + timedelta(hours=89)
+    assert certificate.due({}, ExternalObject("web", {})) is None
+    assert issuer.due({"ownCa": {"renewBefore": "1h"}}, seen_until(9)) == NOW + timedelta(hours=8)
+    assert issuer.due({"acme": {}}, seen_until(9)) is None
+
+
+def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop() -> None:
+    assert certificate.due({"renewBefore": "30d"}, seen_until(3)) == NOW + timedelta(hours=1)
+
+
+# --- the checks
+
+
+@pytest.mark.parametrize(
+    ("case", "reasons", "is_ordered"),
+    [
+        (Case("k", FACTS, {"tls.key": "Delivered"}), [], False),
+        (Case("k", None, {}), ["CertificateMissing"], True),
+        (Case(None, FACTS, {}), ["KeyMissing"], True),
+        (Case("other", FACTS, {}), ["KeyDiffers"], True),
+        (Case("k", FACTS, {}, is_trusted=False), ["OtherAuthority"], True),
+        (Case("k", FACTS, {}, has_authority=False), ["AuthorityRenewed"], False),
+        (Case("k", FACTS, {}, is_due=True), ["NearExpiry"], True),
+        (Case("k", FACTS, {"tls.key": "Missing"}), ["FileMissing: tls.key"], False),
+        (Case("k", FACTS, {"tls.key": "Exposed"}), ["FileExposed: tls.key"], False),
+    ],
+)
+def test_each_check_says_what_is_wrong_and_what_mends_it(
+    case: Case, reasons: list[str], is_ordered: bool
+) -> None:
+    found = findings(case)
+    assert [str(each) for each in found] == reasons
+    assert (why_order(found) is not None) == is_ordered
+
+
+@pytest.mark.parametrize(
+    ("changed", "reasons"),
+    [
+        ({}, []),
+        ({"dnsNames": ["other.test"]}, ["RequestDiffers: dnsNames"]),
+        ({"ipAddresses": ["::1"]}, ["RequestDiffers: ipAddresses"]),
+        ({"keyAlgorithm": "RSA-2048"}, ["RequestDiffers: keyAlgorithm"]),
+        ({"issuer": "other"}, ["RequestDiffers: issuer"]),
+        ({"commonName": "x"}, ["RequestDiffers: commonName"]),
+        ({"duration": "1h"}, ["RequestDiffers: duration"]),
+        ({"renewBefore": "1h", "folder": "x", "revokeOnDelete": True}, []),
+    ],
+)
+def test_only_what_a_request_is_made_of_is_another_request(
+    changed: Fields, reasons: list[str]
+) -> None:
+    applied = CERTIFICATE.checked_fields(WEB)
+    case = Case("k", FACTS, {}, applied=applied, wanted={**applied, **changed})
+    assert [str(each) for each in findings(case)] == reasons
+    assert all(not found for found in findings(case._replace(wanted=None)))
+    no_say = case._replace(decides_duration=False)
+    assert [str(each) for each in findings(no_say)] == [
+        each for each in reasons if "duration" not in each
+    ]
+
+
+def test_every_check_has_its_reason_in_its_docstring() -> None:
+    assert all(check.__doc__ for check in CHECKS)
+
+
+# --- an authority of our own
+
+
+async def test_what_is_delivered_serves_tls_and_is_trusted_by_the_authority_alone(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    authority = await make_issuer(root, "own", OWN_CA)
+    seen = await made(provider, {**WEB, "dnsNames": ["localhost"], "folder": "shop/tls"})
+    folder = root / "shop/tls"
+
+    assert seen.outputs["keyFile"] == str(folder / "tls.key")
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()}
+    assert {name: f"{mode:o}" for name, mode in modes.items() if name[0] != "."} == {
+        "tls.key": "600",
+        "tls.pem": "600",
+        "tls.crt": "644",
+        "ca.crt": "644",
+    }
+    assert (folder / "ca.crt").read_text() == authority.outputs["certificate"]
+    assert await said_over_tls(folder) == b"hello"
+    kept = [path for path in files_in(root) if path.suffix == ".key"]
+    assert {f"{stat.S_IMODE(path.stat().st_mode):o}" for path in kept} == {"600"}
+    assert stat.S_IMODE((root / STORE).stat().st_mode) == 0o700
+
+
+def files_in(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+async def said_over_tls(folder: Path) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.pem")
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        trusting = ssl.create_default_context(cafile=folder / "ca.crt")
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusting, server_hostname="localhost"
+        )
+        said = await reader.read()
+        writer.close()
+        return said
+
+
+@pytest.mark.parametrize("lost", ["tls.key", "tls.crt", "ca.crt", "tls.pem", "all"])
+async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
+    root: Path, provider: CertificatesProvider, lost: str
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    before = await made(provider)
+    for path in (root / "web").iterdir():
+        if lost in (path.name, "all"):
+            path.unlink()
+    if lost == "all":
+        (root / "web").rmdir()
+
+    now = await shown(provider)
+    assert any("FileMissing" in each for each in now.fields["problems"])
+    mended = (await provider.update(update(now))).object
+    assert mended is not None
+    assert (mended.outputs, mended.fields["problems"]) == (before.outputs, [])
+
+
+async def test_what_hands_did_to_a_file_is_undone(
+    root: Path, provider: CertificatesProvider, tmp_path: Path
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    await made(provider)
+    outside = tmp_path / "outside"
+    outside.write_text("theirs")
+    (root / "web/tls.key").chmod(0o644)
+    (root / "web/tls.crt").write_text("nonsense")
+    (root / "web/ca.crt").unlink()
+    (root / "web/ca.crt").symlink_to(outside)
+
+    now = await shown(provider)
+    assert sorted(now.fields["problems"]) == [
+        "FileDiffers: ca.crt",
+        "FileDiffers: tls.crt",
+        "FileExposed: tls.key",
+    ]
+    mended = (await provider.update(update(now))).object
+    assert mended is not None
+    assert mended.fields["problems"] == []
+    assert stat.S_IMODE((root / "web/tls.key").stat().st_mode) == 0o600
+    assert outside.read_text() == "theirs", "the link was replaced, and not followed"
+
+
+@pytest.mark.parametrize(("rotation", "is_same"), [("AtRenewal", False), ("Never", True)])
+async def test_a_renewal_is_another_certificate_and_its_key_as_declared(
+    root: Path, provider: CertificatesProvider, rotation: str, is_same: bool
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    fields: Fields = {**WEB, "keyRotation": rotation}
+    before = await made(provider, fields)
+    key = (root / "web/tls.key").read_bytes()
+    renewed = (await provider.update(renewal(before, fields))).object
+
+    assert renewed is not None
+    assert renewed.outputs["serial"] != before.outputs["serial"]
+    assert ((root / "web/tls.key").read_bytes() == key) == is_same
+    assert renewed.outputs["serial"] == f"{leaf(root / 'web').serial_number:x}"
+    kept = [each.name for each in (root / STORE / "certificates/web").iterdir()]
+    assert len(kept) == 4, f"nothing of before is left: {kept}"
+
+
+async def test_another_folder_moves_the_files_and_needs_no_order(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    before = await made(provider)
+    (root / "web/others").touch()
+    fields: Fields = {**WEB, "folder": "shop/tls"}
+    moved = (await provider.update(update(before, fields))).object
+
+    assert moved is not None
+    assert moved.outputs["serial"] == before.outputs["serial"]
+    assert [each.name for each in (root / "web").iterdir()] == ["others"]
+    assert (root / "shop/tls/tls.key").exists()
+    await provider.delete(upon(action("Delete", "web", {}), moved))
+    assert not (root / "shop/tls").exists()
+    assert list((root / STORE / "certificates").iterdir()) == []
+
+
+async def test_a_folder_of_others_is_never_written_to_and_nothing_is_ordered_for_it(
+    root: Path, provider: CertificatesProvider, tmp_path: Path
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    (root / "web").mkdir()
+    (root / "web/tls.key").write_text("theirs")
+    with pytest.raises(PermanentError, match=r"web/tls\.key is there, and not ours"):
+        await provider.create(create())
+    assert (root / "web/tls.key").read_text() == "theirs"
+    assert await provider.read("web") is None
+
+    await provider.create(create({**WEB, "folder": "one"}, "first"))
+    with pytest.raises(PermanentError, match="has the files of certificate 'first'"):
+        await provider.create(create({**WEB, "folder": "one"}, "second"))
+
+    (root / "out").symlink_to(tmp_path)
+    with pytest.raises(PermanentError, match="symbolic link"):
+        await provider.create(create({**WEB, "folder": "out/web"}, "third"))
+
+
+async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_anew(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    authority = await make_issuer(root, "own", OWN_CA)
+    before = await made(provider)
+    async with issuers_in(root) as issuers:
+        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
+        again = msgspec.structs.replace(again, purpose="Renew")
+        renewed = (await issuers.update(again)).object
+        assert renewed is not None
+        assert renewed.outputs["fingerprint"] != authority.outputs["fingerprint"]
+
+        now = await shown(provider)
+        assert "AuthorityRenewed" in now.fields["problems"]
+        mended = (await provider.update(update(now))).object
+        assert mended is not None
+        assert (mended.outputs["serial"], mended.fields["problems"]) == (
+            before.outputs["serial"],
+            [],
+        )
+        assert (root / "web/ca.crt").read_text() == renewed.outputs["certificate"]
+
+        await issuers.delete(upon(action("Delete", "own", {}), renewed))
+    other = await make_issuer(root, "own", OWN_CA)
+    now = await shown(provider)
+    assert "OtherAuthority" in now.fields["problems"]
+    await provider.update(update(now))
+    (ca,) = certificates_in(cast("str", other.outputs["certificate"]).encode())
+    assert is_signed_by(leaf(root / "web"), ca)
+
+
+async def test_a_certificate_never_outlives_its_authority(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    own: Fields = {"ownCa": {"commonName": "Short", "duration": "1h"}}
+    authority = await make_issuer(root, "own", own)
+    seen = await made(provider)
+    assert seen.outputs["notAfter"] == authority.outputs["notAfter"]
+
+
+def revoked_in(path: str) -> x509.CertificateRevocationList:
+    return x509.load_pem_x509_crl(Path(path).read_bytes())
+
+
+async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    for name, revokes in (("kept", False), ("taken-back", True)):
+        effect = await provider.create(create({**WEB, "revokeOnDelete": revokes}, name))
+        assert effect.object is not None
+        await provider.delete(upon(action("Delete", name, {}), effect.object))
+        async with issuers_in(root) as issuers:
+            own = await issuers.read("own")
+        assert own is not None
+        if not revokes:
+            assert "revoked" not in own.outputs
+            continue
+        listed = revoked_in(own.outputs["revoked"])
+        assert [f"{each.serial_number:x}" for each in listed] == [effect.object.outputs["serial"]]
+
+
+async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_anew(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    authority = await make_issuer(root, "own", OWN_CA)
+    for path in (root / STORE / "issuers/own").glob("*.key"):
+        path.unlink()
+    with pytest.raises(TransientError, match="restore it from a backup"):
+        await provider.create(create())
+    async with issuers_in(root) as issuers:
+        now = await issuers.read("own")
+        assert now is not None
+        assert now.fields["problems"] == ["KeyMissing"]
+        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        with pytest.raises(PermanentError, match="has lost its key"):
+            await issuers.update(again)
+    assert authority.uid == now.uid
+
+
+async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key(
+    root: Path,
+) -> None:
+    before = await make_issuer(root, "own", OWN_CA)
+    for path in (root / STORE / "issuers/own").glob("*.crt"):
+        path.unlink()
+    async with issuers_in(root) as issuers:
+        now = await issuers.read("own")
+        assert now is not None
+        assert now.fields["problems"] == ["CertificateMissing"]
+        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        mended = (await issuers.update(again)).object
+    assert mended is not None
+    assert mended.fields["problems"] == []
+    old, new = (
+        certificates_in(cast("str", each.outputs["certificate"]).encode())[0]
+        for each in (before, mended)
+    )
+    assert old.public_key() == new.public_key()
+    assert old != new
+
+
+async def test_an_issuer_that_is_not_there_is_waited_for(provider: CertificatesProvider) -> None:
+    with pytest.raises(NothingDoneError, match="issuer 'own' is not there"):
+        await provider.create(create())
+
+
+async def test_two_calls_at_once_are_one(root: Path, provider: CertificatesProvider) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    same = create({**WEB, "keyAlgorithm": "RSA-2048"})
+    answers = await asyncio.gather(
+        provider.create(same), provider.create(same), return_exceptions=True
+    )
+    refused = [each for each in answers if isinstance(each, TransientError)]
+    assert len(refused) == 1
+    assert "another call works on 'web'" in str(refused[0])
+
+
+# --- ACME
+
+
+@pytest.fixture
+async def gate(pebble: Certificates, tmp_path: Path) -> AsyncIterator[AcmeGate]:
+    async with acme_gate(pebble, tmp_path / "gate") as one:
+        yield one
+
+
+OVER_ACME: Fields = {"issuer": "acme", "dnsNames": ["web.test"]}
+
+
+async def use(root: Path, gate: AcmeGate, **more: object) -> None:
+    gate.trust_in(root)
+    await make_issuer(root, "acme", acme(gate.pebble, gate.directory, **more))
+
+
+@pytest.mark.pebble
+async def test_a_crash_after_any_request_continues_with_the_same_order(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    """Only what ends while the authority looks is ordered twice: then the order has failed."""
+    await use(root, gate)
+    for request in range(1, 40):
+        name = f"web{request}"
+        wanted = create({**OVER_ACME, "dnsNames": [f"{name}.test"]}, name)
+        ordered, signed = gate.count("order"), gate.count("finalize")
+        was_cut = await is_cut(request, provider.create(wanted))
+        between = await provider.read(name)
+        effect = await provider.create(wanted)
+
+        assert effect.object is not None
+        assert effect.object.fields["problems"] == []
+        assert gate.count("order") - ordered <= 1 + was_cut, f"before step {request}"
+        assert gate.count("finalize") - signed == 1, f"before step {request}"
+        if between is not None:
+            assert between.outputs["serial"] == effect.object.outputs["serial"]
+            assert gate.count("order") - ordered == 1
+        if not was_cut:
+            break
+    else:
+        pytest.fail("it never ended")
+
+
+KILLED = """
+import asyncio, os, signal, sys
+import msgspec
+from events.log import Action
+from events.provider_config import ProviderConfigSpec
+from infra.providers.certificates.certificates import CertificatesProvider
+from reconciler.call_permit import CALL_PERMIT
+from reconciler.provider.secrets import Secrets
+
+class KillBefore:
+    is_free, pace_seconds, left = False, 0.0, int(sys.argv[2])
+
+    async def wait(self, *, goes_first=False):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    provider = CertificatesProvider(ProviderConfigSpec("certificates", sys.argv[1]), Secrets())
+    CALL_PERMIT.set(KillBefore())
+    await provider.create(msgspec.json.decode(sys.stdin.read(), type=Action))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.pebble
+@pytest.mark.parametrize("step", [3, 5, 9, 12, 14])
+async def test_a_process_that_is_killed_leaves_its_order_to_the_next(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate, step: int
+) -> None:
+    await use(root, gate)
+    wanted = create(OVER_ACME)
+    killed = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", KILLED, root.as_uri(), str(step)), stdin=asyncio.subprocess.PIPE
+    )
+    await killed.communicate(msgspec.json.encode(wanted))
+    assert killed.returncode == -signal.SIGKILL
+    orders, signed = gate.count("order"), gate.count("finalize")
+    seen = (await provider.create(wanted)).object
+
+    assert seen is not None
+    assert seen.fields["problems"] == []
+    assert gate.count("finalize") == 1
+    if signed:
+        assert gate.count("order") == orders == 1, "the certificate of that order"
+
+
+@pytest.mark.pebble
+async def test_an_answer_that_is_lost_after_finalising_leads_to_the_same_certificate(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate)
+    wanted = create(OVER_ACME)
+    gate.lose_answers = {"finalize"}
+    with pytest.raises(Exception, match=r"cannot be reached|did not answer"):
+        await provider.create(wanted)
+    gate.lose_answers = set()
+    seen = (await provider.create(wanted)).object
+
+    assert seen is not None
+    assert (gate.count("order"), gate.count("finalize")) == (1, 1)
+    assert seen.outputs["serial"] in gate.pebble.log.read_text()
+
+
+@pytest.mark.pebble
+async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate)
+    before = (await provider.create(create(OVER_ACME))).object
+    assert before is not None
+    gate.limit_for(3600)
+    with pytest.raises(TransientError, match="rateLimited") as refused:
+        await provider.update(renewal(before, OVER_ACME))
+    assert refused.value.status == 429
+    assert 3590 < (refused.value.retry_after_seconds or 0) <= 3600
+    asked = len(gate.asked)
+
+    other = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
+    with pytest.raises(NotCalledError, match="nothing is ordered before") as held:
+        await provider.update(update(before, other))
+    assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
+    assert len(gate.asked) == asked, "nobody asked again"
+
+    (root / "web/tls.key").unlink()
+    mended = (await provider.update(update(await shown(provider), OVER_ACME))).object
+    assert mended is not None
+    assert mended.outputs == before.outputs, "what needs no order is not held up"
+
+
+@pytest.mark.pebble
+async def test_a_limited_renewal_delivers_what_is_lost_before_it_asks(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate)
+    await made(provider, OVER_ACME)
+    (root / "web/tls.key").unlink()
+    gate.limit_for(3600)
+    with pytest.raises(TransientError, match="rateLimited"):
+        await provider.update(renewal(await shown(provider), OVER_ACME))
+    assert (await shown(provider)).fields["problems"] == []
+
+
+@pytest.mark.parametrize("token", ["../../web/tls.key", "a/b", "", ".", "x" * 129])
+def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
+    client = AcmeClient(
+        "https://ca.test/dir",
+        ec.generate_private_key(ec.SECP256R1()),
+        ca_file=None,
+        timeout_seconds=1,
+    )
+    with pytest.raises(PermanentError, match="a token that is none"):
+        client.answer_of(Challenge("http-01", "https://ca.test/1", token=token))
+    client.close()
+
+
+@pytest.mark.pebble
+async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_another_order(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate, http01={"folder": "challenges"})  # where nobody serves it
+    wanted = create(OVER_ACME)
+    with pytest.raises(TransientError, match=r"web\.test: .*another one follows") as refused:
+        await provider.create(wanted)
+    assert refused.value.status == 424
+    assert list((root / "challenges").iterdir()) == [], "the answer is taken away again"
+    with pytest.raises(TransientError):
+        await provider.create(wanted)
+    assert gate.count("order") == 2
+
+
+@pytest.mark.pebble
+async def test_an_answer_in_a_folder_is_found_where_a_web_server_shows_it(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate, http01={"folder": "challenges"})
+    async with gate.web_server(root / "challenges"):
+        seen = await made(provider, OVER_ACME)
+    assert seen.fields["problems"] == []
+
+
+@pytest.mark.pebble
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"commonName": "other.test"}, "none of dnsNames"),
+        ({"dnsNames": ["*.web.test"]}, "cannot be shown to be ours over HTTP"),
+        ({"dnsNames": [], "commonName": "web.test"}, "none of dnsNames"),
+    ],
+)
+async def test_what_acme_cannot_order_is_refused_before_anything_is_asked(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate, fields: Fields, problem: str
+) -> None:
+    await use(root, gate)
+    with pytest.raises(PermanentError, match=problem):
+        await provider.create(create({**OVER_ACME, **fields}))
+    assert gate.count("order") == 0
+
+
+@pytest.mark.pebble
+async def test_an_authority_that_is_not_trusted_is_not_talked_to(
+    root: Path, gate: AcmeGate, pebble: Certificates
+) -> None:
+    trust(pebble, root)  # the gate has another certificate
+    with pytest.raises(TransientError, match=r"spec\.acme\.caFile names whom to trust") as refused:
+        await make_issuer(root, "acme", acme(pebble, gate.directory))
+    assert refused.value.status == 424
+    async with issuers_in(root) as issuers:
+        assert await issuers.read("acme") is None
+
+
+@pytest.mark.pebble
+async def test_what_is_withdrawn_is_revoked_at_the_authority_and_once_more_is_no_failure(
+    root: Path, provider: CertificatesProvider, gate: AcmeGate
+) -> None:
+    await use(root, gate)
+    seen = await made(provider, {**OVER_ACME, "revokeOnDelete": True})
+    delete = upon(action("Delete", "web", {}), seen)
+    for step in range(1, 10):
+        if not await is_cut(step, provider.delete(delete)):
+            break
+    assert gate.count("revoke") >= 1
+    assert await provider.read("web") is None
+    assert not (root / "web").exists()
+
+
+@pytest.mark.pebble
+async def test_an_authority_that_lost_everything_gets_the_account_again_by_its_key(
+    root: Path, provider: CertificatesProvider, tmp_path: Path
+) -> None:
+    """Refused nonces on the way: half of them."""
+    pebble = Certificates(beside_others=True, environment=[("PEBBLE_WFE_NONCEREJECT", "50")])
+    await pebble.start(tmp_path / "own-pebble")
+    try:
+        trust(pebble, root)
+        account = await make_issuer(root, "acme", acme(pebble))
+        before = await made(provider, OVER_ACME)
+        await pebble.kill()
+        await pebble.start(tmp_path / "own-pebble")
+        renewed = (await provider.update(renewal(before, OVER_ACME))).object
+        assert renewed is not None
+        assert renewed.outputs["serial"] != before.outputs["serial"]
+        async with issuers_in(root) as issuers:
+            now = await issuers.read("acme")
+        assert now is not None
+        assert now.uid == account.uid
+    finally:
+        await pebble.stop()

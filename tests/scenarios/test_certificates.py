@@ -1,0 +1,351 @@
+"""Certificates through the whole loop: an authority of our own, and a real one that speaks ACME."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from events.intake import Approved, Withdrawn
+from events.log import ActionDecided, ActionSucceeded, DriftDetected
+from events.manifest import Fields, Manifest
+from events.provider_config import ProviderConfigSpec
+from infra.components.certificates import CA_FILE, Certificates
+from infra.providers.certificates.certificate import CERTIFICATE
+from infra.providers.certificates.issuer import ISSUER
+from infra.providers.certificates.pem import certificates_in, is_signed_by
+from reconciler.provider.kind import KindRegistry
+from tests.acme_gate import AcmeGate, acme_gate
+from tests.certificates import acme, orders, root_in
+from tests.engines import short_folder
+from tests.scenarios.harness import World, every
+
+PAGES = Path(__file__).parents[2] / "docs" / "kinds"
+MANIFESTS: Mapping[str, Manifest] = {
+    each.metadata.name: each
+    for page in ("issuer", "certificate")
+    for block in re.findall(r"```yaml\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    for each in msgspec.convert(list(yaml.safe_load_all(block)), list[Manifest])
+}
+WEB = MANIFESTS["web"].key
+SHORT: Fields = {"duration": "6s", "renewBefore": "4s"}
+SHORT_SECONDS = 6
+
+
+def changed(name: str, **fields: object) -> Manifest:
+    """Return a manifest of the pages with some fields changed."""
+    return msgspec.structs.replace(MANIFESTS[name], spec={**MANIFESTS[name].spec, **fields})
+
+
+class Place:
+    """A world with a root, and the files that a server would read."""
+
+    def __init__(self, world: World, root: Path) -> None:
+        self.world, self.root = world, root
+        self.folder = root / "web/tls"
+
+    async def begin(self) -> None:
+        self.world.kinds = KindRegistry([ISSUER, CERTIFICATE])
+        await self.world.start_reconciler()
+        settings = {
+            **MANIFESTS["certificates"].spec,
+            "endpoint": self.root.as_uri(),
+            "resyncSeconds": 0.2,
+            "retry": {"initialSeconds": 0.1, "maxSeconds": 0.5},
+        }
+        await self.world.configure(msgspec.convert(settings, ProviderConfigSpec), "certificates")
+
+    @property
+    def serial(self) -> str:
+        chain = certificates_in((self.folder / "tls.crt").read_bytes())
+        return f"{chain[0].serial_number:x}"
+
+    async def until_serial_is_not(self, *known: str) -> str:
+        async def is_new() -> str | None:
+            return None if self.serial in known else self.serial
+
+        return await self.world.until(is_new, "another certificate")
+
+    async def made(self) -> list[str]:
+        """The serials that the log knows, in their order."""
+        done = every(ActionSucceeded, await self.world.facts(WEB))
+        told = [each.object.outputs["serial"] for each in done if each.object is not None]
+        return list(dict.fromkeys(told))
+
+    async def renewals(self) -> int:
+        decided = every(ActionDecided, await self.world.facts(WEB))
+        return sum(each.action.purpose == "Renew" for each in decided)
+
+    async def until_lost_files_are_there(self) -> None:
+        """Lose all files, and wait until they are as they were."""
+        before = {path.name: path.read_bytes() for path in contents(self.folder)}
+        for path in contents(self.folder):
+            path.unlink()
+
+        async def are_back() -> bool:
+            return {path.name: path.read_bytes() for path in contents(self.folder)} == before
+
+        await self.world.until(are_back, "the files are delivered again")
+
+
+def contents(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+@pytest.fixture
+async def place(bare_world: World, tmp_path: Path) -> Place:
+    one = Place(bare_world, root_in(tmp_path))
+    await one.begin()
+    return one
+
+
+@pytest.fixture
+async def short_lived() -> AsyncIterator[Certificates]:
+    """An authority whose certificates end soon."""
+    with short_folder() as folder:
+        one = Certificates(beside_others=True, validity_seconds=SHORT_SECONDS)
+        await one.start(folder / "certificates")
+        yield one
+        await one.stop()
+
+
+@pytest.fixture
+async def gate(pebble: Certificates, tmp_path: Path) -> AsyncIterator[AcmeGate]:
+    async with acme_gate(pebble, tmp_path / "gate") as one:
+        yield one
+
+
+class Visitor:
+    """A server of the delivered files, somebody who stays connected, and others who come anew."""
+
+    def __init__(self, folder: Path, trusted: str) -> None:
+        self._folder = folder
+        self._context = ssl.create_default_context(cadata=trusted)
+        self.serials = set[str]()
+        self.echoes = 0
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[None]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._served())
+        async with server:
+            self._port = server.sockets[0].getsockname()[1]
+            stays, comes = asyncio.create_task(self._stay()), asyncio.create_task(self._come())
+            try:
+                yield
+            finally:
+                for task in (stays, comes):
+                    assert not task.done(), f"a connection failed: {task.exception()}"
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+
+    def _served(self) -> ssl.SSLContext:
+        """The newest certificate for each who comes, as servers do that read it when asked."""
+
+        def newest(connection: ssl.SSLObject, _name: str, _first: ssl.SSLContext) -> None:
+            connection.context = loaded()
+
+        def loaded() -> ssl.SSLContext:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._folder / "tls.pem")
+            return context
+
+        first = loaded()
+        first.sni_callback = newest
+        return first
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(
+            "127.0.0.1", self._port, ssl=self._context, server_hostname="web.example.org"
+        )
+
+    async def _stay(self) -> None:
+        reader, writer = await self._connected()
+        while True:
+            writer.write(b"still here\n")
+            assert await reader.readline() == b"still here\n"
+            self.echoes += 1
+            await asyncio.sleep(0.02)
+
+    async def _come(self) -> None:
+        while True:
+            _reader, writer = await self._connected()
+            shown = writer.get_extra_info("peercert")
+            self.serials.add(shown["serialNumber"].lower().lstrip("0"))
+            writer.close()
+            await asyncio.sleep(0.02)
+
+
+async def three_renewals(place: Place, trusted: str) -> None:
+    """See three renewals, each of them one, while somebody is connected."""
+    visitor = Visitor(place.folder, trusted)
+    serials = [place.serial]
+    async with visitor.here():
+        for _ in range(3):
+            serials.append(await place.until_serial_is_not(*serials))
+
+        async def was_seen() -> bool:
+            return set(serials) <= visitor.serials
+
+        await place.world.until(was_seen, "who comes anew sees the newest")
+    assert visitor.echoes > 10
+
+
+async def test_35_near_its_end_it_is_renewed_once_and_who_is_connected_stays(
+    place: Place,
+) -> None:
+    await place.world.declare_all([MANIFESTS["own"], changed("web", **SHORT)])
+    await place.world.until_outcome(WEB, "Converged")
+    await three_renewals(place, (place.folder / "ca.crt").read_text())
+    await place.world.declare_all([changed("web", policy={"paused": True}, **SHORT)])
+    await place.world.until_settled()
+    made = await place.made()
+    assert await place.renewals() == len(made) - 1, "each renewal made one certificate"
+
+
+@pytest.mark.pebble
+async def test_35_near_its_end_it_is_ordered_once_from_an_acme_authority(
+    place: Place, short_lived: Certificates
+) -> None:
+    world = place.world
+    (place.root / CA_FILE).write_bytes((short_lived.root / CA_FILE).read_bytes())
+    issuer = {"$ref": "Issuer/public", "field": "name"}
+    await world.declare_all(
+        [changed("public", **acme(short_lived)), changed("web", issuer=issuer, renewBefore="4s")]
+    )
+    await world.until_outcome(WEB, "Converged")
+    await three_renewals(place, await short_lived.authority())
+    await world.declare_all([changed("web", issuer=issuer, policy={"paused": True})])
+    await world.until_settled()
+    made = await place.made()
+    assert await place.renewals() == len(made) - 1
+    assert orders(short_lived) == len(made), "each renewal was one order"
+
+
+async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
+    place: Place, tmp_path: Path
+) -> None:
+    world = place.world
+    await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
+    await world.until_outcome(WEB, "Converged")
+    await place.until_lost_files_are_there()
+    await world.until_outcome(WEB, "Converged")
+    assert len(await place.made()) == 1
+    drifts = every(DriftDetected, await world.facts(WEB))
+    assert {each.path for drift in drifts for each in drift.differences} == {"problems"}
+
+    for key in (WEB, MANIFESTS["own"].key):
+        await world.tell(key, Withdrawn())
+    await world.until_outcome(WEB, "Deleted")
+    await world.until_outcome(MANIFESTS["own"].key, "Held", reason="DataLoss")
+    assert not place.folder.exists()
+
+
+async def test_an_authority_that_is_replaced_waits_for_a_person_and_then_signs_all_anew(
+    place: Place,
+) -> None:
+    world, own = place.world, MANIFESTS["own"].key
+    await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
+    await world.until_outcome(WEB, "Converged")
+    before = place.serial
+    await world.declare_all([changed("own", ownCa={"commonName": "Another Root"})])
+    await world.until_outcome(own, "Held", reason="DataLoss")
+    assert place.serial == before
+    await world.tell(own, Approved("DataLoss"), "approval")
+    await place.until_serial_is_not(before)
+    await world.until_outcome(WEB, "Converged")
+    (leaf, authority) = (
+        certificates_in((place.folder / name).read_bytes())[0] for name in ("tls.crt", "ca.crt")
+    )
+    assert is_signed_by(leaf, authority)
+    assert authority.subject.rfc4514_string() == "CN=Another Root"
+
+
+@pytest.mark.pebble
+async def test_35_lost_files_need_no_order_of_an_acme_authority_and_no_key_is_on_the_bus(
+    place: Place, gate: AcmeGate, tmp_path: Path
+) -> None:
+    world = place.world
+    gate.trust_in(place.root)
+    issuer = {"$ref": "Issuer/public", "field": "name"}
+    await world.declare_all(
+        [
+            changed("public", **acme(gate.pebble, gate.directory)),
+            changed("web", issuer=issuer, revokeOnDelete=True),
+        ]
+    )
+    await world.until_outcome(WEB, "Converged")
+    before = place.serial
+    await place.until_lost_files_are_there()
+    assert (gate.count("order"), gate.count("finalize"), place.serial) == (1, 1, before)
+
+    keys = [*place.root.rglob("*.key")]
+    assert len(keys) == 3, "the account's, the certificate's, and that delivered"
+    secrets = [path.read_text().splitlines()[1].encode() for path in keys]
+    for key in (WEB, MANIFESTS["public"].key):
+        await world.tell(key, Withdrawn())
+    await world.until_outcome(MANIFESTS["public"].key, "Deleted")
+    assert gate.count("revoke") == 1
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "nats").rglob("*.blk"))
+    assert before.encode() in stored, "what is on the bus can be read here"
+    assert [secret for secret in secrets if secret in stored] == []
+
+
+@pytest.mark.pebble
+async def test_35_a_limit_of_the_authority_is_obeyed_over_a_restart_and_a_new_declaration(
+    place: Place, gate: AcmeGate
+) -> None:
+    world = place.world
+    gate.trust_in(place.root)
+    gate.limit_for(3)
+    issuer = {"$ref": "Issuer/public", "field": "name"}
+    public = changed("public", **acme(gate.pebble, gate.directory))
+    await world.declare_all([public, changed("web", issuer=issuer)])
+    degraded = await world.until_outcome(WEB, "Degraded")
+    assert "rateLimited: too many certificates" in degraded.message
+    assert "nothing is ordered before" in degraded.message
+    gate.limit_for(0)
+    await world.restart_reconciler()
+    other = ["web.example.org", "www.example.org"]
+    await world.declare_all([changed("web", issuer=issuer, dnsNames=other)])
+    await world.until_outcome(WEB, "Converged", generation=2)
+    first, *later = gate.asked
+    assert later
+    assert min(later) - first >= 3, "never before the time given"
+
+
+@pytest.mark.pebble
+async def test_a_crash_after_finalising_leads_to_the_same_serial_by_one_order(
+    place: Place, gate: AcmeGate
+) -> None:
+    world = place.world
+    gate.trust_in(place.root)
+    gate.lose_answers = {"finalize"}
+    issuer = {"$ref": "Issuer/public", "field": "name"}
+    public = changed("public", **acme(gate.pebble, gate.directory))
+    await world.declare_all([public, changed("web", issuer=issuer)])
+
+    async def is_finalised() -> bool:
+        return gate.count("finalize") == 1
+
+    await world.until(is_finalised, "the authority has made it")
+    await world.stop_reconciler()
+    gate.lose_answers = set()
+    await world.start_reconciler()
+    await world.until_outcome(WEB, "Converged")
+    assert (gate.count("order"), gate.count("finalize")) == (1, 1)
+    made = re.findall(r"Issued certificate serial (\w+)", gate.pebble.log.read_text())
+    assert made[-1].lstrip("0") == place.serial
