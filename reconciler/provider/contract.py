@@ -126,10 +126,12 @@ class ContractCase:
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Write an action as a decider does, with a key of its own and no preconditions."""
-        written = action(
-            operation, name, {} if fields is None else self.kind.checked_fields(fields)
-        )
+        written = action(operation, name, {} if fields is None else self.object_fields(fields))
         return written if self.can("labels") else msgspec.structs.replace(written, labels={})
+
+    def object_fields(self, fields: Fields) -> Fields:
+        """Return what an object should have for a spec."""
+        return self.kind.object_fields(self.kind.checked_fields(fields))
 
     def upon(
         self, operation: Operation, thing: ExternalObject | None, fields: Fields | None = None
@@ -163,7 +165,7 @@ class ContractCase:
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         """Return whether an object has the fields that were declared, in the normal form."""
         assert thing is not None
-        seen, declared = self.kind.normalize(thing.fields), self.kind.checked_fields(fields)
+        seen, declared = self.kind.normalize(thing.fields), self.object_fields(fields)
         if self.kind.comparable is not None:
             seen, declared = self.kind.comparable(seen), self.kind.comparable(declared)
         return seen == declared

@@ -316,12 +316,12 @@ class HttpFaultContract(ContractCase):
             assert caught.value.retry_after_seconds == 7  # noqa: PLR2004
 
     async def test_an_answer_about_another_object_is_not_believed(
-        self, provider: Provider, harmed: Provider, proxy: Proxy, endpoint: str, name: str
+        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
     ) -> None:
         made = await self.made(provider, name)
         await harmed.read(name, made.uid)
         requests = len(proxy.requests)
-        lie = await Proxy(endpoint).fetch(proxy.requests[-1][1])
+        lie = await proxy.fetch(proxy.requests[-1][1])
         proxy.plan.extend([*[Harm.NONE] * (requests - 1), lie])
 
         with pytest.raises(TransientError, match="it is about"):

@@ -35,7 +35,7 @@ def pytest_asyncio_loop_factories(
 
 
 @contextmanager
-def _running_api(module: str, folder: Path) -> Generator[str]:
+def running_api(module: str, folder: Path) -> Generator[str]:
     # --exit-with-stdin: it ends with the tests, even if they are killed.
     command = [sys.executable, "-m", module, "--exit-with-stdin", "--port", "0"]
     command += ["--data", str(folder)]
@@ -58,7 +58,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(scope="session")
 def api_url(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with _running_api(case.api_module, tmp_path_factory.mktemp("api")) as url:
+    with running_api(case.api_module, tmp_path_factory.mktemp("api")) as url:
         yield url
 
 
