@@ -12,9 +12,10 @@ import pytest_asyncio
 
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec
+from reconciler.errors import PermanentError
 from reconciler.provider import Provider
 from reconciler.provider.contract import Connect, ProviderContract
-from reconciler.provider.http_faults import HttpFaultContract, Proxy
+from reconciler.provider.http_faults import HttpFaultContract, Proxy, answer
 from reconciler.provider.secrets import Secrets
 from tests.rest.kinds import example
 from tests.rest.servers import API_KEY
@@ -109,3 +110,11 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
         """Each change loads all routes anew, so those of other cases cost time."""
         routes = f"{caddy_url}/config/apps/http/servers/main/routes"
         httpx.patch(routes, json=[]).raise_for_status()
+
+    async def test_a_configuration_that_was_rolled_back_is_refused_for_good(
+        self, harmed: Provider, proxy: Proxy, name: str
+    ) -> None:
+        proxy.spared = ("GET",)
+        proxy.plan.append(answer(500, '{"error": "loading new config: unknown module"}'))
+        with pytest.raises(PermanentError, match="unknown module"):
+            await harmed.create(self.action("Create", name, self.fields))

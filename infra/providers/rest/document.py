@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from events.kind_definition import KindDefinitionSpec
+from events.kind_definition import DefinedField, KindDefinitionSpec
 from events.manifest import Fields, InvalidManifestError
 from events.rest_definition import RestSpec
 from infra.providers.rest.expressions import ExpressionError
@@ -113,7 +113,7 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
         (f"spec.constants.{path}", path, value) for path, value in spec.constants.items()
     ]
     plain += [
-        (f"spec.fields.{name}", field.to or name, f"= spec.{name}")
+        (f"spec.fields.{name}", field.to or name, _members(f"spec.{name}", field))
         for name, field in spec.fields.items()
     ]
     for where, path, value in plain:
@@ -124,6 +124,13 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
         taken[steps] = where
         put_at(tree, steps, value)
     return tree
+
+
+def _members(place: str, field: DefinedField) -> Any:
+    """Return an object's members each for itself: what the API adds to it is left to others."""
+    if field.type != "Object":
+        return f"= {place}"
+    return {name: _members(f"{place}.{name}", each) for name, each in field.fields.items()}
 
 
 def _slots(node: Any, above: _Steps) -> Iterator[_Steps]:

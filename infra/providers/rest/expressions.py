@@ -26,7 +26,10 @@ MAX_DEPTH: Final = 32
 MAX_INPUT_CHARACTERS: Final = 256 * 1024
 
 FUNCTIONS: Final = frozenset(
-    "size contains startsWith endsWith matches string int double bool type dyn min max".split()
+    {
+        *("size", "contains", "startsWith", "endsWith", "matches", "min", "max"),
+        *("string", "int", "double", "bool", "type", "dyn"),
+    }
 )
 """What may be called: pure, and the same on every machine."""
 

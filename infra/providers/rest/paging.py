@@ -8,8 +8,9 @@ numbered page is read once more after the next. Absence is proved by a listing t
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol as Interface
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+from typing import Protocol as Interface
 from urllib.parse import urljoin, urlsplit
 
 from events.external import ExternalObject
@@ -21,30 +22,42 @@ from infra.providers.rest.places import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
 from reconciler.errors import TransientError
 
-_LINK = re.compile(r"<([^>]*)>\s*((?:;\s*[^;,\"]+(?:=\"[^\"]*\")?)*)")
-_NEXT = re.compile(r";\s*rel\s*=\s*\"?[^\"]*\bnext\b", re.IGNORECASE)
+_LINK = re.compile(r"<([^>]*)>((?:[^,\"]|\"[^\"]*\")*)")
+_NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
 
 _Query = list[tuple[str, str]]
-_Listed = tuple[Answer, Any, list[Any], list[ExternalObject]]
+ObjectsOf = Callable[[Answer, Sequence[Any]], Sequence[ExternalObject]]
+"""Finds the objects of the kind among the items of an answer."""
+
+
+class Listed(NamedTuple):
+    """One page: the answer, its JSON, and the items in it, as they are."""
+
+    answer: Answer
+    content: Any
+    items: list[Any]
 
 
 class Fetch(Interface):
     """Fetches one page: at a path of its own, or with more parameters."""
 
-    def __call__(self, path: str | None, query: Sequence[tuple[str, str]]) -> Awaitable[_Listed]:
-        """Return the answer, its content, its items, and those of them of the kind."""
+    def __call__(self, path: str | None, query: Sequence[tuple[str, str]]) -> Awaitable[Listed]:
+        """Fetch it; raises ``ProviderError``."""
         ...
 
 
 class Pages:
     """One listing, page by page."""
 
-    def __init__(self, protocol: Protocol, fetch: Fetch, page_size: int) -> None:
+    def __init__(
+        self, protocol: Protocol, fetch: Fetch, objects_of: ObjectsOf, page_size: int
+    ) -> None:
         assert protocol.rest.list is not None
         assert protocol.list is not None
         self._path = protocol.list.path({})
         self._paging = protocol.rest.list.paging
         self._fetch = fetch
+        self._objects_of = objects_of
         self._token_at: Finder | None = None
         self._size: _Query = []
         self._last: list[Any] = []
@@ -59,7 +72,7 @@ class Pages:
         """Fetch the page of a token, the first with an empty one."""
         paging = self._paging
         if paging is None:
-            return Page((await self._fetch(None, ()))[3], None)
+            return self._page(await self._fetch(None, ()), None)
         match paging.by:
             case "Token":
                 return await self._by_token(paging, token)
@@ -70,58 +83,55 @@ class Pages:
             case "Page":
                 return await self._by_number(paging, token)
 
+    def _page(self, listed: Listed, following: str | None) -> Page:
+        return Page(self._objects_of(listed.answer, listed.items), following)
+
     async def _by_token(self, paging: Paging, token: str) -> Page:
-        assert paging.parameter is not None
         assert self._token_at is not None
-        more = [(paging.parameter, token)] if token else []
-        answer, content, _, objects = await self._fetch(None, [*self._size, *more])
+        listed = await self._more(paging, token or None)
         try:
-            following = self._token_at.find(content)
+            following = self._token_at.find(listed.content)
         except ExpressionError as error:
-            raise unusable(answer, str(error)) from None
+            raise unusable(listed.answer, str(error)) from None
         if following is MISSING or following is None:
-            return Page(objects, None)
+            return self._page(listed, None)
         if not isinstance(following, str | int) or isinstance(following, bool):
-            raise unusable(answer, f"at {paging.at} is no token")
-        return Page(objects, str(following))
+            raise unusable(listed.answer, f"at {paging.at} is no token")
+        return self._page(listed, str(following))
 
     async def _by_link(self, token: str) -> Page:
         path = f"{self._path}?{token}" if token else None
-        answer, _, _, objects = await self._fetch(path, self._size)
-        return Page(objects, _next_query(answer))
+        listed = await self._fetch(path, self._size)
+        return self._page(listed, _next_query(listed.answer))
 
     async def _by_offset(self, paging: Paging, token: str) -> Page:
-        assert paging.parameter is not None
         begin = int(token or 0)
-        at = begin - bool(self._last)
-        _, _, items, objects = await self._fetch(None, [*self._size, (paging.parameter, str(at))])
-        if self._last:
-            if items[:1] != self._last:
-                raise _moved()
-            if len(items) == 1:  # the end, or an API that shows one at a time
-                behind = (*self._size, (paging.parameter, str(begin)))
-                answer, _, items, _ = await self._fetch(None, behind)
-                if items:
-                    raise unusable(answer, "a page has one object: the API must show two or more")
-                return Page([], None)
-            self._last = items[-1:]
-            return Page(objects, str(at + len(items)))
-        self._last = items[-1:]
-        return Page(objects, str(len(items)) if items else None)
+        before = self._last
+        listed = await self._more(paging, str(begin - len(before)))
+        if listed.items[: len(before)] != before:
+            raise _moved()
+        behind = listed.items[len(before) :]
+        if before and not behind:  # the end, or an API that shows one at a time
+            listed = await self._more(paging, str(begin))
+            if listed.items:
+                what = "a page has one object: the API must show two or more"
+                raise unusable(listed.answer, what)
+        self._last = behind[-1:]
+        page = Listed(listed.answer, listed.content, behind)
+        return self._page(page, str(begin + len(behind)) if behind else None)
 
     async def _by_number(self, paging: Paging, token: str) -> Page:
         number = int(token or paging.first)
-        _, _, items, objects = await self._numbered(paging, number)
-        if self._last:
-            _, _, before, _ = await self._numbered(paging, number - 1)
-            if before != self._last:
-                raise _moved()
-        self._last = items
-        return Page(objects, str(number + 1) if items else None)
+        listed = await self._more(paging, str(number))
+        if self._last and (await self._more(paging, str(number - 1))).items != self._last:
+            raise _moved()
+        self._last = listed.items
+        return self._page(listed, str(number + 1) if listed.items else None)
 
-    async def _numbered(self, paging: Paging, number: int) -> _Listed:
+    async def _more(self, paging: Paging, value: str | None) -> Listed:
         assert paging.parameter is not None
-        return await self._fetch(None, [*self._size, (paging.parameter, str(number))])
+        more = [] if value is None else [(paging.parameter, value)]
+        return await self._fetch(None, [*self._size, *more])
 
 
 def _moved() -> TransientError:
@@ -130,10 +140,13 @@ def _moved() -> TransientError:
 
 def _next_query(answer: Answer) -> str | None:
     """Return the query of the next page; whatever host the link names, only ours is asked."""
-    for link, parameters in _LINK.findall(answer.headers.get("Link", "")):
+    header = answer.headers.get("Link", "")
+    for link, parameters in _LINK.findall(header):
         if _NEXT.search(parameters):
             own, there = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
             if there.path != own.path or not there.query:
                 raise unusable(answer, f"the next page is at another path, {there.path!r}")
             return there.query
+    if re.search(r"\bnext\b", _LINK.sub("", header)):  # else it would end early, and look complete
+        raise unusable(answer, f"its header Link cannot be read: {header[:200]!r}")
     return None

@@ -119,7 +119,8 @@ class Template:
         if isinstance(node, dict):
             of_map = cast("dict[str, Any]", node)
             made = {name: self._made(each, variables) for name, each in of_map.items()}
-            return {name: each for name, each in made.items() if each is not MISSING}
+            there = {name: each for name, each in made.items() if each is not MISSING}
+            return there if there or not of_map else MISSING
         if isinstance(node, list):
             items = [self._made(each, variables) for each in cast("list[Any]", node)]
             return [each for each in items if each is not MISSING]

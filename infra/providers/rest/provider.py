@@ -36,7 +36,7 @@ from infra.providers.listing import all_pages
 from infra.providers.rest.document import without_nothing
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.marks import made_uid
-from infra.providers.rest.paging import Pages
+from infra.providers.rest.paging import Listed, Pages
 from infra.providers.rest.places import MISSING, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
@@ -165,7 +165,7 @@ class RestProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List all objects of this kind; the scope is looked at here."""
-        pages = Pages(self._protocol, self._listed, page_size)
+        pages = self._pages(page_size)
         async for objects in all_pages(scope, pages.fetch):
             yield objects
 
@@ -211,7 +211,8 @@ class RestProvider:
         """Find an object among several; one of another name is no answer to a question for one."""
         protocol = self._protocol
         assert protocol.read_items_at is not None
-        found = self._those_of_kind(answer, _at(protocol.read_items_at, answer, content))
+        items = _as_list(answer, _at(protocol.read_items_at, answer, content))
+        found = self._those_of_kind(answer, items)
         mine = [each for each in found if each.name == name]
         if len(mine) > 1:
             raise unusable(answer, f"{len(mine)} objects are called {name!r}")
@@ -238,14 +239,13 @@ class RestProvider:
             raise unusable(answer, f"it is about {thing.name!r}, not {name!r}")
         return thing
 
-    def _those_of_kind(self, answer: Answer, items: Any) -> list[ExternalObject]:
-        if not isinstance(items, list):
-            raise unusable(answer, "where its definition says, there is no list of objects")
+    def _pages(self, page_size: int) -> Pages:
+        return Pages(self._protocol, self._listed, self._those_of_kind, page_size)
+
+    def _those_of_kind(self, answer: Answer, items: Sequence[Any]) -> list[ExternalObject]:
         protocol = self._protocol
         try:
-            return [
-                protocol.seen(each) for each in cast("list[Any]", items) if protocol.is_one(each)
-            ]
+            return [protocol.seen(each) for each in items if protocol.is_one(each)]
         except UnusableObjectError as error:
             raise unusable(answer, str(error)) from None
 
@@ -259,15 +259,13 @@ class RestProvider:
                 raise refusal(collection)
             decoded(collection, _decoder)
             return
-        page = await Pages(protocol, self._listed, 1).fetch("")
+        page = await self._pages(1).fetch("")
         for each in page.objects:
             if each.name == name and uid in (None, each.uid):
                 raise TransientError(f"{name!r} is listed, but was answered {answer.status_code}")
 
-    async def _listed(
-        self, path: str | None, query: Sequence[tuple[str, str]]
-    ) -> tuple[Answer, Any, list[Any], list[ExternalObject]]:
-        """Fetch one page: the answer, its content, its items, and those of them of this kind."""
+    async def _listed(self, path: str | None, query: Sequence[tuple[str, str]]) -> Listed:
+        """Fetch one page."""
         request = self._protocol.list
         assert request is not None
         answer = await self._ask(request, {}, self._variables({}), path=path, more=query)
@@ -275,7 +273,7 @@ class RestProvider:
             raise self._classified(answer, self._meaning(answer))
         content = decoded(answer, _decoder)
         items = _at(self._protocol.items_at, answer, content)
-        return answer, content, items, self._those_of_kind(answer, items)
+        return Listed(answer, content, _as_list(answer, items))
 
     async def _ask(
         self,
@@ -509,3 +507,9 @@ def _at(finder: Finder, answer: Answer, content: Any) -> Any:
         return finder.find(content)
     except ExpressionError as error:
         raise unusable(answer, str(error)) from None
+
+
+def _as_list(answer: Answer, items: Any) -> list[Any]:
+    if not isinstance(items, list):
+        raise unusable(answer, "where its definition says, there is no list of objects")
+    return cast("list[Any]", items)
