@@ -48,7 +48,6 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
         raise InvalidManifestError(
             f"spec.apiVersion: {spec.api_version!r} is not GROUP/VERSION, such as badges/v1"
         )
-    _check_declarable(spec)
     if spec.over is not None:
         _check_fields(spec, beneath)
 
@@ -135,8 +134,11 @@ def _bounds(field: DefinedField, about: str) -> msgspec.Meta:
     )
 
 
-def _check_declarable(spec: KindDefinitionSpec) -> None:
-    """Check what can be said of the fields whatever is beneath them."""
+def check_declarable(spec: KindDefinitionSpec) -> None:
+    """Check what can be said of the fields whatever is beneath them.
+
+    Raises ``InvalidManifestError``; it comes first, so that what follows works on few fields.
+    """
     every = _every_field(spec.fields, "spec.fields", 1)
     for number, (where, depth, name, field) in enumerate(every):
         if number >= MAX_FIELDS or depth > MAX_DEPTH:

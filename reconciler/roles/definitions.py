@@ -14,7 +14,7 @@ from events.log import SpecDeclared
 from events.manifest import Fields, InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from reconciler.ports import EventLog
-from reconciler.provider.definition import kind_of
+from reconciler.provider.definition import check_declarable, kind_of
 from reconciler.provider.engine import REST, installed_engine
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles.system_resources import SystemResources
@@ -91,6 +91,7 @@ def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> 
         raise InvalidManifestError(
             f"spec.provider: {spec.provider!r} is the provider of {others[0].name}: use another"
         )
+    check_declarable(spec)
     return kind_of(name, spec, generation, _beneath(kinds, name, spec))
 
 
