@@ -77,7 +77,7 @@ class TestAddress(ProviderContract, HttpFaultContract):
             await provider.close()
 
 
-class _HostProxy(Proxy):
+class HostProxy(Proxy):
     """Says the API's own name, since Caddy answers to no other."""
 
     async def _ask(self, head: str, body: bytes) -> bytes:
@@ -102,7 +102,7 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
 
     @pytest_asyncio.fixture
     async def proxy(self, endpoint: str) -> AsyncIterator[Proxy]:
-        async with _HostProxy(endpoint) as running:
+        async with HostProxy(endpoint) as running:
             yield running
 
     @pytest.fixture(autouse=True)
