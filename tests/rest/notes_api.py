@@ -79,7 +79,8 @@ class NotesApi:
         query, notes = request.query, list(self.notes.values())
         size = min(int(query.get("size", "1000")), self.largest_page)
         begin = int(query.get("offset", "0")) + (int(query.get("page", "1")) - 1) * size
-        page, headers = notes[begin : begin + size], {}
+        page: list[Note] = notes[begin : begin + size]
+        headers: dict[str, str] = {}
         if begin + size < len(notes):
             link = self.next_page or f"/notes?size={size}&offset={begin + size}"
             headers["Link"] = f'</notes>; rel="first", <{link}>; rel="next"'

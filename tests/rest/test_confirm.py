@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from events.provider_config import ProviderConfigSpec
-from reconciler.errors import ConflictError, TransientError
+from reconciler.errors import ConflictError, TransientError, UnknownResultError
 from reconciler.provider.contract import action, upon
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import Kind
@@ -48,6 +48,15 @@ async def test_what_is_listed_is_not_absent(proxy: Proxy):
     proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shown]}))])
     with pytest.raises(TransientError, match="'foo' is listed, but was answered 404"):
         await provider.read("foo")
+    await provider.close()
+
+
+async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
+    provider = connected(FIGURE, proxy.url)
+    shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
+    proxy.plan.extend([answer(200, json.dumps(shown)), answer(200, "<html>")])
+    with pytest.raises(UnknownResultError, match="unusable body"):
+        await provider.delete(action("Delete", "foo", {}))
     await provider.close()
 
 

@@ -75,9 +75,13 @@ class _OfNotes(ProviderContract, HttpFaultContract):
         return NotesApi()
 
     @pytest_asyncio.fixture
-    async def endpoint(self, api: NotesApi) -> AsyncIterator[str]:
+    async def served(self, api: NotesApi) -> AsyncIterator[str]:
         async with api.serving() as url:
             yield url
+
+    @pytest.fixture
+    def endpoint(self, served: str) -> str:
+        return served
 
 
 class TestByLink(_OfNotes):

@@ -32,170 +32,170 @@ def built(spec: dict[str, Any], **changes: Any) -> None:
     kind_from({"metadata": {"name": "Figure"}, "spec": spec})
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"over": "Shape"}, "spec: give either over, an installed kind, or rest, how an HTTP API"),
-        ({"rest": None}, "spec: give either over, an installed kind, or rest, how an HTTP API"),
-        (
-            {"rest__uid": None, "rest__marks": None},
-            "spec.rest.uid: say where an object's id is, or by marks where whose it is can be kept",
-        ),
-        (
-            {"rest__list": None},
-            "spec.rest.read.confirm: a wrong endpoint answers 404, too: give a list, or a path",
-        ),
-        (
-            {"rest__version": None},
-            "spec.rest.version: condition Version needs its place",
-        ),
-        (
-            {"rest__read__path": "/shapes/{nam}"},
-            "spec.rest.read: nothing is called {nam}: use {name} or {uid}",
-        ),
-        (
-            {"rest__create__path": "/shapes/{uid}"},
-            "spec.rest.create: there is no {uid} before it is made",
-        ),
-        ({"rest__list__path": "/s/{name}"}, "spec.rest.list: it is of all objects: leave out"),
-        ({"rest__read__path": "/a?b=c"}, "spec.rest.read.path: leave out ? and #, and use query"),
-        ({"rest__read__path": "shapes"}, "spec: Expected `str` matching regex"),
-        (
-            {"rest__headers": {"Authorization": "Bearer x"}},
-            "spec.rest.read.headers.Authorization: a secret stays in no log: use spec.credentials",
-        ),
-        (
-            {"rest__headers": {"Host": "x"}},
-            "spec.rest.read.headers.Host: the client writes it itself",
-        ),
-        (
-            {"rest__read__body": {"a": 1}},
-            "spec.rest.read.body: GET has none: give a method",
-        ),
-        (
-            {"rest__create__body": {"name": "= nam", "labels": "= labels"}},
-            "spec.rest.create.body.name: nothing is called 'nam': use key, labels, mark, name",
-        ),
-        (
-            {"rest__create__body": {"name": "= name"}},
-            "spec.rest.create.body: it writes labels nowhere, where marks are to be kept",
-        ),
-        (
-            {"rest__create__body": {"name": "= name +", "labels": "= labels"}},
-            "spec.rest.create.body.name: 'name +' is no CEL expression: at 1:7: Syntax error",
-        ),
-        (
-            {"rest__where": "= object.type.lower()"},
-            "spec.rest.where: no function 'lower': use bool, contains",
-        ),
-        (
-            {"rest__name__matches": "(a)\\1"},
-            "spec.rest.name.matches: '(a)\\\\1' is no regular expression of linear time",
-        ),
-        (
-            {"rest__name__at": "= object.name"},
-            "spec.rest.create.body: the name and the marks are found by expressions",
-        ),
-        (
-            {"rest__shown": {"colour": "= object.color"}},
-            "spec.rest.shown.colour: the document has no place 'colour', only color, type",
-        ),
-        (
-            {"rest__immutable": ["size"]},
-            "spec.rest.immutable: the document has no place 'size', only color, type",
-        ),
-        (
-            {"rest__unordered": ["size"]},
-            "spec.rest.unordered: the document has no place 'size', only color, type",
-        ),
-        (
-            {"rest__marks": {"at": "color"}},
-            "spec.rest.marks.at: the document writes that place, too",
-        ),
-        ({"rest__uid": "a..b"}, "spec.rest.uid: 'a..b' has an empty step: write a.b, or . alone"),
-        (
-            {"rest__list__paging": {"by": "Token", "at": "next"}},
-            "spec.rest.list.paging.parameter: say in which parameter of the query the token goes",
-        ),
-        (
-            {"rest__list__paging": {"by": "Token", "parameter": "next"}},
-            "spec.rest.list.paging.at: say where in the answer the token of the next page is",
-        ),
-        (
-            {"rest__ready": "= object.x", "rest__outputs": {"ready": {"at": "x"}}},
-            "spec.rest.outputs.ready: ready gives it already",
-        ),
-        (
-            {"rest__errors": [{"status": [], "means": "Transient"}]},
-            "spec.rest.errors[0].status: give at least one code",
-        ),
-        (
-            {"rest__errors": [{"status": [500], "means": "Fatal"}]},
-            "spec: Invalid enum value 'Fatal' - at `$.rest.errors[0].means`: one of Absent, Conflict",
-        ),
-        (
-            {"rest__reed": {}},
-            "spec: Object contains unknown field `reed` - at `$.rest`: the fields are",
-        ),
-        (
-            {
-                "rest__document": {"type": "= spec.type", "color": "= spec.color"},
-                "constants": {"a": 1},
-            },
-            "spec.constants: write them into spec.rest.document",
-        ),
-        (
-            {"rest__document": {"a": "= spec.type"}, "fields__type__to": "b"},
-            "spec.fields.type.to: spec.rest.document says where it goes: leave one out",
-        ),
-        (
-            {"rest__document": {"a.b": "= spec.type"}},
-            "spec.rest.document: 'a.b': a name with a dot cannot be told from a place",
-        ),
-        (
-            {"rest__document": {"a": "= spc.type"}},
-            "spec.rest.document.a: nothing is called 'spc': use spec",
-        ),
-        ({"rest__document": {}}, "spec.rest.document: it has 0 places, and 1 to 128 are allowed"),
-        (
-            {"fields__type__to": "a", "fields__color__to": "a.b"},
-            "spec.fields.color: 'a.b' is written by spec.fields.type already",
-        ),
-        (
-            {"fields__type": {"type": "Object"}},
-            "spec.fields.type.fields: an Object has them, and nothing else",
-        ),
-        (
-            {"fields__type": {"type": "List"}},
-            "spec.fields.type.items: a List and a Map have it, and nothing else",
-        ),
-        (
-            {"fields__type": {"type": "Map", "items": {"to": "x"}}},
-            "spec.fields.type.items.to: only a field of the spec itself has one",
-        ),
-        (
-            {"fields__type": {"type": "Map", "items": {}, "normalize": ["Trim"]}},
-            "spec.fields.type: values and normalize are of what is within a Map: say it there",
-        ),
-        (
-            {"fields__type": {"default": "a", "optional": True}},
-            "spec.fields.type.optional: it has a default: leave one out",
-        ),
-        (
-            {"fields__type": {"minimum": 3, "maximum": 2}},
-            "spec.fields.type.minimum: it is more than the maximum",
-        ),
-        (
-            {"fields__type": {"type": "Integer", "minimum": 0.5}},
-            "spec.fields.type: its minimum and maximum are whole numbers",
-        ),
-        (
-            {"fields__type": {"type": "Boolean", "minimum": 1}},
-            "spec.fields.type: a Boolean has no minimum and no maximum",
-        ),
-        ({"fields__type": {"minimum": -1}}, "spec.fields.type: no length is less than 0"),
-    ],
-)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"over": "Shape"}, "spec: give either over, an installed kind, or rest, how an HTTP API"),
+    ({"rest": None}, "spec: give either over, an installed kind, or rest, how an HTTP API"),
+    (
+        {"rest__uid": None, "rest__marks": None},
+        "spec.rest.uid: say where an object's id is, or by marks where whose it is can be kept",
+    ),
+    (
+        {"rest__list": None},
+        "spec.rest.read.confirm: a wrong endpoint answers 404, too: give a list, or a path",
+    ),
+    (
+        {"rest__version": None},
+        "spec.rest.version: condition Version needs its place",
+    ),
+    (
+        {"rest__read__path": "/shapes/{nam}"},
+        "spec.rest.read: nothing is called {nam}: use {name} or {uid}",
+    ),
+    (
+        {"rest__create__path": "/shapes/{uid}"},
+        "spec.rest.create: there is no {uid} before it is made",
+    ),
+    ({"rest__list__path": "/s/{name}"}, "spec.rest.list: it is of all objects: leave out"),
+    ({"rest__read__path": "/a?b=c"}, "spec.rest.read.path: leave out ? and #, and use query"),
+    ({"rest__read__path": "shapes"}, "spec: Expected `str` matching regex"),
+    (
+        {"rest__headers": {"Authorization": "Bearer x"}},
+        "spec.rest.read.headers.Authorization: a secret stays in no log: use spec.credentials",
+    ),
+    (
+        {"rest__headers": {"Host": "x"}},
+        "spec.rest.read.headers.Host: the client writes it itself",
+    ),
+    (
+        {"rest__read__body": {"a": 1}},
+        "spec.rest.read.body: GET has none: give a method",
+    ),
+    (
+        {"rest__create__body": {"name": "= nam", "labels": "= labels"}},
+        "spec.rest.create.body.name: nothing is called 'nam': use key, labels, mark, name",
+    ),
+    (
+        {"rest__create__body": {"name": "= name"}},
+        "spec.rest.create.body: it writes labels nowhere, where marks are to be kept",
+    ),
+    (
+        {"rest__create__body": {"name": "= name +", "labels": "= labels"}},
+        "spec.rest.create.body.name: 'name +' is no CEL expression: at 1:7: Syntax error",
+    ),
+    (
+        {"rest__where": "= object.type.lower()"},
+        "spec.rest.where: no function 'lower': use bool, contains",
+    ),
+    (
+        {"rest__name__matches": "(a)\\1"},
+        "spec.rest.name.matches: '(a)\\\\1' is no regular expression of linear time",
+    ),
+    (
+        {"rest__name__at": "= object.name"},
+        "spec.rest.create.body: the name and the marks are found by expressions",
+    ),
+    (
+        {"rest__shown": {"colour": "= object.color"}},
+        "spec.rest.shown.colour: the document has no place 'colour', only color, type",
+    ),
+    (
+        {"rest__immutable": ["size"]},
+        "spec.rest.immutable: the document has no place 'size', only color, type",
+    ),
+    (
+        {"rest__unordered": ["size"]},
+        "spec.rest.unordered: the document has no place 'size', only color, type",
+    ),
+    (
+        {"rest__marks": {"at": "color"}},
+        "spec.rest.marks.at: the document writes that place, too",
+    ),
+    ({"rest__uid": "a..b"}, "spec.rest.uid: 'a..b' has an empty step: write a.b, or . alone"),
+    (
+        {"rest__list__paging": {"by": "Token", "at": "next"}},
+        "spec.rest.list.paging.parameter: say in which parameter of the query the token goes",
+    ),
+    (
+        {"rest__list__paging": {"by": "Token", "parameter": "next"}},
+        "spec.rest.list.paging.at: say where in the answer the token of the next page is",
+    ),
+    (
+        {"rest__ready": "= object.x", "rest__outputs": {"ready": {"at": "x"}}},
+        "spec.rest.outputs.ready: ready gives it already",
+    ),
+    (
+        {"rest__errors": [{"status": [], "means": "Transient"}]},
+        "spec.rest.errors[0].status: give at least one code",
+    ),
+    (
+        {"rest__errors": [{"status": [500], "means": "Fatal"}]},
+        "spec: Invalid enum value 'Fatal' - at `$.rest.errors[0].means`: one of Absent",
+    ),
+    (
+        {"rest__reed": {}},
+        "spec: Object contains unknown field `reed` - at `$.rest`: the fields are",
+    ),
+    (
+        {
+            "rest__document": {"type": "= spec.type", "color": "= spec.color"},
+            "constants": {"a": 1},
+        },
+        "spec.constants: write them into spec.rest.document",
+    ),
+    (
+        {"rest__document": {"a": "= spec.type"}, "fields__type__to": "b"},
+        "spec.fields.type.to: spec.rest.document says where it goes: leave one out",
+    ),
+    (
+        {"rest__document": {"a.b": "= spec.type"}},
+        "spec.rest.document: 'a.b': a name with a dot cannot be told from a place",
+    ),
+    (
+        {"rest__document": {"a": "= spc.type"}},
+        "spec.rest.document.a: nothing is called 'spc': use spec",
+    ),
+    ({"rest__document": {}}, "spec.rest.document: it has 0 places, and 1 to 128 are allowed"),
+    (
+        {"fields__type__to": "a", "fields__color__to": "a.b"},
+        "spec.fields.color: 'a.b' is written by spec.fields.type already",
+    ),
+    (
+        {"fields__type": {"type": "Object"}},
+        "spec.fields.type.fields: an Object has them, and nothing else",
+    ),
+    (
+        {"fields__type": {"type": "List"}},
+        "spec.fields.type.items: a List and a Map have it, and nothing else",
+    ),
+    (
+        {"fields__type": {"type": "Map", "items": {"to": "x"}}},
+        "spec.fields.type.items.to: only a field of the spec itself has one",
+    ),
+    (
+        {"fields__type": {"type": "Map", "items": {}, "normalize": ["Trim"]}},
+        "spec.fields.type: values and normalize are of what is within a Map: say it there",
+    ),
+    (
+        {"fields__type": {"default": "a", "optional": True}},
+        "spec.fields.type.optional: it has a default: leave one out",
+    ),
+    (
+        {"fields__type": {"minimum": 3, "maximum": 2}},
+        "spec.fields.type.minimum: it is more than the maximum",
+    ),
+    (
+        {"fields__type": {"type": "Integer", "minimum": 0.5}},
+        "spec.fields.type: its minimum and maximum are whole numbers",
+    ),
+    (
+        {"fields__type": {"type": "Boolean", "minimum": 1}},
+        "spec.fields.type: a Boolean has no minimum and no maximum",
+    ),
+    ({"fields__type": {"minimum": -1}}, "spec.fields.type: no length is less than 0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
 def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
     changes: dict[str, Any], said: str
 ):
@@ -232,7 +232,7 @@ def test_fields_are_bounded_in_number_and_depth():
         deep = {"type": "List", "items": deep}
     with pytest.raises(InvalidManifestError, match="at most 128 fields and 6 levels"):
         built(FIGURE, fields__type=deep)
-    wide = {"type": "Object", "fields": {f"f{number}": {} for number in range(128)}}
+    wide: dict[str, Any] = {"type": "Object", "fields": {f"f{number}": {} for number in range(128)}}
     with pytest.raises(InvalidManifestError, match="at most 128 fields and 6 levels"):
         built(FIGURE, fields__type=wide)
 

@@ -1,4 +1,4 @@
-"""Kinds of manifests alone, through the whole loop: PowerDNS and Caddy, and who uses them by hand."""
+"""Kinds of manifests alone, through the whole loop, on PowerDNS, Caddy and the shapes API."""
 
 from __future__ import annotations
 
