@@ -152,7 +152,7 @@ class HttpApi:
         self._connections.close()
 
     def _target(self, path: str, query: Query) -> str:
-        target = f"{self._base_path}{path}"
+        target = f"{self._base_path}{path}" or "/"
         return f"{target}?{urlencode(query)}" if query else target
 
 

@@ -85,7 +85,7 @@ async def test_a_conflict_that_may_be_waited_for_is_transient(proxy: Proxy):
 async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwritten(
     caddy_url: str,
 ):
-    """Caddy's ETag is bound to what was read; the write that comes between is told as a conflict."""
+    """Caddy's ETag is bound to what was read; what comes between is told as a conflict."""
     fields = {
         "match": [{"path": ["/a"]}],
         "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "127.0.0.1:9"}]}],

@@ -6,14 +6,17 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace as replace_struct
 
 from events.external import ExternalObject
 from events.intake import DefinitionSeen
+from events.kind_definition import KindDefinitionSpec
 from events.log import ActionDecided, SpecResolved
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import ProviderConfigSpec
+from infra.providers.rest.protocol import Protocol
 from reconciler.cli.explain import explanation_of
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
@@ -94,6 +97,15 @@ def test_where_nobody_has_looked_under_the_new_definition_nothing_is_written_or_
     assert every(ActionDecided, seen_again(told, size=7)) == [], "it was so all along"
     operation = only(ActionDecided, seen_again(told, size=None)).action.operation
     assert operation == ("Delete" if immutable else "Update")
+
+
+def test_an_object_of_a_form_that_nobody_expected_is_a_strangers_and_ends_no_listing():
+    protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
+    odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
+    assert protocol.is_one(odd)
+    seen = protocol.seen(odd)
+    assert (seen.name, seen.uid, seen.labels) == ("x", None, {})
+    assert seen.fields == {"ttl": [], "records": [1]}
 
 
 def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():

@@ -69,11 +69,18 @@ class Document:
         return self.normalized(without_nothing(made))
 
     def of_object(self, shown: Any) -> Fields:
-        """Return what an object has at each place, null for nothing; raises ``ExpressionError``."""
+        """Return what an object has at each place, null for nothing.
+
+        What an expression makes nothing of is nothing: of our object it is written again, and
+        somebody else's, which may have any form, must not end a listing.
+        """
         result: Fields = {}
         for slot in self.slots:
             finder = self._finders.get(slot)
-            value = found_at(shown, slot) if finder is None else finder.find(shown)
+            try:
+                value = found_at(shown, slot) if finder is None else finder.find(shown)
+            except ExpressionError:
+                value = MISSING
             put_at(result, slot, None if value is MISSING else value)
         return self.normalized(result)
 

@@ -20,7 +20,8 @@ MAX_BRACKETS: Final = 16
 MAX_LOOPS: Final = 3
 MAX_NESTED_LOOPS: Final = 2
 MAX_SUMS: Final = 32
-MAX_MEMBERS: Final = 1000
+MAX_MEMBERS: Final = 500
+MAX_MEMBERS_OF_NESTED: Final = 50
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 32
 MAX_INPUT_CHARACTERS: Final = 256 * 1024
@@ -53,6 +54,9 @@ class Expression:
         """Compile it; raises ``InvalidManifestError`` for one that cannot work here."""
         self._text = text.strip()
         problem = _problem(self._text)
+        self._members = (
+            MAX_MEMBERS if _nesting(self._text) < MAX_NESTED_LOOPS else (MAX_MEMBERS_OF_NESTED)
+        )
         if problem:
             raise InvalidManifestError(f"{where}: {problem}")
         try:
@@ -79,7 +83,7 @@ class Expression:
 
     def value(self, variables: Mapping[str, Any]) -> Any:
         """Evaluate it to JSON; raises ``ExpressionError``."""
-        _check_input(variables)
+        _check_input(variables, self._members)
         try:
             result = self._program.execute(dict(variables))
         except LookupError as error:
@@ -101,14 +105,21 @@ def _problem(text: str) -> str:
         most = max(most, depth)
     if most > MAX_BRACKETS:
         return f"brackets are nested {most} deep: {MAX_BRACKETS} are the most"
-    loops = [each.start() for each in _LOOP.finditer(bare)]
-    if len(loops) > MAX_LOOPS:
-        return f"{len(loops)} loops (map, filter, all, exists): {MAX_LOOPS} are the most"
-    if max((_loops_around(bare, each) for each in loops), default=0) >= MAX_NESTED_LOOPS:
+    loops = len(_LOOP.findall(bare))
+    if loops > MAX_LOOPS:
+        return f"{loops} loops (map, filter, all, exists): {MAX_LOOPS} are the most"
+    if _nesting(text) > MAX_NESTED_LOOPS:
         return f"loops are nested deeper than {MAX_NESTED_LOOPS}"
     if bare.count("+") > MAX_SUMS:
         return f"{bare.count('+')} times +: {MAX_SUMS} are the most"
     return ""
+
+
+def _nesting(text: str) -> int:
+    """Count how deep the loops of an expression are nested."""
+    bare = _TEXT.sub("''", text)
+    loops = (each.start() for each in _LOOP.finditer(bare))
+    return max((1 + _loops_around(bare, each) for each in loops), default=0)
 
 
 def _loops_around(text: str, at: int) -> int:
@@ -123,7 +134,7 @@ def _loops_around(text: str, at: int) -> int:
     return around
 
 
-def _check_input(variables: Mapping[str, Any]) -> None:
+def _check_input(variables: Mapping[str, Any], most: int) -> None:
     """Raise for an input that is larger than an expression may be asked to work on."""
     values = characters = 0
     waiting: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
@@ -134,9 +145,9 @@ def _check_input(variables: Mapping[str, Any]) -> None:
             characters += len(value)
         elif isinstance(value, dict | list):
             members = cast("dict[str, Any] | list[Any]", value)
-            if len(members) > MAX_MEMBERS or depth > MAX_DEPTH:
+            if len(members) > most or depth > MAX_DEPTH:
                 raise ExpressionError(
-                    f"an expression works on at most {MAX_MEMBERS} members and {MAX_DEPTH} levels"
+                    f"the expression works on at most {most} members and {MAX_DEPTH} levels"
                 )
             if isinstance(members, dict):
                 characters += sum(map(len, members))

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from events.rest_definition import Marks
+from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.places import MISSING, Finder
 
 KEY_LABEL: Final = "reconciler/key"
@@ -41,8 +42,11 @@ class Marking:
         return self._at.steps
 
     def found(self, shown: Any) -> Found:
-        """Return the marks of an object; somebody else's has none. Raises ``ExpressionError``."""
-        value = self._at.find(shown)
+        """Return the marks of an object; somebody else's has none."""
+        try:
+            value = self._at.find(shown)
+        except ExpressionError:
+            return _NONE
         if value is MISSING or value is None:
             return _NONE
         if not self.is_map:

@@ -229,12 +229,7 @@ class Protocol:
         name = self._text_at(self.name_at, shown)
         if name is None:
             raise UnusableObjectError(f"no name is at {self.name_at.text}")
-        try:
-            fields = self.document.of_object(shown)
-            marks = self.marking.found(shown) if self.marking else None
-            outputs = self._given(shown)
-        except ExpressionError as error:
-            raise UnusableObjectError(str(error)) from None
+        marks = self.marking.found(shown) if self.marking else None
         uid = None if marks is None else marks.uid
         if self.uid_at is not None:
             uid = self._text_at(self.uid_at, shown)
@@ -243,12 +238,12 @@ class Protocol:
         named = self.rest.name
         return ExternalObject(
             name=name.removeprefix(named.prefix).removesuffix(named.suffix),
-            fields=fields,
+            fields=self.document.of_object(shown),
             uid=uid,
             version=self._text_at(self.version_at, shown) if self.version_at else None,
             labels={} if marks is None else marks.labels,
             written_by=None if marks is None else marks.key,
-            outputs=outputs,
+            outputs=self._given(shown),
         )
 
     def _text_at(self, finder: Finder, shown: Any) -> str | None:
