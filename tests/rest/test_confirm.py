@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 
 from events.provider_config import ProviderConfigSpec
@@ -16,6 +15,7 @@ from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from tests.rest.kinds import example
 from tests.rest.test_contract import HostProxy
+from tests.rest.test_stories import by_hand
 
 FIGURE, ROUTE = example("figure"), example("web-route")
 ROUTES = "/config/apps/http/servers/main/routes"
@@ -90,7 +90,7 @@ async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwr
         "match": [{"path": ["/a"]}],
         "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "127.0.0.1:9"}]}],
     }
-    async with httpx.AsyncClient(base_url=caddy_url) as human:
+    async with by_hand(caddy_url) as human:
 
         class Between(HostProxy):
             async def _ask(self, head: str, body: bytes) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import yaml
 
 from events.intake import Declared, Withdrawn
 from events.log import ActionDecided, SpecResolved
@@ -15,7 +16,7 @@ from events.manifest import Fields, Manifest, Metadata
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import CredentialsRef
 from reconciler.wiring import ROLES
-from tests.rest.kinds import manifest
+from tests.rest.kinds import KINDS, manifest
 from tests.rest.servers import API_KEY
 from tests.scenarios.conftest import api_url, bare_world
 from tests.scenarios.harness import World, api_config, only
@@ -46,6 +47,12 @@ def resource(kind: str, api_version: str, name: str, spec: Fields) -> Manifest:
     return Manifest(
         api_version, kind, Metadata(name), {**spec, "providerConfigRef": {"name": "api"}}
     )
+
+
+def by_hand(url: str) -> httpx.AsyncClient:
+    """Caddy drops all connections at each change, so none is kept."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=10, limits=limits)
 
 
 class Zone:
@@ -124,7 +131,7 @@ async def test_a_route_of_caddy_that_is_edited_by_hand_is_healed_and_others_are_
     bare_world: World, caddy_url: str
 ):
     world = bare_world
-    async with httpx.AsyncClient(base_url=caddy_url, timeout=10) as human:
+    async with by_hand(caddy_url) as human:
         foreign = {"match": [{"path": ["/theirs"]}], "handle": [{"handler": "vars", "a": "b"}]}
         (await human.patch(ROUTES, json=[foreign])).raise_for_status()
         await started(world, "web-route", caddy_url)
@@ -172,3 +179,25 @@ async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_i
     actions = [each.action for each in await world.facts(key) if isinstance(each, ActionDecided)]
     assert [each.operation for each in actions] == ["Create"]
     assert (await world.human.sees("foo"))["type"] == "Circle"
+
+
+async def test_the_example_of_the_page_works_as_it_stands(bare_world: World):
+    world, page = bare_world, KINDS.parents[1] / "docs/kinds/kind-definition.md"
+    example = page.read_text().split("<!-- applied by tests/rest/test_stories.py -->\n```yaml\n")[1]
+    documents: list[Fields] = [*yaml.safe_load_all(example.split("```")[0])]
+    assert documents[0] == manifest("figure"), "the page has the file"
+    await world.start_reconciler()
+    documents[1]["spec"] |= {"endpoint": world.human.url, "resyncSeconds": 0.2}
+    for document in documents:
+        written = msgspec.convert(document, Manifest)
+        answer = await world.ask(written.key, Declared(written))
+        assert answer.accepted, answer
+    key = ResourceKey("default", "Figure", "welcome")
+    await world.until_outcome(key, "Converged")
+    assert (await world.human.sees("welcome"))["color"] == "Red"
+    await world.human.changes("welcome", color="Blue")
+
+    async def is_healed() -> bool:
+        return (await world.human.sees("welcome"))["color"] == "Red"
+
+    await world.until(is_healed, "the drift is healed")
