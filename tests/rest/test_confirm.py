@@ -9,11 +9,13 @@ import pytest
 
 from events.provider_config import ProviderConfigSpec
 from reconciler.errors import ConflictError, TransientError, UnknownResultError
+from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, upon
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from tests.rest.kinds import example
+from tests.rest.servers import API_KEY
 from tests.rest.test_contract import HostProxy
 from tests.rest.test_stories import by_hand
 
@@ -110,3 +112,22 @@ async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwr
             assert caught.value.obstacle.fields["match"] == [{"path": ["/b"]}]
             await provider.close()
         (await human.patch(ROUTES, json=[])).raise_for_status()
+
+
+async def test_the_change_mark_moves_with_the_zone_and_with_nothing_else(zone_url: str):
+    kind = example("address")
+    assert kind.connect is not None
+    provider = kind.connect(ProviderConfigSpec(kind.provider, zone_url), Secrets(API_KEY))
+    assert isinstance(provider, WatchingProvider)
+    before = await provider.changes(None)
+    assert await provider.changes(before) == before
+    records = [{"content": "192.0.2.1", "disabled": False}]
+    made = (
+        await provider.create(action("Create", "marked", {"ttl": 60, "records": records}))
+    ).object
+    after = await provider.changes(before)
+    assert after != before
+    assert made is not None
+    await provider.delete(upon(action("Delete", "marked", {}), made))
+    assert await provider.changes(after) != after
+    await provider.close()
