@@ -230,7 +230,8 @@ def _compare(
             continue
         want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
         if want is _MISSING:
-            yield FieldDifference(path, None, have)
+            if have is not None:  # null is as nothing: there is no more to take away
+                yield FieldDifference(path, None, have)
         elif want == have or (want is None and have is _MISSING):
             continue
         elif have is _MISSING and path in shows:

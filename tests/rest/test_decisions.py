@@ -108,6 +108,24 @@ def test_an_object_of_a_form_that_nobody_expected_is_a_strangers_and_ends_no_lis
     assert seen.fields == {"ttl": [], "records": [1]}
 
 
+def test_what_need_not_be_declared_is_left_to_others_and_shown_as_nothing():
+    told = Story(kind=replace(memo("Link"), provider=BLOCK.provider), key=KEY)
+    fields: dict[str, Any] = {"text": "one", "config": {"tags": []}}
+    told.declare(fields, api_version="memos/v1")
+    told.succeed()
+    for text in ("two", "three"):
+        drifted = only(ActionDecided, seen_again(told, text=text, remark=None)).action
+        assert drifted.fields["text"] == "one"
+        told.succeed()
+        assert every(ActionDecided, seen_again(told, remark=None)) == []
+    assert every(ActionDecided, seen_again(told, remark="theirs")) == []
+    told.declare({**fields, "remark": "ours"}, api_version="memos/v1")
+    assert told.action.fields["remark"] == "ours"
+    told.succeed()
+    told.declare(fields, api_version="memos/v1")
+    assert "remark" not in told.action.fields, "what we have written goes with its declaration"
+
+
 def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():
     kind = address(ready="= object.ttl < 1000", outputs={"type": {"at": "type"}})
     shown = ExternalObject("shop", {}, outputs={"ready": False, "type": "A"})
@@ -158,7 +176,9 @@ def test_every_example_is_explained_field_by_field():
     for name in ("address", "figure", "web-route"):
         assert all(each.about for each in explanation_of(example(name)).spec)
     fields = {each.field: each for each in explanation_of(memo("Page")).spec}
-    assert [*fields] == ["text", "config", "config.tags", "config.pinned", "config.options"]
+    nested = ["config.tags", "config.pinned", "config.options"]
+    assert [*fields] == ["text", "config", *nested, "remark"]
+    assert (fields["remark"].required, fields["remark"].type) == (False, "string")
     assert fields["config.tags"].type == "list of string"
     assert fields["config.options"].type == "map of integer"
     assert (fields["config"].required, fields["config.pinned"].default) == (True, False)

@@ -29,6 +29,7 @@ SPEC: dict[str, Any] = {
     "provider": "memos",
     "fields": {
         "text": {},
+        "remark": {"optional": True},
         "config": {
             "type": "Object",
             "fields": {
@@ -50,6 +51,7 @@ SPEC: dict[str, Any] = {
             "body": {
                 "title": "= name",
                 "text": "= object.text",
+                "remark": "= object.remark",
                 "config": "= object.config",
                 "rev": "= int(version)",
             },

@@ -175,8 +175,7 @@ class Protocol:
     @property
     def is_guarded(self) -> bool:
         """Whether the API itself refuses to create what is there."""
-        rules = any(each.means == "Conflict" for each in self.rest.errors)
-        return bool(self.rest.create.conflict) or rules
+        return bool(self.rest.create.conflict)
 
     @property
     def outputs(self) -> Mapping[str, Output]:

@@ -182,11 +182,12 @@ class RestProvider:
         request, values = protocol.read, self._values(name, uid)
         answer = await self._ask(request, values, self._variables(values))
         read_at = time.monotonic()
-        if answer.status_code in protocol.rest.read.absent:
+        if answer.status_code not in request.success:
+            means = self._meaning(answer, absent=protocol.rest.read.absent)
+            if means != "Absent":
+                raise self._classified(answer, means)
             await self._confirm_absence(name, uid, answer)
             return None
-        if answer.status_code not in request.success:
-            raise self._classified(answer, self._meaning(answer))
         content = decoded(answer, _decoder)
         found = (
             self._one_shown(answer, content, name)
@@ -315,7 +316,8 @@ class RestProvider:
         version = action.version or (None if there is None else there.object.version)
         match rest.condition:
             case "Version" if version is not None:
-                headers["If-Match"] = f'"{version}"'
+                is_quoted = version.startswith(('"', 'W/"'))
+                headers["If-Match"] = version if is_quoted else f'"{version}"'
             case "ETag" if there is not None and there.etag is not None:
                 headers["If-Match"] = there.etag
             case _:
