@@ -1,20 +1,22 @@
-"""Kinds defined at run time: the kind ``KindDefinition``, a mapping onto an installed kind."""
+"""Kinds defined at run time: the kind ``KindDefinition``, over an installed kind or an HTTP API."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
+from events.rest_definition import RestSpec
 
 MAX_FIELDS: Final = 128
+MAX_DEPTH: Final = 6
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
-FieldType = Literal["String", "Integer", "Number", "Boolean", "Strings"]
+FieldType = Literal["String", "Integer", "Number", "Boolean", "Strings", "Object", "List", "Map"]
 Normalization = Literal["Trim", "Lower", "Upper", "Title", "Sort"]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
 
@@ -22,33 +24,42 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)
 class DefinedField(ManifestStruct, frozen=True):
     """One field of a defined kind.
 
-    ``to`` is the field of the kind beneath, by default of the same name. Without ``default`` it
-    must be declared. ``values`` are the only ones allowed, after ``normalize`` has made one form of
-    several: in this order.
+    ``to`` is the field of the kind beneath, or the place in the API's object; by default of the
+    same name. Without ``default`` it must be declared, unless it is ``optional``. ``values`` are
+    the only ones allowed, after ``normalize`` has made one form of several: in this order. An
+    ``Object`` has ``fields``; a ``List`` and a ``Map`` have ``items``, each of which is a field.
+    ``minimum`` and ``maximum`` bound a number, or the length of anything else.
     """
 
     type: FieldType = "String"
-    to: _Name | None = None
+    to: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
     values: tuple[str | int | float, ...] = ()
     default: Any = None
     normalize: tuple[Normalization, ...] = ()
+    optional: bool = False
+    fields: Annotated[dict[_Name, DefinedField], msgspec.Meta(max_length=MAX_FIELDS)] = {}  # noqa: RUF012
+    items: DefinedField | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    about: Annotated[str, msgspec.Meta(max_length=300)] = ""
 
 
-class KindDefinitionSpec(ManifestStruct, frozen=True):
+class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     """The spec of a ``KindDefinition``; its ``metadata.name`` is the kind's name.
 
-    ``over`` is the installed kind that makes the calls. ``provider`` is what ``ProviderConfig``s of
-    the defined kind name: one of its own, so that nobody else looks at its scopes. ``name_prefix``
-    goes before each object's name, ``constants`` are fields of the kind beneath that nobody
-    declares.
+    Either ``over`` is the installed kind that makes the calls, or ``rest`` says how an HTTP API is
+    called. ``provider`` is what ``ProviderConfig``s of the defined kind name: one of its own, so
+    that nobody else looks at its scopes. ``name_prefix`` goes before each object's name,
+    ``constants`` are fields of the kind beneath, or of the API's object, that nobody declares.
     """
 
     api_version: str
     provider: Token
-    over: Token
+    over: Token | None = None  # in this order: digests of released definitions rest on it
     fields: Annotated[dict[_Name, DefinedField], msgspec.Meta(max_length=MAX_FIELDS)]
     name_prefix: str = ""
     constants: Fields = {}  # noqa: RUF012 - msgspec copies it
+    rest: RestSpec | None = None
 
     @property
     def digest(self) -> str:
@@ -74,17 +85,41 @@ def mapped(definition: KindDefinitionSpec, fields: Fields) -> Fields:
 
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
-    result = dict(definition.constants)
-    for name, each in definition.fields.items():
-        value = fields.get(name)
-        if value is None:
-            continue
-        value = normalized(value, each.normalize)
-        if not is_allowed(each, value):
-            allowed = ", ".join(map(str, each.values))
-            raise InvalidManifestError(f"spec.{name}: {value!r} is not allowed: use {allowed}")
-        result[each.to or name] = value
-    return result
+    formed = allowed_form(definition.fields, fields)
+    beneath = {definition.fields[name].to or name: value for name, value in formed.items()}
+    return {**definition.constants, **beneath}
+
+
+def allowed_form(
+    defined: Mapping[str, DefinedField], fields: Fields, where: str = "spec"
+) -> Fields:
+    """Return checked fields in their normal form, without those that nobody declared.
+
+    Raises ``InvalidManifestError`` for a value that is not allowed.
+    """
+    return {
+        name: _formed(each, fields[name], f"{where}.{name}")
+        for name, each in defined.items()
+        if fields.get(name) is not None
+    }
+
+
+def _formed(field: DefinedField, value: Any, where: str) -> Any:
+    if field.type == "Object" and isinstance(value, dict):
+        return allowed_form(field.fields, cast("Fields", value), where)
+    if field.items is not None and isinstance(value, dict):
+        of_map = cast("Fields", value)
+        return {each: _formed(field.items, of_map[each], f"{where}.{each}") for each in of_map}
+    if field.items is not None and isinstance(value, list):
+        of_list = cast("list[Any]", value)
+        return [
+            _formed(field.items, each, f"{where}[{number}]") for number, each in enumerate(of_list)
+        ]
+    value = normalized(value, field.normalize)
+    if not is_allowed(field, value):
+        allowed = ", ".join(map(str, field.values))
+        raise InvalidManifestError(f"{where}: {value!r} is not allowed: use {allowed}")
+    return value
 
 
 def is_allowed(field: DefinedField, value: Any) -> bool:

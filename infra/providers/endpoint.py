@@ -64,16 +64,21 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
     return quote(external_name, safe="")
 
 
-def authorization(secret: str | None) -> dict[str, str]:
-    """Return a bearer token's header, or none; raises ``ConfigurationError`` without showing it."""
+def authorization(secret: str | None, header: str | None = None) -> dict[str, str]:
+    """Return the header of a secret, by default a bearer token's; none without a secret.
+
+    Raises ``ConfigurationError`` without showing it.
+    """
     if secret is None:
         return {}
     token = secret.strip()
     if not token or not all("!" <= character <= "~" for character in token):
         raise ConfigurationError(
-            "spec.credentialsRef: the secret cannot be a bearer token: it must be printable ASCII"
-            " without spaces, and not empty"
+            f"spec.credentialsRef: the secret cannot be a {header or 'bearer token'}: it must be"
+            " printable ASCII without spaces, and not empty"
         )
+    if header is not None:
+        return {header: token}
     return {"Authorization": f"Bearer {token}"}
 
 

@@ -47,11 +47,17 @@ class HttpApi:
 
     It keeps at most ``limits.concurrency`` connections, and a call with its answer takes at most
     ``limits.request_timeout_seconds``. It never repeats a call and never follows a redirect.
-    ``takes_sockets``: the endpoint may be ``unix:///PATH``, too.
+    ``takes_sockets``: the endpoint may be ``unix:///PATH``, too. ``secret_header``: which header
+    has the secret, where it is no bearer token.
     """
 
     def __init__(
-        self, config: ProviderConfigSpec, *, secret: str | None, takes_sockets: bool = False
+        self,
+        config: ProviderConfigSpec,
+        *,
+        secret: str | None,
+        takes_sockets: bool = False,
+        secret_header: str | None = None,
     ) -> None:
         path = socket_path(config.endpoint) if takes_sockets else None
         self.endpoint = checked_endpoint(config.endpoint) if path is None else config.endpoint
@@ -60,7 +66,11 @@ class HttpApi:
         assert url.raw_host is not None
         assert url.port is not None
         self._base_path = url.raw_path.rstrip("/")
-        self._headers = {"Host": url.raw_authority, **_HEADERS, **authorization(secret)}
+        self._headers = {
+            "Host": url.raw_authority,
+            **_HEADERS,
+            **authorization(secret, secret_header),
+        }
         self._secrecy = Secrecy(secret)
         self._timeout_seconds = config.limits.request_timeout_seconds
         needs_trust = config.tls is not None or url.scheme == "https"
@@ -142,7 +152,7 @@ class HttpApi:
         self._connections.close()
 
     def _target(self, path: str, query: Query) -> str:
-        target = f"{self._base_path}{path}"
+        target = f"{self._base_path}{path}" or "/"
         return f"{target}?{urlencode(query)}" if query else target
 
 

@@ -1,20 +1,23 @@
-"""Definitions: makes a kind of a ``KindDefinition``, over an installed one (ADR 0033)."""
+"""Definitions: makes a kind of a ``KindDefinition``, over another one (ADR 0033, ADR 0049)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from copy import copy
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from events.kind_definition import (
+    MAX_DEPTH,
+    MAX_FIELDS,
     DefinedField,
     DefinitionRef,
     FieldType,
     KindDefinitionSpec,
+    allowed_form,
     is_allowed,
     mapped,
     normalized,
@@ -30,11 +33,12 @@ _TYPES: Final[Mapping[FieldType, Any]] = {
     "Boolean": bool,
     "Strings": list[str],
 }
+_NESTED: Final = ("Object", "List", "Map")
 _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
 _RESERVED: Final = ("providerConfigRef", "policy")
 
 
-def kind_of(name: str, spec: KindDefinitionSpec, generation: int, over: Kind) -> Kind:
+def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind) -> Kind:
     """Return the kind that a definition describes; raises ``InvalidManifestError``.
 
     It has the objects, the capabilities and the provider of the kind beneath; only what people
@@ -44,35 +48,43 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, over: Kind) ->
         raise InvalidManifestError(
             f"spec.apiVersion: {spec.api_version!r} is not GROUP/VERSION, such as badges/v1"
         )
-    _check_fields(spec, over)
+    if spec.over is not None:
+        _check_fields(spec, beneath)
 
-    def object_fields(fields: Fields) -> Fields:
-        return over.checked_fields(mapped(spec, fields))
+    def over_fields(fields: Fields) -> Fields:
+        return beneath.checked_fields(mapped(spec, fields))
+
+    def document(fields: Fields) -> Fields:
+        return beneath.object_fields(allowed_form(spec.fields, fields))
 
     return replace(
-        over,
+        beneath,
         name=name,
         api_version=spec.api_version,
         provider=spec.provider,
-        schema=_schema(name, spec),
-        maps=object_fields,
+        schema=_struct(name, spec.fields),
+        maps=document if spec.over is None else over_fields,
         name_prefix=spec.name_prefix,
         definition=DefinitionRef(generation, spec.digest),
     )
 
 
-def _schema(name: str, spec: KindDefinitionSpec) -> type[msgspec.Struct]:
+def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struct]:
     """Make a struct of the fields; people's names, such as ``__init__``, are not its attributes."""
-    names = {f"field{number}": each for number, each in enumerate(spec.fields)}
-    fields = [
-        (attribute, _type(names[attribute], field))
-        if field.default is None
-        else (attribute, _type(names[attribute], field), _with_default(field.default))
-        for attribute, field in zip(names, spec.fields.values(), strict=True)
-    ]
+    names = {f"field{number}": each for number, each in enumerate(fields)}
+    members: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for attribute, each in names.items():
+        field = fields[each]
+        wanted = _type(f"{name}.{each}", each, field)
+        if field.default is not None:
+            members.append((attribute, wanted, _with_default(field.default)))
+        elif field.optional:
+            members.append((attribute, wanted | msgspec.UnsetType, msgspec.UNSET))
+        else:
+            members.append((attribute, wanted))
     return msgspec.defstruct(
         name,
-        sorted(fields, key=len),  # what has no default comes first
+        sorted(members, key=len),  # what has no default comes first
         rename=names,
         frozen=True,
         forbid_unknown_fields=True,
@@ -80,18 +92,101 @@ def _schema(name: str, spec: KindDefinitionSpec) -> type[msgspec.Struct]:
 
 
 def _with_default(value: Any) -> Any:
-    is_shared = isinstance(value, list)  # each object has one of its own
-    return msgspec.field(default_factory=lambda: copy(value)) if is_shared else value
+    is_shared = isinstance(value, list | dict)  # each object has one of its own
+    return msgspec.field(default_factory=lambda: deepcopy(value)) if is_shared else value
 
 
-def _type(name: str, field: DefinedField) -> Any:
+def _type(path: str, name: str, field: DefinedField) -> Any:
     """Return a field's type, with words for people about what becomes of it."""
     allowed = ", ".join(map(str, field.values))
-    words = [f"Becomes {field.to}." if field.to not in (None, name) else ""]
+    words = [field.about, f"Becomes {field.to}." if field.to not in (None, name) else ""]
     words += [f"One of {allowed}." if allowed else ""]
     words += [f"Normalized: {', '.join(field.normalize)}." if field.normalize else ""]
     about = " ".join(each for each in words if each)
-    return Annotated[_TYPES[field.type], msgspec.Meta(description=about)]
+    return Annotated[_plain_type(path, name, field), _bounds(field, about)]
+
+
+def _plain_type(path: str, name: str, field: DefinedField) -> Any:
+    match field.type:
+        case "Object":
+            return _struct(path, field.fields)
+        case "List" | "Map":
+            assert field.items is not None
+            item = _type(f"{path}.items", name, field.items)
+            return list[item] if field.type == "List" else dict[str, item]
+        case _:
+            return _TYPES[field.type]
+
+
+def _bounds(field: DefinedField, about: str) -> msgspec.Meta:
+    low, high = field.minimum, field.maximum
+    if field.type in ("Integer", "Number"):
+        whole = field.type == "Integer"
+        return msgspec.Meta(
+            description=about,
+            ge=int(low) if whole and low is not None else low,
+            le=int(high) if whole and high is not None else high,
+        )
+    return msgspec.Meta(
+        description=about,
+        min_length=None if low is None else int(low),
+        max_length=None if high is None else int(high),
+    )
+
+
+def check_declarable(spec: KindDefinitionSpec) -> None:
+    """Check what can be said of the fields whatever is beneath them.
+
+    Raises ``InvalidManifestError``; it comes first, so that what follows works on few fields.
+    """
+    every = _every_field(spec.fields, "spec.fields", 1)
+    for number, (where, depth, name, field) in enumerate(every):
+        if number >= MAX_FIELDS or depth > MAX_DEPTH:
+            raise InvalidManifestError(
+                f"{where}: at most {MAX_FIELDS} fields and {MAX_DEPTH} levels can be defined"
+            )
+        if depth == 1 and name in _RESERVED:
+            raise InvalidManifestError(f"{where}: the name is the reconciler's own: use another")
+        if depth > 1 and field.to is not None:
+            raise InvalidManifestError(f"{where}.to: only a field of the spec itself has one")
+        _check_shape(where, field)
+        _check_values(where, field)
+
+
+def _every_field(
+    fields: Mapping[str, DefinedField], where: str, depth: int
+) -> Iterator[tuple[str, int, str, DefinedField]]:
+    for name, field in fields.items():
+        place = f"{where}.{name}"
+        yield place, depth, name, field
+        if depth > MAX_DEPTH:
+            return
+        yield from _every_field(field.fields, f"{place}.fields", depth + 1)
+        if field.items is not None:
+            yield from _every_field({"items": field.items}, place, depth + 1)
+
+
+def _check_shape(where: str, field: DefinedField) -> None:
+    if (field.type == "Object") != bool(field.fields):
+        raise InvalidManifestError(f"{where}.fields: an Object has them, and nothing else")
+    if (field.type in ("List", "Map")) != (field.items is not None):
+        raise InvalidManifestError(f"{where}.items: a List and a Map have it, and nothing else")
+    if field.type in _NESTED and (field.values or field.normalize):
+        raise InvalidManifestError(
+            f"{where}: values and normalize are of what is within a {field.type}: say it there"
+        )
+    if field.optional and field.default is not None:
+        raise InvalidManifestError(f"{where}.optional: it has a default: leave one out")
+    bounds = [each for each in (field.minimum, field.maximum) if each is not None]
+    if bounds and field.type in ("Boolean", "Object"):
+        raise InvalidManifestError(f"{where}: a {field.type} has no minimum and no maximum")
+    if len(bounds) == len((0, 1)) and bounds[0] > bounds[1]:
+        raise InvalidManifestError(f"{where}.minimum: it is more than the maximum")
+    is_counted = field.type != "Number"
+    if is_counted and not all(each.is_integer() for each in bounds):
+        raise InvalidManifestError(f"{where}: its minimum and maximum are whole numbers")
+    if field.type not in ("Integer", "Number") and any(each < 0 for each in bounds):
+        raise InvalidManifestError(f"{where}: no length is less than 0")
 
 
 def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
@@ -99,12 +194,9 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
     written = dict.fromkeys(spec.constants, "spec.constants")
     for name, field in spec.fields.items():
         where, to = f"spec.fields.{name}", field.to or name
-        if name in _RESERVED:
-            raise InvalidManifestError(f"{where}: the name is the reconciler's own: use another")
         if to in written:
             raise InvalidManifestError(f"{where}: {to!r} is written by {written[to]} already")
         written[to] = where
-        _check_values(where, field)
     for to, where in written.items():
         if to not in beneath:
             known = ", ".join(beneath)
@@ -135,7 +227,7 @@ def _check_values(where: str, field: DefinedField) -> None:
             )
     if field.default is None:
         return
-    _check_type(f"{where}.default", field.default, _TYPES[field.type])
+    _check_type(f"{where}.default", field.default, _type("Default", "", field))
     if not is_allowed(field, normalized(field.default, field.normalize)):
         raise InvalidManifestError(f"{where}.default: {field.default!r} is not one of its values")
 

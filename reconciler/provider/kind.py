@@ -114,6 +114,10 @@ class Kind:
     ``composes``: pure; the content of an object that is made of other resources, from what is
     declared and from the object as it is, whose outputs say how they stand (ADR 0050).
 
+    ``shows``: paths that its provider shows in every object, null for nothing. What is missing
+    there was read under an older definition, and is not compared until it is read anew.
+    ``protocol``: digest of the definition that says how its API is called, if one does.
+
     Of a kind that was defined at run time, ``definition`` says which one it is, ``maps`` makes of
     what is declared the fields of the kind beneath, and ``name_prefix`` goes before each object's
     name. ``is_withdrawn``: nothing new is declared, and what there is can be withdrawn.
@@ -136,6 +140,8 @@ class Kind:
     immutable: frozenset[str] = frozenset()
     has_second_name: bool = False
     loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
+    shows: frozenset[str] = frozenset()
+    protocol: str = ""
     definition: DefinitionRef | None = None
     maps: Callable[[Fields], Fields] | None = None
     composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields] | None = None
@@ -302,6 +308,7 @@ class KindRegistry(Mapping[str, Kind]):
         built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE, COMPOSED_SET)
         self._kinds = {kind.name: kind for kind in (*built_in, *kinds)}
         self._find_providers()
+        self._defined: dict[tuple[str, str], Kind] = {}
         self._installed = installed
         self._at_start = frozenset(() if installed is None else installed())
         self._looked_at: datetime | None = None
@@ -315,7 +322,25 @@ class KindRegistry(Mapping[str, Kind]):
     def define(self, kind: Kind) -> None:
         """Know a defined kind, in the place of an older definition of it."""
         self._kinds[kind.name] = kind
+        if kind.protocol:
+            self._defined[kind.name, kind.protocol] = kind
         self._find_providers()
+
+    def as_defined(self, name: str, digest: str) -> Kind:
+        """Return a kind whose API is called as a definition of that digest says.
+
+        Without a digest, or if an installed kind makes the calls, it is the newest. Raises
+        ``UnknownKindError`` for a definition that this process has not read (yet).
+        """
+        newest = self[name]
+        if not digest or digest == newest.protocol or not newest.protocol:
+            return newest
+        kind = self._defined.get((name, digest))
+        if kind is None:
+            raise UnknownKindError(
+                f"definition {digest} of kind {name!r} is not known here yet: it will be read soon"
+            )
+        return kind
 
     def _find_providers(self) -> None:
         names = sorted({kind.provider for kind in self._kinds.values()} - {""})

@@ -18,6 +18,7 @@ from events.provider_config import is_config
 from events.reference import refers_to_anything, secrets_in
 from reconciler.provider.kind import Kind
 from reconciler.resource.circle import circle
+from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import (
@@ -207,8 +208,8 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
         return None
-    for name in ("over", "provider", "namePrefix"):
-        before, after = spec.fields.get(name), event.fields.get(name)
+    for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.marks"):
+        before, after = (value_at(name, fields, {}) for fields in (spec.fields, event.fields))
         if before != after:
             return f"spec.{name} was {before!r} and stays so: define a kind of another name"
     return None

@@ -45,7 +45,7 @@ def differences(
     desired, seen, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
     if kind.comparable is not None:
         desired, seen, applied = map(kind.comparable, (desired, seen, applied))
-    found = _compare(desired, seen, applied, wanted.ignored, "")
+    found = _compare(desired, seen, applied, wanted.ignored, "", kind.shows)
     # A label's name may hold dots, so labels are one level, never descended into.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
@@ -222,6 +222,7 @@ def _compare(
     applied: Mapping[str, object],
     ignored: frozenset[str],
     prefix: str,
+    shows: frozenset[str] = frozenset(),
 ) -> Iterator[FieldDifference]:
     for name in sorted(desired.keys() | (applied.keys() & observed.keys())):
         path = prefix + name
@@ -229,12 +230,20 @@ def _compare(
             continue
         want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
         if want is _MISSING:
-            yield FieldDifference(path, None, have)
+            if have is not None:  # null is as nothing: there is no more to take away
+                yield FieldDifference(path, None, have)
         elif want == have or (want is None and have is _MISSING):
             continue
+        elif have is _MISSING and path in shows:
+            continue  # nobody has looked there: it was read under an older definition
         elif _is_mapping(want) and _is_mapping(have):
             yield from _compare(
-                _mapping(want), _mapping(have), _mapping(applied.get(name)), ignored, path + "."
+                _mapping(want),
+                _mapping(have),
+                _mapping(applied.get(name)),
+                ignored,
+                path + ".",
+                shows,
             )
         else:
             yield FieldDifference(path, want, None if have is _MISSING else have)

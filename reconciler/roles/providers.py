@@ -9,8 +9,8 @@ from pathlib import Path
 
 from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
-from reconciler.provider import Capabilities, Provider
-from reconciler.provider.kind import KindRegistry
+from reconciler.provider import Capabilities, Provider, ProviderFactory
+from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.secret_guard import SecretiveProvider, secretive, without_secret
@@ -19,6 +19,7 @@ _MAX_CALL_SECONDS = 120.0
 
 _Stamp = tuple[int, int, int]
 _Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
+_Opened = tuple[_Basis, SecretiveProvider]
 
 
 class ProviderPool:
@@ -37,25 +38,27 @@ class ProviderPool:
         self._kinds = kinds
         self._stores = stores
         self._configurations = configurations
-        self._open: dict[tuple[str, str], tuple[_Basis, SecretiveProvider]] = {}
+        self._open: dict[tuple[str, str, ProviderFactory | None], _Opened] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def get(self, config_name: str, kind_name: str) -> Provider:
+    def get(self, config_name: str, kind_name: str, definition: str = "") -> Provider:
         """Return the client of one kind at one API.
 
+        ``definition``: digest of the one that the call rests on, by default the newest.
         Raises ``ConfigurationError``: it is not declared, or cannot work as it is.
         """
         config = self._configurations.by_name.get(config_name)
         if config is None:
             raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared")
-        basis = (config, _stamps(config))
-        opened = self._open.get((config_name, kind_name))
+        kind = self._kinds.as_defined(kind_name, definition)
+        basis, place = (config, _stamps(config)), (config_name, kind_name, kind.connect)
+        opened = self._open.get(place)
         if opened is not None and opened[0] == basis:
             return opened[1]
-        provider = self._build(config_name, config, kind_name)
+        provider = self._build(config_name, config, kind)
         if opened is not None:
             self._close_later(opened[1])
-        self._open[config_name, kind_name] = (basis, provider)
+        self._open[place] = (basis, provider)
         return provider
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
@@ -63,12 +66,11 @@ class ProviderPool:
         kind = self._kinds.get(kind_name)
         return None if kind is None else kind.capabilities
 
-    def _build(self, name: str, config: ProviderConfigSpec, kind_name: str) -> SecretiveProvider:
-        kind = self._kinds[kind_name]
+    def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> SecretiveProvider:
         if kind.connect is None or kind.provider != config.provider:
             raise ConfigurationError(
                 f"ProviderConfig {name!r} is of provider {config.provider!r}, "
-                f"but {kind_name} needs {kind.provider!r}"
+                f"but {kind.name} needs {kind.provider!r}"
             )
         credential = resolve_secret(config.credentials_ref)
         secrets = Secrets(credential, self._stores.by_name, key=self._stores.key)

@@ -204,7 +204,7 @@ class Worker:
             is_stepped = is_armed(Failpoint.WORKER_BETWEEN_CALLS)
             with BetweenCalls(calls, action.operation) if is_stepped else calls:
                 kind = delivery.event.key.kind
-                provider = self._providers.get(config, kind)
+                provider = self._providers.get(config, kind, action.definition)
                 if not look:
                     return None, await _execute(provider, action)
                 spec = self._configurations.by_name.get(config)

@@ -1,0 +1,7 @@
+"""The engine of kinds that are defined as an HTTP API (``rest`` of a ``KindDefinition``)."""
+
+from __future__ import annotations
+
+from infra.providers.rest.engine import rest_kind
+
+__all__ = ["rest_kind"]

@@ -1,0 +1,95 @@
+"""Makes the kind beneath a definition with ``rest``: what the definition's fields are put over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from events.external import ExternalObject
+from events.kind_definition import KindDefinitionSpec
+from events.manifest import Fields, InvalidManifestError
+from events.provider_config import ProviderConfigSpec
+from events.rest_definition import Output
+from infra.providers.rest.protocol import OUTPUT_TYPES, READY, Protocol
+from infra.providers.rest.provider import RestProvider, WatchingRestProvider
+from reconciler.provider.kind import READY as IS_READY
+from reconciler.provider.kind import Kind, Readiness
+from reconciler.provider.secrets import Secrets
+
+LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class RestFactory:
+    """Builds the providers of one definition; two of one definition are equal."""
+
+    protocol: Protocol = field(compare=False, repr=False)
+    digest: str
+
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> RestProvider:
+        """Build a client; opens no connection yet."""
+        watches = self.protocol.rest.changes is not None
+        return (WatchingRestProvider if watches else RestProvider)(self.protocol, config, secrets)
+
+
+class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a definition are its own."""
+
+
+def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
+    """Return the kind of a definition's API; raises ``InvalidManifestError``."""
+    protocol = Protocol(spec)
+    rest = protocol.rest
+    immutable = {*rest.immutable}
+    if rest.update is None:
+        immutable = {*protocol.document.top, LABELS}
+    return Kind(
+        name=name,
+        api_version=spec.api_version,
+        provider=spec.provider,
+        schema=_Nothing,
+        capabilities=protocol.capabilities,
+        connect=RestFactory(protocol, protocol.digest),
+        normalize=protocol.document.normalized,
+        name_problem=protocol.name_problem,
+        outputs=_outputs(name, protocol),
+        ready=_ready if rest.ready else _always_ready,
+        immutable=frozenset(immutable),
+        maps=protocol.document.of_spec,
+        shows=protocol.document.shows,
+        protocol=protocol.digest,
+    )
+
+
+def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+    return IS_READY
+
+
+def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
+    """Return what was found where the object was read: it is in the log, an expression is not."""
+    if shown.outputs.get(READY) is False:
+        return Readiness(False, "NotReady", "its API does not show it as ready")
+    return IS_READY
+
+
+def _outputs(name: str, protocol: Protocol) -> type[msgspec.Struct] | None:
+    outputs = protocol.outputs
+    if not outputs:
+        return None
+    names = {f"output{number}": each for number, each in enumerate(outputs)}
+    try:
+        return msgspec.defstruct(
+            f"{name}Outputs",
+            [(attribute, _type(outputs[each]), msgspec.UNSET) for attribute, each in names.items()],
+            rename=names,
+            frozen=True,
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidManifestError(f"spec.rest.outputs: {error}") from None
+
+
+def _type(output: Output) -> Any:
+    about = msgspec.Meta(description=output.about)
+    return Annotated[OUTPUT_TYPES[output.type], about] | msgspec.UnsetType

@@ -1,0 +1,79 @@
+"""Marks: what an object keeps of whose it is, where its API has a place for it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from events.rest_definition import Marks
+from infra.providers.rest.expressions import ExpressionError
+from infra.providers.rest.places import MISSING, Finder
+
+KEY_LABEL: Final = "reconciler/key"
+UID_LABEL: Final = "reconciler/uid"
+
+
+class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The marks of one object; they are also the text that is kept where there is no map."""
+
+    labels: dict[str, str] = {}
+    key: str | None = None
+    uid: str | None = None
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Found)
+_NONE: Final = Found()
+
+
+class Marking:
+    """Reads and writes marks, as a map of texts or as one text."""
+
+    def __init__(self, marks: Marks, where: str) -> None:
+        self._at = Finder(marks.at, where, "object")
+        self.is_map = marks.form == "Map"
+
+    @property
+    def steps(self) -> tuple[str, ...] | None:
+        """The path of the place; None if an expression finds it."""
+        return self._at.steps
+
+    def found(self, shown: Any) -> Found:
+        """Return the marks of an object; somebody else's has none."""
+        try:
+            value = self._at.find(shown)
+        except ExpressionError:
+            return _NONE
+        if value is MISSING or value is None:
+            return _NONE
+        if not self.is_map:
+            return _decoded(value)
+        if not isinstance(value, dict):
+            return _NONE
+        of_map = cast("dict[str, Any]", value)
+        labels = {name: each for name, each in of_map.items() if isinstance(each, str)}
+        key, uid = labels.pop(KEY_LABEL, None), labels.pop(UID_LABEL, None)
+        return Found(labels, key, uid)
+
+    def labels(self, labels: Mapping[str, str], key: str, uid: str | None) -> dict[str, str]:
+        """Return all marks as labels."""
+        return {**labels, KEY_LABEL: key} | ({} if uid is None else {UID_LABEL: uid})
+
+    def text(self, labels: Mapping[str, str], key: str, uid: str | None) -> str:
+        """Return all marks as one text."""
+        return _encoder.encode(Found(dict(labels), key, uid)).decode()
+
+
+def made_uid(idempotency_key: str) -> str:
+    """Return the uid of what an action creates where the API has none: the same in every repeat."""
+    return hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
+
+
+def _decoded(value: Any) -> Found:
+    try:
+        return _decoder.decode(value) if isinstance(value, str) else _NONE
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return _NONE  # a person's own words

@@ -1,0 +1,152 @@
+"""Pages of a listing, by one of four styles; a listing that moves under us is none.
+
+Where pages are counted, what is deleted meanwhile moves all that comes behind it, and an object may
+be on no page. So each page is bound to the one before it: an offset begins one item earlier, and a
+numbered page is read once more after the next. Absence is proved by a listing that stood still.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+from typing import Protocol as Interface
+from urllib.parse import urljoin, urlsplit
+
+from events.external import ExternalObject
+from events.rest_definition import Paging
+from infra.providers.answers import Answer, unusable
+from infra.providers.listing import Page
+from infra.providers.rest.expressions import ExpressionError
+from infra.providers.rest.places import MISSING, Finder
+from infra.providers.rest.protocol import Protocol
+from reconciler.errors import TransientError
+
+_LINK = re.compile(r"<([^>]*)>((?:[^,\"]|\"[^\"]*\")*)")
+_NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
+
+_Query = list[tuple[str, str]]
+ObjectsOf = Callable[[Answer, Sequence[Any]], Sequence[ExternalObject]]
+"""Finds the objects of the kind among the items of an answer."""
+
+
+class Listed(NamedTuple):
+    """One page: the answer, its JSON, and the items in it, as they are."""
+
+    answer: Answer
+    content: Any
+    items: list[Any]
+
+
+class Fetch(Interface):
+    """Fetches one page: at a path of its own, or with more parameters."""
+
+    def __call__(self, path: str | None, query: Sequence[tuple[str, str]]) -> Awaitable[Listed]:
+        """Fetch it; raises ``ProviderError``."""
+        ...
+
+
+class Pages:
+    """One listing, page by page."""
+
+    def __init__(
+        self, protocol: Protocol, fetch: Fetch, objects_of: ObjectsOf, page_size: int
+    ) -> None:
+        assert protocol.rest.list is not None
+        assert protocol.list is not None
+        self._path = protocol.list.path({})
+        self._paging = protocol.rest.list.paging
+        self._fetch = fetch
+        self._objects_of = objects_of
+        self._token_at: Finder | None = None
+        self._size: _Query = []
+        self._last: list[Any] = []
+        if self._paging is not None:
+            if self._paging.by == "Token":
+                self._token_at = Finder(self._paging.at, "", "answer")
+            if self._paging.size is not None:
+                size = max(2, min(page_size, self._paging.max_size))  # an overlap is one of them
+                self._size = [(self._paging.size, str(size))]
+
+    async def fetch(self, token: str) -> Page:
+        """Fetch the page of a token, the first with an empty one."""
+        paging = self._paging
+        if paging is None:
+            return self._page(await self._fetch(None, ()), None)
+        match paging.by:
+            case "Token":
+                return await self._by_token(paging, token)
+            case "Link":
+                return await self._by_link(token)
+            case "Offset":
+                return await self._by_offset(paging, token)
+            case "Page":
+                return await self._by_number(paging, token)
+
+    def _page(self, listed: Listed, following: str | None) -> Page:
+        return Page(self._objects_of(listed.answer, listed.items), following)
+
+    async def _by_token(self, paging: Paging, token: str) -> Page:
+        assert self._token_at is not None
+        listed = await self._more(paging, token or None)
+        try:
+            following = self._token_at.find(listed.content)
+        except ExpressionError as error:
+            raise unusable(listed.answer, str(error)) from None
+        if following is MISSING or following is None:
+            return self._page(listed, None)
+        if not isinstance(following, str | int) or isinstance(following, bool):
+            raise unusable(listed.answer, f"at {paging.at} is no token")
+        return self._page(listed, str(following))
+
+    async def _by_link(self, token: str) -> Page:
+        path = f"{self._path}?{token}" if token else None
+        listed = await self._fetch(path, self._size)
+        return self._page(listed, _next_query(listed.answer))
+
+    async def _by_offset(self, paging: Paging, token: str) -> Page:
+        begin = int(token or 0)
+        before = self._last
+        listed = await self._more(paging, str(begin - len(before)))
+        if listed.items[: len(before)] != before:
+            raise _moved()
+        behind = listed.items[len(before) :]
+        if before and not behind:  # the end, or an API that shows one at a time
+            listed = await self._more(paging, str(begin))
+            if listed.items:
+                what = "a page has one object: the API must show two or more"
+                raise unusable(listed.answer, what)
+        self._last = behind[-1:]
+        page = Listed(listed.answer, listed.content, behind)
+        return self._page(page, str(begin + len(behind)) if behind else None)
+
+    async def _by_number(self, paging: Paging, token: str) -> Page:
+        number = int(token or paging.first)
+        listed = await self._more(paging, str(number))
+        if self._last and (await self._more(paging, str(number - 1))).items != self._last:
+            raise _moved()
+        self._last = listed.items
+        return self._page(listed, str(number + 1) if listed.items else None)
+
+    async def _more(self, paging: Paging, value: str | None) -> Listed:
+        assert paging.parameter is not None
+        more = [] if value is None else [(paging.parameter, value)]
+        return await self._fetch(None, [*self._size, *more])
+
+
+def _moved() -> TransientError:
+    return TransientError("the listing changed while it was read page by page: it proves nothing")
+
+
+def _next_query(answer: Answer) -> str | None:
+    """Return the query of the next page; whatever host the link names, only ours is asked."""
+    header = answer.headers.get("Link", "")
+    for link, parameters in _LINK.findall(header):
+        if _NEXT.search(parameters):
+            own, there = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
+            if there.path != own.path or not there.query:
+                raise unusable(answer, f"the next page is at another path, {there.path!r}")
+            return there.query
+    if re.search(r"\bnext\b", _LINK.sub("", header)):  # else it would end early, and look complete
+        raise unusable(answer, f"its header Link cannot be read: {header[:200]!r}")
+    return None

@@ -1,0 +1,403 @@
+"""The protocol of a defined kind: its definition's ``rest``, checked and compiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+import msgspec
+
+from events.external import ExternalObject
+from events.kind_definition import KindDefinitionSpec
+from events.manifest import Fields, InvalidManifestError
+from events.rest_definition import (
+    Call,
+    ErrorRule,
+    Listing,
+    Method,
+    Output,
+    OutputType,
+    Reading,
+    RestSpec,
+)
+from infra.providers.rest.document import Document
+from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.marks import Marking
+from infra.providers.rest.places import (
+    MISSING,
+    WHOLE,
+    Finder,
+    Template,
+    is_expression,
+)
+from reconciler.provider import Capabilities
+
+BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "labels", "mark")
+MAX_NAME_CHARACTERS: Final = 253
+
+OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
+    "String": str,
+    "Integer": int,
+    "Number": float,
+    "Boolean": bool,
+    "Strings": list[str],
+}
+READY: Final = "ready"
+
+_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+_OF_EACH_REQUEST: Final = frozenset({"host", "content-length", "transfer-encoding"})
+
+
+class UnusableObjectError(ValueError):
+    """What the API shows is not what its definition says."""
+
+
+class Request:
+    """One request's method, path, query, headers and body, compiled."""
+
+    def __init__(
+        self, call: Call | Listing | Reading, where: str, default: Method, rest: RestSpec
+    ) -> None:
+        self.method: Method = call.method or default
+        self.success = frozenset(call.success or _default_success(where, call))
+        self._path = call.path
+        self._query = call.query
+        self.headers = {"Content-Type": "application/json", **rest.headers, **call.headers}
+        for name in (*rest.headers, *call.headers):
+            if name.lower() in _SECRET_HEADERS | {(rest.credential_header or "").lower()}:
+                raise InvalidManifestError(
+                    f"{where}.headers.{name}: a secret stays in no log: use spec.credentialsRef of"
+                    " the ProviderConfig, and credentialHeader"
+                )
+            if name.lower() in _OF_EACH_REQUEST:
+                raise InvalidManifestError(f"{where}.headers.{name}: the client writes it itself")
+        if "?" in self._path or "#" in self._path:
+            raise InvalidManifestError(f"{where}.path: leave out ? and #, and use query")
+        self.placeholders: set[str] = set()
+        for text in (self._path, *self._query.values()):
+            self.placeholders.update(_PLACEHOLDER.findall(text))
+        if unknown := sorted(self.placeholders - {"name", "uid"}):
+            raise InvalidManifestError(
+                f"{where}: nothing is called {{{unknown[0]}}}: use {{name}} or {{uid}}"
+            )
+        self.body = None
+        if call.body is not None:
+            if self.method == "GET":
+                raise InvalidManifestError(f"{where}.body: GET has none: give a method")
+            self.body = Template(call.body, f"{where}.body", BODY_VARIABLES)
+
+    def path(self, values: Mapping[str, str]) -> str:
+        """Return the path, with values URL-encoded."""
+        return _PLACEHOLDER.sub(lambda found: quote(values[found[1]], safe=""), self._path)
+
+    def query(self, values: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Return the query; it is encoded with the request."""
+        return [
+            (name, _PLACEHOLDER.sub(lambda found: values[found[1]], text))
+            for name, text in self._query.items()
+        ]
+
+
+class Protocol:
+    """What a provider needs to know of an API: where things are, and what is sent and answered."""
+
+    def __init__(self, spec: KindDefinitionSpec) -> None:
+        """Compile it; raises ``InvalidManifestError`` for what could never work."""
+        rest = spec.rest
+        assert rest is not None
+        self.rest, self.digest = rest, spec.digest
+        where = "spec.rest"
+        self.document = Document(spec, rest)
+        self.read = Request(rest.read, f"{where}.read", "GET", rest)
+        self.create = Request(rest.create, f"{where}.create", "POST", rest)
+        self.delete = Request(rest.delete, f"{where}.delete", "DELETE", rest)
+        self.update = (
+            None if rest.update is None else Request(rest.update, f"{where}.update", "PUT", rest)
+        )
+        self.list = None if rest.list is None else Request(rest.list, f"{where}.list", "GET", rest)
+        self.ids_are_made = "uid" in self.read.placeholders
+        self.name_at = Finder(rest.name.at, f"{where}.name.at", "object")
+        self.uid_at = Finder(rest.uid, f"{where}.uid", "object") if rest.uid else None
+        self.version_at = (
+            Finder(rest.version, f"{where}.version", "object") if rest.version else None
+        )
+        self.marking = Marking(rest.marks, f"{where}.marks.at") if rest.marks else None
+        self.items_at = Finder(
+            rest.list.items if rest.list else WHOLE, f"{where}.list.items", "answer"
+        )
+        self._where = (
+            Expression(rest.where.removeprefix("="), f"{where}.where", ("object",))
+            if (rest.where)
+            else None
+        )
+        self.shown_at = {
+            name: Finder(call.shows, f"{where}.{name}.shows", "answer")
+            for name, call in (("create", rest.create), ("update", rest.update))
+            if call is not None and call.shows
+        }
+        self.read_at = Finder(rest.read.shows or WHOLE, f"{where}.read.shows", "answer")
+        self.read_items_at = (
+            Finder(rest.read.items, f"{where}.read.items", "answer") if rest.read.items else None
+        )
+        self._ready = Finder(rest.ready, f"{where}.ready", "object") if rest.ready else None
+        self._outputs = {
+            name: (Finder(each.at, f"{where}.outputs.{name}.at", "object"), each)
+            for name, each in rest.outputs.items()
+        }
+        self.mark_at = (
+            Finder(rest.changes.at, f"{where}.changes.at", "answer")
+            if rest.changes and rest.changes.at
+            else None
+        )
+        self._matches = None
+        if rest.name.matches:
+            self._matches = Expression("name.matches(pattern)", where, ("name", "pattern"))
+            self._check_pattern(rest.name.matches)
+        _check(self)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What follows from the definition, and nothing more."""
+        rest = self.rest
+        return Capabilities(
+            idempotency_keys=rest.idempotency is not None,
+            deterministic_names=not self.ids_are_made,
+            labels=rest.marks is not None,
+            conditional_writes=rest.condition in ("Version", "Body"),
+            watch=rest.changes is not None,
+            listing=self.list is not None,
+            consistency_grace_seconds=rest.consistency_grace_seconds,
+        )
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the API itself refuses to create what is there."""
+        return bool(self.rest.create.conflict)
+
+    @property
+    def outputs(self) -> Mapping[str, Output]:
+        """What objects give to others; ``ready`` if the definition says when they are."""
+        ready = {READY: Output("", "Boolean", "Whether it can be used.")} if self._ready else {}
+        return {**self.rest.outputs, **ready}
+
+    def name_problem(self, name: str) -> str | None:
+        """Say what is wrong with a name for this API, or None."""
+        if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+            return f"use 1 to {MAX_NAME_CHARACTERS} characters"
+        if name in (".", "..") or "/" in name or not name.isprintable() or name != name.strip():
+            return "leave out /, control characters and spaces around it, and . and .. alone"
+        if self._matches is None:
+            return None
+        pattern = self.rest.name.matches
+        is_one = self._matches.value({"name": name, "pattern": pattern})
+        return None if is_one else f"it must match {pattern}"
+
+    def _check_pattern(self, pattern: str) -> None:
+        assert self._matches is not None
+        try:
+            self._matches.value({"name": "a", "pattern": pattern})
+        except ExpressionError:
+            raise InvalidManifestError(
+                f"spec.rest.name.matches: {pattern!r} is no regular expression of linear time"
+                " (RE2: no backreferences, no lookaround)"
+            ) from None
+
+    def is_one(self, shown: Any) -> bool:
+        """Return whether a listed object is of this kind; raises ``UnusableObjectError``."""
+        name = self._text_at(self.name_at, shown)
+        if self._where is not None:
+            try:
+                if self._where.value({"object": shown}) is not True:
+                    return False
+            except ExpressionError as error:
+                raise UnusableObjectError(str(error)) from None
+        if name is None:
+            raise UnusableObjectError(f"an object has no name at {self.name_at.text}")
+        named = self.rest.name
+        return name.startswith(named.prefix) and name.endswith(named.suffix)
+
+    def api_name(self, external_name: str) -> str:
+        """Return what the API calls an object."""
+        return f"{self.rest.name.prefix}{external_name}{self.rest.name.suffix}"
+
+    def seen(self, shown: Any) -> ExternalObject:
+        """Return an object as the log knows it; raises ``UnusableObjectError``."""
+        name = self._text_at(self.name_at, shown)
+        if name is None:
+            raise UnusableObjectError(f"no name is at {self.name_at.text}")
+        marks = self.marking.found(shown) if self.marking else None
+        uid = None if marks is None else marks.uid
+        if self.uid_at is not None:
+            uid = self._text_at(self.uid_at, shown)
+            if uid is None:
+                raise UnusableObjectError(f"no id is at {self.uid_at.text}")
+        named = self.rest.name
+        return ExternalObject(
+            name=name.removeprefix(named.prefix).removesuffix(named.suffix),
+            fields=self.document.of_object(shown),
+            uid=uid,
+            version=self._text_at(self.version_at, shown) if self.version_at else None,
+            labels={} if marks is None else marks.labels,
+            written_by=None if marks is None else marks.key,
+            outputs=self._given(shown),
+        )
+
+    def _text_at(self, finder: Finder, shown: Any) -> str | None:
+        try:
+            value = finder.find(shown)
+        except ExpressionError as error:
+            raise UnusableObjectError(str(error)) from None
+        if value is MISSING or value is None or value == "":
+            return None
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise UnusableObjectError(f"at {finder.text} is neither a text nor a number")
+        return str(value)
+
+    def _given(self, shown: Any) -> Fields:
+        """Find the outputs; one that is not there, or of another type, is none."""
+        given: Fields = {}
+        for name, (finder, output) in self._outputs.items():
+            try:
+                given[name] = msgspec.convert(finder.find(shown), OUTPUT_TYPES[output.type])
+            except (ExpressionError, msgspec.ValidationError):
+                continue
+        if self._ready is not None:
+            try:
+                given[READY] = self._ready.find(shown) is True
+            except ExpressionError:
+                given[READY] = False
+        return given
+
+    def rule_for(self, status: int, content: bytes) -> ErrorRule | None:
+        """Return what the definition says of an answer, if it does."""
+        text = content.decode(errors="replace").lower()
+        for each in self.rest.errors:
+            if status in each.status and each.text.lower() in text:
+                return each
+        return None
+
+
+def _default_success(where: str, call: Call | Listing | Reading) -> tuple[int, ...]:
+    if isinstance(call, Reading | Listing):
+        return (200,)
+    if where.endswith(".create"):
+        return (200, 201) if call.shows else (200, 201, 204)
+    return (200,) if call.shows else (200, 204)
+
+
+def _check(protocol: Protocol) -> None:
+    """Refuse a definition that could never work, or not without harm."""
+    rest, where = protocol.rest, "spec.rest"
+    if protocol.uid_at is None and protocol.marking is None:
+        raise InvalidManifestError(
+            f"{where}.uid: say where an object's id is, or by marks where whose it is can be kept:"
+            " without either another object of its name could not be told from it"
+        )
+    if "uid" in protocol.create.placeholders:
+        raise InvalidManifestError(f"{where}.create: there is no {{uid}} before it is made")
+    if protocol.list is not None and protocol.list.placeholders:
+        raise InvalidManifestError(f"{where}.list: it is of all objects: leave out {{...}}")
+    if protocol.ids_are_made:
+        _check_made_ids(protocol, where)
+    if rest.read.absent and protocol.list is None and rest.read.confirm is None:
+        raise InvalidManifestError(
+            f"{where}.read.confirm: a wrong endpoint answers {rest.read.absent[0]}, too: give a"
+            " list, or a path that answers only if the collection is there"
+        )
+    if rest.read.shows and rest.read.items:
+        raise InvalidManifestError(f"{where}.read: give shows or items, not both")
+    if rest.condition in ("Version", "Body") and protocol.version_at is None:
+        raise InvalidManifestError(f"{where}.version: condition {rest.condition} needs its place")
+    if rest.name.matches and not protocol.name_at.text:
+        raise InvalidManifestError(f"{where}.name.at: say where the name is")
+    _check_paging(rest, where)
+    _check_writes(protocol, where)
+    if READY in rest.outputs and rest.ready:
+        raise InvalidManifestError(f"{where}.outputs.{READY}: ready gives it already")
+    for number, each in enumerate(rest.errors):
+        if not each.status:
+            raise InvalidManifestError(f"{where}.errors[{number}].status: give at least one code")
+
+
+def _check_made_ids(protocol: Protocol, where: str) -> None:
+    if protocol.uid_at is None:
+        raise InvalidManifestError(f"{where}.uid: read asks for {{uid}}: say where it is")
+    if "create" not in protocol.shown_at:
+        raise InvalidManifestError(
+            f"{where}.create.shows: the API makes the id: say where its answer shows the object"
+        )
+    if protocol.list is None:
+        raise InvalidManifestError(
+            f"{where}.list: the API makes the ids: without a listing nothing is found by its name"
+        )
+
+
+def _check_paging(rest: RestSpec, where: str) -> None:
+    paging = None if rest.list is None else rest.list.paging
+    if paging is None:
+        return
+    if paging.by != "Link" and paging.parameter is None:
+        raise InvalidManifestError(
+            f"{where}.list.paging.parameter: say in which parameter of the query the"
+            f" {paging.by.lower()} goes"
+        )
+    if paging.by == "Token" and not paging.at:
+        raise InvalidManifestError(
+            f"{where}.list.paging.at: say where in the answer the token of the next page is"
+        )
+    if paging.by == "Token":
+        Finder(paging.at, f"{where}.list.paging.at", "answer")
+
+
+def _check_writes(protocol: Protocol, where: str) -> None:
+    rest = protocol.rest
+    for name, call in (("create", rest.create), ("update", rest.update)):
+        if call is None:
+            continue
+        if call.body is None:
+            _check_default_body(protocol, f"{where}.{name}.body")
+            continue
+        texts = " ".join(_expressions(call.body))
+        if protocol.marking is not None:
+            word = "labels" if protocol.marking.is_map else "mark"
+            if re.search(rf"\b{word}\b", texts) is None:
+                raise InvalidManifestError(
+                    f"{where}.{name}.body: it writes {word} nowhere, where marks are to be kept"
+                )
+        if rest.condition == "Body" and name == "update" and "version" not in texts:
+            raise InvalidManifestError(f"{where}.{name}.body: it writes version nowhere")
+    if protocol.marking is not None and protocol.marking.is_map:
+        top = protocol.marking.steps[:1] if protocol.marking.steps else ()
+        if tuple(top) and ".".join(protocol.marking.steps or ()) in protocol.document.shows:
+            raise InvalidManifestError(f"{where}.marks.at: the document writes that place, too")
+
+
+def _check_default_body(protocol: Protocol, where: str) -> None:
+    """Refuse a body that is left out where the places in it are expressions."""
+    finders = [protocol.name_at.steps]
+    if protocol.marking is not None:
+        finders.append(protocol.marking.steps)
+    if not all(finders):
+        raise InvalidManifestError(
+            f"{where}: the name and the marks are found by expressions, or are the whole:"
+            " say how they are written"
+        )
+    if protocol.rest.condition == "Body" and not (
+        protocol.version_at is not None and protocol.version_at.steps
+    ):
+        raise InvalidManifestError(f"{where}: say how the version is written")
+
+
+def _expressions(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        if is_expression(node):
+            yield node
+    elif isinstance(node, dict):
+        for each in cast("dict[str, Any]", node).values():
+            yield from _expressions(each)
+    elif isinstance(node, list):
+        for each in cast("list[Any]", node):
+            yield from _expressions(each)

@@ -1,0 +1,517 @@
+"""The provider of kinds that are defined as an HTTP API: it knows no API, only its protocol.
+
+What an API may not be able to promise, and what is done about it:
+
+- Where nothing but a blind write creates, it is read first; where no condition binds a write, the
+  uid is compared first. An object that appears between two such calls is overwritten or deleted:
+  only the API could prevent that. They are seconds apart at most (``may_call``).
+- Where there is no idempotency key, the marks in the object tell our own earlier attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.answers import (
+    Answer,
+    decoded,
+    is_read,
+    problem_text,
+    refusal,
+    retry_after_seconds,
+    unusable,
+)
+from infra.providers.conflicts import check_uid
+from infra.providers.http import HttpApi
+from infra.providers.listing import all_pages
+from infra.providers.rest.document import without_nothing
+from infra.providers.rest.expressions import ExpressionError
+from infra.providers.rest.marks import made_uid
+from infra.providers.rest.paging import Listed, Pages
+from infra.providers.rest.places import MISSING, Finder, put_at
+from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+_ETAG: Final = "ETag"
+
+_decoder = msgspec.json.Decoder(Any)
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """An object as it was read, with its ETag, and when that was (``time.monotonic``)."""
+
+    object: ExternalObject
+    etag: str | None
+    read_at: float
+
+
+class RestProvider:
+    """A client of a JSON API over HTTP, by the protocol of one definition."""
+
+    def __init__(self, protocol: Protocol, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._protocol = protocol
+        self._api = HttpApi(
+            config,
+            secret=secrets.credential,
+            secret_header=protocol.rest.credential_header,
+        )
+
+    async def create(self, action: Action) -> Effect:
+        """Create an object; our own earlier attempt counts as the first answer."""
+        protocol, read_at = self._protocol, None
+        name = self._checked(action.external_name)
+        if not (protocol.is_guarded or protocol.ids_are_made):
+            there = await self._found(name)
+            if there is not None:
+                return self._own(there.object, action, f"{name!r} is there already")
+            read_at = time.monotonic()
+        uid = None if protocol.uid_at is not None else made_uid(action.idempotency_key)
+        answer = await self._write(protocol.create, action, uid=uid, read_at=read_at)
+        if answer.status_code in protocol.create.success:
+            return await self._done(answer, action, "create", None)
+        means = self._meaning(answer, protocol.rest.create.conflict)
+        if means != "Conflict":
+            raise self._classified(answer, means)
+        text = f"{name!r}: {problem_text(answer)}"
+        there = None if protocol.ids_are_made else await self._found(name)
+        if there is not None:
+            return self._own(there.object, action, text, status=answer.status_code)
+        # A conflict though its cause is gone: the API may keep this answer with the key.
+        raise ConflictError(text, status=answer.status_code, replayed=self._is_replay(answer))
+
+    async def update(self, action: Action) -> Effect:
+        """Replace an object that is still the action's, at the action's version."""
+        protocol = self._protocol
+        name = self._checked(action.external_name)
+        if protocol.update is None:
+            raise PermanentError(f"{name!r}: its API has no call that changes an object")
+        there = await self._found(name, action.uid)
+        if there is None:
+            raise NotFoundError(f"{name!r} is not there")
+        check_uid(there.object, action)
+        if there.object.written_by == action.idempotency_key:
+            return Effect(there.object, replayed=True)
+        answer = await self._write(
+            protocol.update, action, uid=there.object.uid, there=there, read_at=there.read_at
+        )
+        if answer.status_code in protocol.update.success:
+            return await self._done(answer, action, "update", there.object.uid)
+        call = protocol.rest.update
+        assert call is not None
+        means = self._meaning(answer, call.conflict or (409, 412), call.absent)
+        if means not in ("Conflict", "Absent"):
+            raise self._classified(answer, means)
+        text = f"{name!r}: {problem_text(answer)}"
+        now = await self._found(name, there.object.uid)
+        if now is None:
+            raise NotFoundError(text, status=answer.status_code)
+        if means == "Absent":
+            raise TransientError(f"{text}, and yet it is read", status=answer.status_code)
+        return self._own(now.object, action, text, status=answer.status_code)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete an object that is still the action's."""
+        protocol, call = self._protocol, self._protocol.rest.delete
+        name = self._checked(action.external_name)
+        there = await self._found(name, action.uid)
+        if there is None:
+            return Effect(None, absent=True)
+        check_uid(there.object, action)
+        answer = await self._write(
+            protocol.delete,
+            msgspec.structs.replace(action, version=None),  # whatever its version
+            uid=there.object.uid,
+            there=there,
+            read_at=there.read_at,
+        )
+        if answer.status_code in protocol.delete.success:
+            self._check_body(answer)
+            return Effect(None, replayed=self._is_replay(answer))
+        means = self._meaning(answer, call.conflict or (412,), call.absent)
+        if means == "Conflict":
+            raise TransientError(f"{name!r} changed while it was to be deleted")
+        if means == "Absent":
+            if await self._found(name, there.object.uid) is None:
+                return Effect(None, absent=True)
+            raise TransientError(f"{name!r} was answered {answer.status_code}, and yet it is read")
+        raise self._classified(answer, means)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one object, by its uid where the API makes the ids."""
+        found = await self._found(self._checked(external_name), uid)
+        return None if found is None else found.object
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List all objects of this kind; the scope is looked at here."""
+        pages = self._pages(page_size)
+        async for objects in all_pages(scope, pages.fetch):
+            yield objects
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._api.close()
+
+    # --- reading
+
+    async def _found(self, name: str, uid: str | None = None) -> _Found | None:
+        protocol = self._protocol
+        if protocol.ids_are_made and uid is None:
+            return await self._found_by_name(name)
+        request, values = protocol.read, self._values(name, uid)
+        answer = await self._ask(request, values, self._variables(values))
+        read_at = time.monotonic()
+        if answer.status_code not in request.success:
+            means = self._meaning(answer, absent=protocol.rest.read.absent)
+            if means != "Absent":
+                raise self._classified(answer, means)
+            await self._confirm_absence(name, uid, answer)
+            return None
+        content = decoded(answer, _decoder)
+        found = (
+            self._one_shown(answer, content, name)
+            if protocol.read_items_at is None
+            else self._one_of(answer, content, name)
+        )
+        if found is None:
+            return None
+        if protocol.ids_are_made and found.uid != uid:
+            raise unusable(answer, f"it is about {found.uid!r}, not {uid!r}")
+        return _Found(found, answer.headers.get(_ETAG), read_at)
+
+    def _one_shown(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
+        shown = _at(self._protocol.read_at, answer, content)
+        if shown is None:
+            return None
+        if shown is MISSING:
+            raise unusable(answer, f"no object is at {self._protocol.read_at.text}")
+        return self._about(answer, shown, name)
+
+    def _one_of(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
+        """Find an object among several; one of another name is no answer to a question for one."""
+        protocol = self._protocol
+        assert protocol.read_items_at is not None
+        items = _as_list(answer, _at(protocol.read_items_at, answer, content))
+        found = self._those_of_kind(answer, items)
+        mine = [each for each in found if each.name == name]
+        if len(mine) > 1:
+            raise unusable(answer, f"{len(mine)} objects are called {name!r}")
+        if mine:
+            return mine[0]
+        if found and protocol.read.placeholders:
+            raise unusable(answer, f"it is about {found[0].name!r}, not {name!r}")
+        return None
+
+    async def _found_by_name(self, name: str) -> _Found | None:
+        everything = Scope(prefix=name)
+        async for page in self.pages(everything, page_size=1000):
+            for each in page:
+                if each.name == name:
+                    return _Found(each, None, time.monotonic())
+        return None
+
+    def _about(self, answer: Answer, shown: Any, name: str) -> ExternalObject:
+        try:
+            thing = self._protocol.seen(shown)
+        except UnusableObjectError as error:
+            raise unusable(answer, str(error)) from None
+        if thing.name != name:
+            raise unusable(answer, f"it is about {thing.name!r}, not {name!r}")
+        return thing
+
+    def _pages(self, page_size: int) -> Pages:
+        return Pages(self._protocol, self._listed, self._those_of_kind, page_size)
+
+    def _those_of_kind(self, answer: Answer, items: Sequence[Any]) -> list[ExternalObject]:
+        protocol = self._protocol
+        try:
+            return [protocol.seen(each) for each in items if protocol.is_one(each)]
+        except UnusableObjectError as error:
+            raise unusable(answer, str(error)) from None
+
+    async def _confirm_absence(self, name: str, uid: str | None, answer: Answer) -> None:
+        """Have the collection answer, too, before a 404 counts: any gateway can say that."""
+        protocol = self._protocol
+        confirm = protocol.rest.read.confirm
+        if confirm is not None:
+            collection = await self._api.call("GET", confirm, headers=protocol.rest.headers)
+            if collection.status_code != HTTPStatus.OK:
+                raise refusal(collection)
+            decoded(collection, _decoder)
+            return
+        page = await self._pages(1).fetch("")
+        for each in page.objects:
+            if each.name == name and uid in (None, each.uid):
+                raise TransientError(f"{name!r} is listed, but was answered {answer.status_code}")
+
+    async def _listed(self, path: str | None, query: Sequence[tuple[str, str]]) -> Listed:
+        """Fetch one page."""
+        request = self._protocol.list
+        assert request is not None
+        answer = await self._ask(request, {}, self._variables({}), path=path, more=query)
+        if answer.status_code not in request.success:
+            raise self._classified(answer, self._meaning(answer))
+        content = decoded(answer, _decoder)
+        items = _at(self._protocol.items_at, answer, content)
+        return Listed(answer, content, _as_list(answer, items))
+
+    async def _ask(
+        self,
+        request: Request,
+        values: Mapping[str, str],
+        variables: Mapping[str, Any],
+        *,
+        path: str | None = None,
+        more: Sequence[tuple[str, str]] = (),
+    ) -> Answer:
+        """Send a request that changes nothing, whatever its method: no result is unknown."""
+        try:
+            answer = await self._api.call(
+                request.method,
+                request.path(values) if path is None else path,
+                query=[*request.query(values), *more] if path is None else (),
+                headers=request.headers,
+                body=self._body(request, variables),
+            )
+        except UnknownResultError as error:
+            raise TransientError(error.message, status=error.status) from error
+        # It is classified as a read.
+        return answer if is_read(answer.method) else msgspec.structs.replace(answer, method="GET")
+
+    # --- writing
+
+    async def _write(
+        self,
+        request: Request,
+        action: Action,
+        *,
+        uid: str | None,
+        there: _Found | None = None,
+        read_at: float | None = None,
+    ) -> Answer:
+        rest = self._protocol.rest
+        values = self._values(action.external_name, uid)
+        headers = dict(request.headers)
+        version = action.version or (None if there is None else there.object.version)
+        match rest.condition:
+            case "Version" if version is not None:
+                is_quoted = version.startswith(('"', 'W/"'))
+                headers["If-Match"] = version if is_quoted else f'"{version}"'
+            case "ETag" if there is not None and there.etag is not None:
+                headers["If-Match"] = there.etag
+            case _:
+                pass
+        if rest.idempotency is not None:
+            headers[rest.idempotency.header] = action.idempotency_key
+        variables = self._variables(values, action, uid=uid, version=version)
+        body = self._body(request, variables)
+        if body is None and action.operation != "Delete":
+            body = self._whole(variables)
+        return await self._api.call(
+            request.method,
+            request.path(values),
+            query=request.query(values),
+            headers=headers,
+            body=body,
+            read_at=read_at,
+        )
+
+    def _variables(
+        self,
+        values: Mapping[str, str],
+        action: Action | None = None,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> dict[str, Any]:
+        """Return what a body may be made of."""
+        variables: dict[str, Any] = {
+            "name": values.get("name"),
+            "uid": uid or values.get("uid"),
+            "version": version,
+            "key": None,
+            "object": {},
+            "labels": {},
+            "mark": "",
+        }
+        if action is None:
+            return variables
+        variables["key"] = action.idempotency_key
+        variables["object"] = without_nothing(action.fields)
+        marking = self._protocol.marking
+        if marking is not None:
+            own = None if self._protocol.uid_at is not None else uid
+            about = (action.labels, action.idempotency_key, own)
+            variables["labels"] = marking.labels(*about)
+            variables["mark"] = marking.text(*about)
+        return variables
+
+    def _body(self, request: Request, variables: Mapping[str, Any]) -> bytes | None:
+        if request.body is None:
+            return None
+        try:
+            return _encoder.encode(request.body.made(variables))
+        except ExpressionError as error:
+            raise PermanentError(f"{request.method}: not sent, its body: {error}") from None
+
+    def _whole(self, variables: Mapping[str, Any]) -> bytes:
+        """Return the object itself as the body: the document, its name and its marks."""
+        protocol = self._protocol
+        body: Fields = msgspec.to_builtins(variables["object"])
+        if protocol.name_at.steps:
+            put_at(body, protocol.name_at.steps, variables["name"])
+        marking = protocol.marking
+        if marking is not None and marking.steps:
+            put_at(body, marking.steps, variables["labels" if marking.is_map else "mark"])
+        at, version = protocol.version_at, variables["version"]
+        if protocol.rest.condition == "Body" and at is not None and at.steps and version:
+            put_at(body, at.steps, version)
+        return _encoder.encode(body)
+
+    async def _done(
+        self, answer: Answer, action: Action, operation: str, uid: str | None
+    ) -> Effect:
+        """Return what a write did: as its answer shows it, or as it is read."""
+        is_replay, shown_at = self._is_replay(answer), self._protocol.shown_at.get(operation)
+        if shown_at is not None:
+            content = decoded(answer, _decoder)
+            shown = _at(shown_at, answer, content)
+            thing = self._about(answer, None if shown is MISSING else shown, action.external_name)
+            if uid is not None and thing.uid != uid:
+                raise unusable(answer, f"it is about {thing.uid!r}, not {uid!r}")
+            return Effect(thing, replayed=is_replay)
+        self._check_body(answer)
+        try:
+            found = await self._found(action.external_name, uid)
+        except ProviderError as error:  # it is done, so "transient" would say too little
+            raise UnknownResultError(
+                f"{action.external_name!r} was written, and could not be read: {error.message}",
+                status=error.status,
+                retry_after_seconds=error.retry_after_seconds,
+            ) from error
+        if found is None:
+            raise UnknownResultError(f"{action.external_name!r} was written, and is not there")
+        if found.object.written_by not in (None, action.idempotency_key):
+            raise UnknownResultError(f"{action.external_name!r} was written by another since")
+        return Effect(found.object, replayed=is_replay)
+
+    def _own(
+        self, thing: ExternalObject, action: Action, why: str, *, status: int | None = None
+    ) -> Effect:
+        """Tell our own earlier attempt from what stands in the way."""
+        if thing.written_by == action.idempotency_key:
+            return Effect(thing, replayed=True)
+        raise ConflictError(why, status=status, obstacle=thing)
+
+    def _check_body(self, answer: Answer) -> None:
+        """Take an answer for a success only if it is empty, or JSON: a login page is neither."""
+        if answer.content.strip():
+            decoded(answer, _decoder)
+
+    # --- what answers mean
+
+    def _meaning(
+        self, answer: Answer, conflict: Sequence[int] = (), absent: Sequence[int] = ()
+    ) -> str:
+        """Return the class of an answer that is no success; empty where nobody says."""
+        rule = self._protocol.rule_for(answer.status_code, answer.content)
+        if rule is not None:
+            return rule.means
+        if answer.status_code in conflict:
+            return "Transient" if "Retry-After" in answer.headers else "Conflict"
+        return "Absent" if answer.status_code in absent else ""
+
+    def _classified(self, answer: Answer, means: str) -> ProviderError:
+        told = refusal(answer)
+        status, wait = answer.status_code, retry_after_seconds(answer)
+        match means:
+            case "Transient":
+                return TransientError(told.message, status=status, retry_after_seconds=wait)
+            case "Throttled":
+                return ThrottledError(told.message, status=status, retry_after_seconds=wait)
+            case "Permanent":
+                return PermanentError(told.message, status=status)
+            case "Unknown" if not is_read(answer.method):
+                return UnknownResultError(told.message, status=status, retry_after_seconds=wait)
+            case _:
+                return told
+
+    def _is_replay(self, answer: Answer) -> bool:
+        idempotency = self._protocol.rest.idempotency
+        if idempotency is None or idempotency.replayed is None:
+            return False
+        return answer.headers.get(idempotency.replayed, "").lower() == "true"
+
+    def _checked(self, external_name: str) -> str:
+        problem = self._protocol.name_problem(external_name)
+        if problem is not None:
+            raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+        return external_name
+
+    def _values(self, external_name: str, uid: str | None) -> dict[str, str]:
+        """Return what placeholders stand for; a step such as .. would be another path."""
+        values = {"name": self._protocol.api_name(external_name)}
+        if uid is not None:
+            if uid in (".", "..") or not uid:
+                raise PermanentError(f"{external_name!r}: {uid!r} is no id")
+            values["uid"] = uid
+        return values
+
+
+class WatchingRestProvider(RestProvider):
+    """A client of an API that has a mark that changes with its objects."""
+
+    async def changes(self, after: str | None) -> str:
+        """Return the newest mark; the API has no call that waits."""
+        del after
+        changes, mark_at = self._protocol.rest.changes, self._protocol.mark_at
+        assert changes is not None
+        answer = await self._api.call(
+            "GET",
+            changes.path,
+            query=[*changes.query.items()],
+            headers=self._protocol.rest.headers,
+        )
+        if answer.status_code != HTTPStatus.OK:
+            raise refusal(answer)
+        if mark_at is None:
+            mark = answer.headers.get(_ETAG)
+        else:
+            mark = _at(mark_at, answer, decoded(answer, _decoder))
+        if mark is None or mark is MISSING:
+            raise unusable(answer, "it has no change mark")
+        return mark if isinstance(mark, str) else _encoder.encode(mark).decode()
+
+
+def _at(finder: Finder, answer: Answer, content: Any) -> Any:
+    try:
+        return finder.find(content)
+    except ExpressionError as error:
+        raise unusable(answer, str(error)) from None
+
+
+def _as_list(answer: Answer, items: Any) -> list[Any]:
+    if not isinstance(items, list):
+        raise unusable(answer, "where its definition says, there is no list of objects")
+    return cast("list[Any]", items)

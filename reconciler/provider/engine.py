@@ -1,0 +1,34 @@
+"""Engines: what makes the kind beneath a definition that is over no installed kind."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Protocol, cast
+
+from events.kind_definition import KindDefinitionSpec
+from events.manifest import InvalidManifestError
+from reconciler.provider.kind import Kind
+
+ENTRY_POINT_GROUP = "reconciler.engines"
+REST = "rest"
+
+
+class Engine(Protocol):
+    """Makes the kind beneath: how its API is called, and what its objects have."""
+
+    def __call__(self, name: str, spec: KindDefinitionSpec) -> Kind:
+        """Make it of a definition; raises ``InvalidManifestError`` with what to do."""
+        ...
+
+
+def installed_engine(name: str) -> Engine:
+    """Load an engine; raises ``InvalidManifestError`` if it cannot be used here."""
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            return cast("Engine", entry.load())
+        except ModuleNotFoundError as error:
+            raise InvalidManifestError(
+                f"spec.{name}: {error.name!r} is not installed where the roles run: "
+                f"pip install 'event-sourced-reconciler[{name}]'"
+            ) from None
+    raise InvalidManifestError(f"spec.{name}: no engine of that name is installed")

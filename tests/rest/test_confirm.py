@@ -1,0 +1,133 @@
+"""What an answer proves: absence needs the collection, a write needs what was read before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from events.provider_config import ProviderConfigSpec
+from reconciler.errors import ConflictError, TransientError, UnknownResultError
+from reconciler.provider import WatchingProvider
+from reconciler.provider.contract import action, upon
+from reconciler.provider.http_faults import Proxy, answer
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+from tests.rest.kinds import example
+from tests.rest.servers import API_KEY
+from tests.rest.test_contract import HostProxy
+from tests.rest.test_stories import by_hand
+
+FIGURE, ROUTE = example("figure"), example("web-route")
+ROUTES = "/config/apps/http/servers/main/routes"
+
+
+def connected(kind: Kind, url: str):
+    assert kind.connect is not None
+    return kind.connect(ProviderConfigSpec(kind.provider, url), Secrets(None))
+
+
+@pytest.fixture
+async def proxy(shapes_url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(shapes_url) as running:
+        yield running
+
+
+async def test_404_is_no_proof_where_the_collection_is_not_there_either(proxy: Proxy):
+    provider = connected(FIGURE, proxy.url)
+    proxy.plan.extend([answer(404), answer(404)])
+    with pytest.raises(TransientError, match=r"check spec\.endpoint"):
+        await provider.read("foo")
+    proxy.plan.extend([answer(404), answer(200, '{"items": []}')])
+    assert await provider.read("foo") is None
+    await provider.close()
+
+
+async def test_what_is_listed_is_not_absent(proxy: Proxy):
+    provider = connected(FIGURE, proxy.url)
+    shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
+    proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shown]}))])
+    with pytest.raises(TransientError, match="'foo' is listed, but was answered 404"):
+        await provider.read("foo")
+    await provider.close()
+
+
+async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
+    provider = connected(FIGURE, proxy.url)
+    shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
+    proxy.plan.extend([answer(200, json.dumps(shown)), answer(200, "<html>")])
+    with pytest.raises(UnknownResultError, match="unusable body"):
+        await provider.delete(action("Delete", "foo", {}))
+    await provider.close()
+
+
+@pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}', '{"items": [{"uid": "a"}]}'])
+async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, body: str):
+    provider = connected(FIGURE, proxy.url)
+    proxy.plan.append(answer(200, body))
+    with pytest.raises(TransientError, match="unusable body"):
+        _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
+    await provider.close()
+
+
+async def test_a_conflict_that_may_be_waited_for_is_transient(proxy: Proxy):
+    provider = connected(FIGURE, proxy.url)
+    create = action("Create", "foo", {"type": "Circle", "color": "Red"})
+    for harm in (
+        answer(409, '{"detail": "A request with this key is still running"}'),
+        answer(409, '{"detail": "taken"}', Retry_After="3"),
+    ):
+        proxy.plan.append(harm)
+        with pytest.raises(TransientError):
+            await provider.create(create)
+    await provider.close()
+
+
+async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwritten(
+    caddy_url: str,
+):
+    """Caddy's ETag is bound to what was read; what comes between is told as a conflict."""
+    fields = {
+        "match": [{"path": ["/a"]}],
+        "handle": [{"handler": "reverse_proxy", "upstreams": [{"dial": "127.0.0.1:9"}]}],
+    }
+    async with by_hand(caddy_url) as human:
+
+        class Between(HostProxy):
+            async def _ask(self, head: str, body: bytes) -> bytes:
+                if head.startswith("PATCH"):
+                    (await human.patch("/id/web/match", json=[{"path": ["/b"]}])).raise_for_status()
+                return await super()._ask(head, body)
+
+        (await human.patch(ROUTES, json=[])).raise_for_status()
+        async with Between(caddy_url) as between:
+            provider = connected(ROUTE, between.url)
+            made = (await provider.create(action("Create", "web", fields))).object
+            assert made is not None
+            update = upon(action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), made)
+            with pytest.raises(ConflictError) as caught:
+                await provider.update(update)
+            assert caught.value.obstacle is not None
+            assert caught.value.obstacle.fields["match"] == [{"path": ["/b"]}]
+            await provider.close()
+        (await human.patch(ROUTES, json=[])).raise_for_status()
+
+
+async def test_the_change_mark_moves_with_the_zone_and_with_nothing_else(zone_url: str):
+    kind = example("address")
+    assert kind.connect is not None
+    provider = kind.connect(ProviderConfigSpec(kind.provider, zone_url), Secrets(API_KEY))
+    assert isinstance(provider, WatchingProvider)
+    before = await provider.changes(None)
+    assert await provider.changes(before) == before
+    records = [{"content": "192.0.2.1", "disabled": False}]
+    made = (
+        await provider.create(action("Create", "marked", {"ttl": 60, "records": records}))
+    ).object
+    after = await provider.changes(before)
+    assert after != before
+    assert made is not None
+    await provider.delete(upon(action("Delete", "marked", {}), made))
+    assert await provider.changes(after) != after
+    await provider.close()

@@ -1,0 +1,120 @@
+"""The contract suite on real APIs that manifests alone drive: those of ``examples/kinds``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from events.manifest import Fields
+from events.provider_config import Limits, ProviderConfigSpec
+from reconciler.errors import PermanentError
+from reconciler.provider import Provider
+from reconciler.provider.contract import Connect, ProviderContract
+from reconciler.provider.http_faults import HttpFaultContract, Proxy, answer
+from reconciler.provider.secrets import Secrets
+from tests.rest.kinds import example
+from tests.rest.servers import API_KEY
+
+
+class TestFigure(ProviderContract, HttpFaultContract):
+    """The shapes API: everything that a kind's own provider has."""
+
+    kind = example("figure")
+    fields: ClassVar[Fields] = {"type": "Square", "color": "Red"}
+    other_fields: ClassVar[Fields] = {"type": "Square", "color": "Blue"}
+
+    @pytest.fixture
+    def endpoint(self, shapes_url: str) -> str:
+        return shapes_url
+
+
+class _KeyProxy(Proxy):
+    """Has the API's key where a test asks without one."""
+
+    async def _ask(self, head: str, body: bytes) -> bytes:
+        key = "" if "x-api-key" in head.lower() else f"\r\nX-API-Key: {API_KEY}"
+        return await super()._ask(head + key, body)
+
+
+class TestAddress(ProviderContract, HttpFaultContract):
+    """PowerDNS: no create-only, no ids, no versions; what whose it is, is in a comment."""
+
+    kind = example("address")
+    fields: ClassVar[Fields] = {"addresses": ["192.0.2.2", "192.0.2.1"]}
+    other_fields: ClassVar[Fields] = {"addresses": ["192.0.2.3"], "ttl": 60}
+    secret_header = "x-api-key: s3cr3t"
+
+    @pytest.fixture
+    def endpoint(self, zone_url: str) -> str:
+        return zone_url
+
+    @pytest_asyncio.fixture
+    async def proxy(self, endpoint: str) -> AsyncIterator[Proxy]:
+        async with _KeyProxy(endpoint) as running:
+            yield running
+
+    @pytest_asyncio.fixture
+    async def connect(self) -> AsyncIterator[Connect]:
+        """Build providers with the API's key, without which it answers nothing."""
+        built: list[Provider] = []
+
+        def build(
+            endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
+        ) -> Provider:
+            assert self.kind.connect is not None
+            limits = Limits(request_timeout_seconds=timeout_seconds)
+            config = ProviderConfigSpec(self.kind.provider, endpoint, limits=limits)
+            built.append(self.kind.connect(config, Secrets(secret or API_KEY)))
+            return built[-1]
+
+        yield build
+        for provider in built:
+            await provider.close()
+
+
+class HostProxy(Proxy):
+    """Says the API's own name, since Caddy answers to no other."""
+
+    async def _ask(self, head: str, body: bytes) -> bytes:
+        host = urlsplit(self.upstream).netloc
+        lines = [
+            f"Host: {host}" if line.lower().startswith("host:") else line
+            for line in head.split("\r\n")
+        ]
+        return await super()._ask("\r\n".join(lines), body)
+
+
+class TestWebRoute(ProviderContract, HttpFaultContract):
+    """Caddy: names unique by @id, ETags of single objects; whose a route is, is in a handler."""
+
+    kind = example("web-route")
+    fields: ClassVar[Fields] = {"paths": ["/a/*"], "upstreams": ["127.0.0.1:9"]}
+    other_fields: ClassVar[Fields] = {"paths": ["/b/*", "/c"], "upstreams": ["127.0.0.1:10"]}
+
+    @pytest.fixture
+    def endpoint(self, caddy_url: str) -> str:
+        return caddy_url
+
+    @pytest_asyncio.fixture
+    async def proxy(self, endpoint: str) -> AsyncIterator[Proxy]:
+        async with HostProxy(endpoint) as running:
+            yield running
+
+    @pytest.fixture(autouse=True)
+    def no_routes(self, caddy_url: str) -> None:
+        """Each change loads all routes anew, so those of other cases cost time."""
+        routes = f"{caddy_url}/config/apps/http/servers/main/routes"
+        httpx.patch(routes, json=[]).raise_for_status()
+
+    async def test_a_configuration_that_was_rolled_back_is_refused_for_good(
+        self, harmed: Provider, proxy: Proxy, name: str
+    ) -> None:
+        proxy.spared = ("GET",)
+        proxy.plan.append(answer(500, '{"error": "loading new config: unknown module"}'))
+        with pytest.raises(PermanentError, match="unknown module"):
+            await harmed.create(self.action("Create", name, self.fields))

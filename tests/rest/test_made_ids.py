@@ -1,0 +1,149 @@
+"""An API that makes the ids, in each style of pages; and listings that move while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import pytest
+import pytest_asyncio
+
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from reconciler.errors import TransientError
+from reconciler.provider import Provider
+from reconciler.provider.contract import ProviderContract, listing
+from reconciler.provider.http_faults import HttpFaultContract
+from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+from tests.rest.kinds import kind_from
+from tests.rest.notes_api import NotesApi
+
+PAGINGS: dict[str, Fields] = {
+    "Link": {"by": "Link", "size": "size"},
+    "Page": {"by": "Page", "parameter": "page", "size": "size"},
+    "Offset": {"by": "Offset", "parameter": "offset", "size": "size"},
+}
+SPEC: dict[str, Any] = {
+    "apiVersion": "memos/v1",
+    "provider": "memos",
+    "fields": {
+        "text": {},
+        "remark": {"optional": True},
+        "config": {
+            "type": "Object",
+            "fields": {
+                "pinned": {"type": "Boolean", "default": False},
+                "tags": {"type": "List", "items": {"normalize": ["Lower"]}, "maximum": 3},
+                "options": {"type": "Map", "items": {"type": "Integer"}, "default": {}},
+            },
+        },
+    },
+    "rest": {
+        "name": {"at": "title"},
+        "uid": "id",
+        "version": "rev",
+        "condition": "Body",
+        "read": {"path": "/notes/{uid}"},
+        "create": {"path": "/notes", "shows": "note"},
+        "update": {
+            "path": "/notes/{uid}",
+            "body": {
+                "title": "= name",
+                "text": "= object.text",
+                "remark": "= object.remark",
+                "config": "= object.config",
+                "rev": "= int(version)",
+            },
+            "shows": ".",
+        },
+        "delete": {"path": "/notes/{uid}"},
+        "list": {"path": "/notes"},
+    },
+}
+
+
+def memo(paging: str) -> Kind:
+    rest = {**SPEC["rest"], "list": {"path": "/notes", "paging": PAGINGS[paging]}}
+    return kind_from({"metadata": {"name": "Memo"}, "spec": {**SPEC, "rest": rest}})
+
+
+class _OfNotes(ProviderContract, HttpFaultContract):
+    fields: ClassVar[Fields] = {"text": "one", "config": {"tags": ["A"], "options": {"a": 1}}}
+    other_fields: ClassVar[Fields] = {"text": "two", "config": {"tags": [], "pinned": True}}
+
+    @pytest.fixture
+    def api(self) -> NotesApi:
+        return NotesApi()
+
+    @pytest_asyncio.fixture
+    async def served(self, api: NotesApi) -> AsyncIterator[str]:
+        async with api.serving() as url:
+            yield url
+
+    @pytest.fixture
+    def endpoint(self, served: str) -> str:
+        return served
+
+
+class TestByLink(_OfNotes):
+    kind = memo("Link")
+
+
+class TestByPage(_OfNotes):
+    kind = memo("Page")
+
+
+class TestByOffset(_OfNotes):
+    kind = memo("Offset")
+
+
+async def connected(kind: Kind, url: str) -> Provider:
+    assert kind.connect is not None
+    return kind.connect(ProviderConfigSpec("memos", url), Secrets(None))
+
+
+@pytest.mark.parametrize("paging", ["Page", "Offset"])
+@pytest.mark.parametrize("at_page", [2, 3])
+async def test_a_listing_from_which_something_went_meanwhile_proves_nothing(
+    paging: str, at_page: int
+):
+    api = NotesApi()
+    for number in range(9):
+        api.add({"title": f"note-{number}", "text": "x"})
+
+    def go(page: int) -> None:
+        if page == at_page:
+            del api.notes[1]
+
+    api.before_page = go
+    async with api.serving() as url:
+        provider = await connected(memo(paging), url)
+        with pytest.raises(TransientError, match="it proves nothing"):
+            await listing(provider, Scope(), page_size=3)
+        assert len(await listing(provider, Scope(), page_size=3)) == 8
+        await provider.close()
+
+
+async def test_pages_of_one_object_are_refused_where_no_overlap_can_be_seen():
+    api = NotesApi()
+    api.largest_page = 1
+    for number in range(3):
+        api.add({"title": f"note-{number}", "text": "x"})
+    async with api.serving() as url:
+        provider = await connected(memo("Offset"), url)
+        with pytest.raises(TransientError, match="a page has one object"):
+            await listing(provider, Scope(), page_size=3)
+        await provider.close()
+
+
+async def test_a_link_that_leads_elsewhere_is_not_followed():
+    api = NotesApi()
+    for number in range(3):
+        api.add({"title": f"note-{number}", "text": "x"})
+    api.next_page = "http://elsewhere.example/other?size=2&offset=2"
+    async with api.serving() as url:
+        provider = await connected(memo("Link"), url)
+        with pytest.raises(TransientError, match="the next page is at another path, '/other'"):
+            await listing(provider, Scope(), page_size=2)
+        await provider.close()

@@ -1,0 +1,203 @@
+"""Kinds of manifests alone, through the whole loop, on PowerDNS, Caddy and the shapes API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import yaml
+
+from events.intake import Declared, Withdrawn
+from events.log import ActionDecided, SpecResolved
+from events.manifest import Fields, Manifest, Metadata
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import CredentialsRef
+from reconciler.wiring import ROLES
+from tests.rest.kinds import KINDS, manifest
+from tests.rest.servers import API_KEY
+from tests.scenarios.conftest import api_url, bare_world
+from tests.scenarios.harness import World, api_config, only
+
+__all__ = ["api_url", "bare_world"]
+
+ROUTES = "/config/apps/http/servers/main/routes"
+
+
+def definition(name: str, **changes: Any) -> tuple[ResourceKey, Declared]:
+    read = manifest(name)
+    rest = {**read["spec"]["rest"], **changes}
+    written = msgspec.convert({**read, "spec": {**read["spec"], "rest": rest}}, Manifest)
+    key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, written.metadata.name)
+    return key, Declared(written)
+
+
+async def started(world: World, name: str, endpoint: str, **config: Any) -> None:
+    await world.start_reconciler()
+    key, declared = definition(name)
+    answer = await world.ask(key, declared)
+    assert answer.accepted, answer
+    provider = manifest(name)["spec"]["provider"]
+    await world.configure(api_config(endpoint, provider=provider, **config), "api")
+
+
+def resource(kind: str, api_version: str, name: str, spec: Fields) -> Manifest:
+    return Manifest(
+        api_version, kind, Metadata(name), {**spec, "providerConfigRef": {"name": "api"}}
+    )
+
+
+def by_hand(url: str) -> httpx.AsyncClient:
+    """Caddy drops all connections at each change, so none is kept."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=10, limits=limits)
+
+
+class Zone:
+    """Somebody who edits the zone directly."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(headers={"X-API-Key": API_KEY}, timeout=10)
+        self._url = url
+
+    async def addresses(self, name: str) -> list[str]:
+        zone = (await self._http.get(self._url)).raise_for_status().json()
+        found = [each for each in zone["rrsets"] if each["name"] == f"{name}.example.org."]
+        return [record["content"] for each in found for record in each["records"]]
+
+    async def writes(self, name: str, addresses: Sequence[str], **more: Any) -> None:
+        rrset = {
+            "name": f"{name}.example.org.",
+            "type": "A",
+            "ttl": 60,
+            "changetype": "REPLACE" if addresses else "DELETE",
+            "records": [{"content": each, "disabled": False} for each in addresses],
+        }
+        answer = await self._http.patch(self._url, json={"rrsets": [{**rrset, **more}]})
+        answer.raise_for_status()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_left_alone(
+    bare_world: World, zone_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    world, zone = bare_world, Zone(zone_url)
+    monkeypatch.setenv("PDNS_KEY", API_KEY)
+    await zone.writes("theirs", ["192.0.2.9"])
+    credentials = CredentialsRef(env="PDNS_KEY")
+    await started(world, "address", zone_url, credentials_ref=credentials)
+    keys = [ResourceKey("default", "Address", name) for name in ("shop", "theirs")]
+    await world.declare_all(
+        [
+            resource("Address", "addresses/v1", key.name, {"addresses": ["192.0.2.2", "192.0.2.1"]})
+            for key in keys
+        ]
+    )
+    await world.until_outcome(keys[0], "Converged")
+    await world.until_outcome(keys[1], "Conflict", reason="AlreadyExists")
+    assert await zone.addresses("theirs") == ["192.0.2.9"]
+
+    records = [{"content": f"192.0.2.{number}", "disabled": False} for number in (1, 2)]
+    facts = await world.facts(keys[0])
+    resolved = only(SpecResolved, facts)
+    assert resolved.fields == {"ttl": 300, "records": records}, "in the API's own words"
+    assert only(ActionDecided, facts).action.definition == resolved.definition
+    await world.observed_again()
+    assert await world.facts(keys[0]) == facts, "an order that means nothing is no drift"
+
+    # By hand, with our comment left where it was.
+    await zone.writes("shop", ["192.0.2.66"])
+
+    async def is_healed() -> bool:
+        return sorted(await zone.addresses("shop")) == ["192.0.2.1", "192.0.2.2"]
+
+    await world.until(is_healed, "the record is healed")
+    await zone.writes("shop", [])
+    await world.until(is_healed, "the record is made again")
+    await world.until_outcome(keys[0], "Converged")
+    await world.tell(keys[0], Withdrawn())
+    await world.until_outcome(keys[0], "Deleted")
+    assert await zone.addresses("shop") == []
+    assert await zone.addresses("theirs") == ["192.0.2.9"]
+    assert API_KEY not in str([each.data for key in keys for each in await world.history(key)])
+    await zone.close()
+
+
+async def test_a_route_of_caddy_that_is_edited_by_hand_is_healed_and_others_are_left_alone(
+    bare_world: World, caddy_url: str
+):
+    world = bare_world
+    async with by_hand(caddy_url) as human:
+        foreign = {"match": [{"path": ["/theirs"]}], "handle": [{"handler": "vars", "a": "b"}]}
+        (await human.patch(ROUTES, json=[foreign])).raise_for_status()
+        await started(world, "web-route", caddy_url)
+        key = ResourceKey("default", "WebRoute", "shop")
+        spec: Fields = {"paths": ["/shop/*"], "upstreams": ["127.0.0.1:9"]}
+        await world.declare_all([resource("WebRoute", "web/v1", key.name, spec)])
+        await world.until_outcome(key, "Converged")
+
+        (await human.patch("/id/shop/match", json=[{"path": ["/shop"]}])).raise_for_status()
+
+        async def is_healed() -> bool:
+            route = (await human.get("/id/shop")).json()
+            return route["match"] == [{"path": ["/shop/*"]}]
+
+        await world.until(is_healed, "the route is healed")
+        await world.until_outcome(key, "Converged")
+        await world.tell(key, Withdrawn())
+        await world.until_outcome(key, "Deleted")
+        assert (await human.get(ROUTES)).json() == [foreign]
+
+
+async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_is_declared(
+    bare_world: World,
+):
+    """The worker is away while the definition changes: the action's own still says how."""
+    world = bare_world
+    await world.human.mends()
+    await started(world, "figure", world.human.url)
+    key = ResourceKey("default", "Figure", "foo")
+    await world.stop_reconciler()
+    await world.start_reconciler([each for each in ROLES if each != "worker"])
+    await world.declare_all(
+        [resource("Figure", "figures/v1", "foo", {"type": "Circle", "color": "Red"})]
+    )
+
+    async def is_decided() -> bool:
+        return any(isinstance(each, ActionDecided) for each in await world.facts(key))
+
+    await world.until(is_decided, "the creation is decided")
+    create = {"path": "/nowhere", "success": [201], "shows": "."}
+    changed, declared = definition("figure", create=create)
+    assert (await world.ask(changed, declared)).accepted
+    await world.restart_reconciler()
+    await world.until_outcome(key, "Converged")
+    actions = [each.action for each in await world.facts(key) if isinstance(each, ActionDecided)]
+    assert [each.operation for each in actions] == ["Create"]
+    assert (await world.human.sees("foo"))["type"] == "Circle"
+
+
+async def test_the_example_of_the_page_works_as_it_stands(bare_world: World):
+    world, page = bare_world, KINDS.parents[1] / "docs/kinds/kind-definition.md"
+    example = page.read_text().split("<!-- applied by tests/rest/test_stories.py -->\n```yaml\n")[1]
+    documents: list[Fields] = [*yaml.safe_load_all(example.split("```")[0])]
+    assert documents[0] == manifest("figure"), "the page has the file"
+    await world.start_reconciler()
+    documents[1]["spec"] |= {"endpoint": world.human.url, "resyncSeconds": 0.2}
+    for document in documents:
+        written = msgspec.convert(document, Manifest)
+        answer = await world.ask(written.key, Declared(written))
+        assert answer.accepted, answer
+    key = ResourceKey("default", "Figure", "welcome")
+    await world.until_outcome(key, "Converged")
+    assert (await world.human.sees("welcome"))["color"] == "Red"
+    await world.human.changes("welcome", color="Blue")
+
+    async def is_healed() -> bool:
+        return (await world.human.sees("welcome"))["color"] == "Red"
+
+    await world.until(is_healed, "the drift is healed")
