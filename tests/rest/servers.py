@@ -7,12 +7,14 @@ import os
 import shutil
 import socket
 import sqlite3
+import struct
 import subprocess
 import sysconfig
 import time
 from collections.abc import Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -20,6 +22,7 @@ from tests.needs import skip_unless_in_ci
 
 ZONE = "example.org."
 API_KEY = "s3cr3t"
+_HEADERS = {"X-API-Key": API_KEY}
 _PATIENCE_SECONDS = 20
 _SCHEMAS = (
     Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql"),
@@ -53,39 +56,101 @@ def caddy(folder: Path) -> Generator[str]:
         yield url
 
 
+class PowerDns:
+    """PowerDNS with one zone; it can be stopped and started again, with its data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._api_port, self._port = free_port(), free_port()
+        self._running = ExitStack()
+
+    @property
+    def zone_url(self) -> str:
+        """Where the zone is in its API."""
+        return f"{self._url}/zones/{ZONE}"
+
+    @property
+    def _url(self) -> str:
+        return f"http://127.0.0.1:{self._api_port}/api/v1/servers/localhost"
+
+    def start(self) -> None:
+        program = shutil.which("pdns_server", path=f"{os.environ['PATH']}:/usr/sbin")
+        schema = next((each for each in _SCHEMAS if each.is_file()), None)
+        if program is None or schema is None:
+            skip_unless_in_ci(
+                "PowerDNS is not installed (packages pdns-server, pdns-backend-sqlite3)"
+            )
+        self._folder.mkdir(exist_ok=True)
+        is_new = not (self._folder / "zones.db").exists()
+        if is_new:
+            with closing(sqlite3.connect(self._folder / "zones.db")) as database:
+                database.executescript(schema.read_text())
+        options = {
+            "launch": "gsqlite3",
+            "gsqlite3-database": self._folder / "zones.db",
+            "gsqlite3-pragma-synchronous": 0,
+            "local-address": "127.0.0.1",
+            "local-port": self._port,
+            "cache-ttl": 0,
+            "query-cache-ttl": 0,
+            "negquery-cache-ttl": 0,
+            "api": "yes",
+            "api-key": API_KEY,
+            "webserver": "yes",
+            "webserver-address": "127.0.0.1",
+            "webserver-port": self._api_port,
+            "webserver-allow-from": "127.0.0.0/8",
+            "socket-dir": self._folder,
+            "disable-syslog": "yes",
+        }
+        command = [program, "--no-config", "--daemon=no", "--guardian=no"]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        log = self._folder / "pdns.log"
+        self._running.enter_context(_running(command, log, self._url, headers=_HEADERS))
+        if is_new:
+            zone = {"name": ZONE, "kind": "Native", "nameservers": [f"ns1.{ZONE}"]}
+            httpx.post(f"{self._url}/zones", json=zone, headers=_HEADERS).raise_for_status()
+
+    def stop(self) -> None:
+        self._running.close()
+
+    # --- what people do
+
+    def records(self, host: str) -> list[dict[str, Any]]:
+        """Return what its API shows of a name."""
+        found = httpx.get(self.zone_url, headers=_HEADERS).raise_for_status().json()["rrsets"]
+        return [each for each in found if each["name"] == f"{host}."]
+
+    def overwrite(self, host: str, address: str) -> None:
+        """Give a name another address, by hand."""
+        [found] = self.records(host)
+        changed = {**found, "changetype": "REPLACE", "ttl": found["ttl"]}
+        changed["records"] = [{"content": address, "disabled": False}]
+        body = {"rrsets": [changed]}
+        httpx.patch(self.zone_url, json=body, headers=_HEADERS).raise_for_status()
+
+    def resolve(self, host: str) -> str:
+        """Ask the server for a name's address, as a resolver does (RFC 1035)."""
+        labels = b"".join(bytes([len(each)]) + each.encode() for each in host.split("."))
+        question = struct.pack(">6H", 4711, 0x0100, 1, 0, 0, 0) + labels + b"\0\0\1\0\1"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.settimeout(2)
+            asking.sendto(question, ("127.0.0.1", self._port))
+            answer = asking.recv(512)
+        answers = struct.unpack(">H", answer[6:8])[0]
+        assert answers, f"{host} has no address"
+        return socket.inet_ntoa(answer[len(question) + 12 :][:4])
+
+
 @contextmanager
 def powerdns(folder: Path) -> Generator[str]:
     """PowerDNS with one zone; yields where the zone is in its API."""
-    program = shutil.which("pdns_server", path=f"{os.environ['PATH']}:/usr/sbin")
-    schema = next((each for each in _SCHEMAS if each.is_file()), None)
-    if program is None or schema is None:
-        skip_unless_in_ci("PowerDNS is not installed (packages pdns-server, pdns-backend-sqlite3)")
-    with closing(sqlite3.connect(folder / "zones.db")) as database:
-        database.executescript(schema.read_text())
-    port = free_port()
-    options = {
-        "launch": "gsqlite3",
-        "gsqlite3-database": folder / "zones.db",
-        "gsqlite3-pragma-synchronous": 0,
-        "local-address": "127.0.0.1",
-        "local-port": free_port(),
-        "api": "yes",
-        "api-key": API_KEY,
-        "webserver": "yes",
-        "webserver-address": "127.0.0.1",
-        "webserver-port": port,
-        "webserver-allow-from": "127.0.0.0/8",
-        "socket-dir": folder,
-        "disable-syslog": "yes",
-    }
-    command = [program, "--no-config", "--daemon=no", "--guardian=no"]
-    command += [f"--{name}={value}" for name, value in options.items()]
-    url = f"http://127.0.0.1:{port}/api/v1/servers/localhost"
-    headers = {"X-API-Key": API_KEY}
-    with _running(command, folder / "pdns.log", url, headers=headers):
-        zone = {"name": ZONE, "kind": "Native", "nameservers": [f"ns1.{ZONE}"]}
-        httpx.post(f"{url}/zones", json=zone, headers=headers).raise_for_status()
-        yield f"{url}/zones/{ZONE}"
+    server = PowerDns(folder)
+    server.start()
+    try:
+        yield server.zone_url
+    finally:
+        server.stop()
 
 
 @contextmanager

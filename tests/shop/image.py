@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.engines import BUSYBOX, Hands
@@ -23,15 +24,23 @@ def psql_problem() -> str | None:
     return None if shutil.which("psql") else _INSTALL
 
 
-def make_image(hands: Hands, name: str = NAME) -> None:
+def make_image(
+    hands: Hands,
+    name: str = NAME,
+    *,
+    programs: Sequence[str] = _PROGRAMS,
+    scripts: Sequence[Path] = (),
+) -> None:
     """Make it of nothing but programs of this machine: no registry is asked."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", dereference=True) as tar:
         tar.add(BUSYBOX, "bin/busybox")
-        for program in _PROGRAMS:
+        for program in programs:
             link = tarfile.TarInfo(f"bin/{program}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
+        for script in scripts:
+            tar.add(script, f"bin/{script.name}")
         psql = _psql()
         tar.add(psql, "bin/psql")
         for library in _libraries_of(psql):

@@ -1,0 +1,1 @@
+"""The story over all systems: the example `examples/site`."""

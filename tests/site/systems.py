@@ -1,0 +1,215 @@
+"""The systems of the site: `up` with Docker, PostgreSQL and Caddy, and PowerDNS beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPSConnection
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from tests.cli.runner import REPOSITORY, Cli, Up, up
+from tests.engines import Hands, short_folder
+from tests.rest.servers import API_KEY, PowerDns
+from tests.shop.image import make_image
+
+EXAMPLE = REPOSITORY / "examples" / "site"
+HOST = "www.example.org"
+CONTAINERS = ("site-1", "site-2", "site-3")
+TABLE = "site"
+PATIENCE_SECONDS = 60.0
+
+
+class Site:
+    """The site, with all that people do to it and see of it."""
+
+    def __init__(self, cli: Cli, running: Up, dns: PowerDns) -> None:
+        self.cli = cli
+        self.running = running
+        self.dns = dns
+        self.docker = Hands(running.ready["components"]["docker"])
+
+    # --- declaring
+
+    def declare(self) -> None:
+        self.cli.ok("apply", "-f", str(EXAMPLE.parent / "kinds" / "address.yaml"))
+        self.cli.ok("apply", "-f", "-", text=self._systems())
+        self.cli.ok("apply", "-f", str(EXAMPLE / "manifests.yaml"), "--wait", "--timeout", "90s")
+
+    def _systems(self) -> str:
+        """The page's own text, with the places of this run."""
+        text = (EXAMPLE / "systems.yaml").read_text()
+        tls, key = self.cli.folder / "tls", self.cli.folder / "api-key"
+        tls.mkdir(exist_ok=True)
+        (tls / ".reconciler-root").touch()
+        key.write_text(API_KEY)
+        key.chmod(0o600)
+        replaced = {
+            "file:///srv/tls": f"file://{tls}",
+            "http://127.0.0.1:8081/api/v1/servers/localhost/zones/example.org.": self.dns.zone_url,
+            "/etc/powerdns/api-key": str(key),
+        }
+        for before, after in replaced.items():
+            assert before in text, before
+            text = text.replace(before, after)
+        return text
+
+    def withdraw(self) -> None:
+        """Withdraw all, and let go what has data."""
+        self.cli.ok("delete", "-f", str(EXAMPLE / "manifests.yaml"))
+        for name in ("Database/site", "Volume/site-pages", "Issuer/site-ca"):
+            approve = ("approve", *name.split("/"), "--hold", "DataLoss")
+            self.until(lambda approve=approve: not self.cli.run(*approve).status, f"{name} is held")
+
+    # --- using it
+
+    def visit(self) -> str:
+        """Ask as a browser does: the name, the address, TLS with the authority, and the page."""
+        address = self.dns.resolve(HOST)
+        port = urlsplit(self.route_url()).port or 443
+        context = ssl.create_default_context(cafile=str(self.cli.folder / "tls/site/ca.crt"))
+        with socket.create_connection((address, port), timeout=5) as plain:
+            connection = HTTPSConnection(HOST, port, context=context)
+            connection.sock = context.wrap_socket(plain, server_hostname=HOST)
+            connection.request("GET", "/cgi-bin/visits")
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            assert answer.status == 200, (answer.status, text)
+            return text
+
+    def route_url(self) -> str:
+        [found] = self._get("Route", "site")
+        [url] = found["status"]["outputs"]["urls"]
+        return url
+
+    def until_visited(self, times: int = 1) -> set[str]:
+        """Visit until that works so often, and return who served."""
+        served: list[str] = []
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        last: object = None
+        while len(served) < times:
+            try:
+                who, _, _ = self.visit().partition(" ")
+                served.append(who)
+            except (AssertionError, OSError, HTTPException, IndexError, KeyError) as error:
+                last = error
+            assert time.monotonic() < deadline, repr(last)
+            time.sleep(0.05)
+        return set(served)
+
+    def until(self, holds: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            assert time.monotonic() < deadline, f"{what}\n{self.cli.run('get').out}"
+            time.sleep(0.2)
+
+    # --- looking
+
+    def events_of(self, name: str) -> list[str]:
+        raw = self.cli.ok("history", name, "--raw").json
+        return [each["data"]["event"] for each in raw]
+
+    def is_healed(self, name: str, drifts_before: int) -> bool:
+        """Whether a drift was recorded since, and is mended."""
+        events = self.events_of(name)
+        return events.count("DriftDetected") > drifts_before and self.outcome(name) == "Converged"
+
+    def outcome(self, name: str) -> str:
+        [found] = self._get(*name.split("/"))
+        return found["status"]["outcome"]
+
+    def resources(self) -> list[tuple[str, str, str]]:
+        """What there still is of the site: kind, outcome and message."""
+        return [
+            (each["kind"], each["status"]["outcome"], each["status"].get("message", ""))
+            for each in self._get("-l", "team=site")
+        ]
+
+    def _get(self, *arguments: str) -> list[dict[str, Any]]:
+        found = self.cli.ok("get", *arguments, "-o", "json").json
+        if isinstance(found, list):
+            return cast("list[dict[str, Any]]", found)
+        return found.get("items", [found])
+
+    def drifts(self, name: str) -> int:
+        return self.events_of(name).count("DriftDetected")
+
+    def rules(self) -> str:
+        shown = subprocess.run(
+            ["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=False
+        )
+        return shown.stdout
+
+    def psql(self, statement: str) -> str:
+        folder = self.cli.folder / "reconciler-data/postgres"
+        port = (folder / "port").read_text().strip()
+        command = ["psql", "-h", str(folder / "socket"), "-p", port, "-U", "postgres"]
+        done = subprocess.run(
+            [*command, "-AtXc", statement, "postgres"], capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def flush_rules(self) -> None:
+        subprocess.run(["nft", "flush", "table", "ip", TABLE], check=True)
+
+    def delete_route(self) -> None:
+        self._caddy("-X", "DELETE", "http://localhost/id/site")
+
+    def caddy_routes(self) -> str:
+        return self._caddy("http://localhost/config/")
+
+    def _caddy(self, *arguments: str) -> str:
+        socket_path = self.running.ready["components"]["caddy"].removeprefix("unix://")
+        command = ["curl", "-sf", "--unix-socket", socket_path, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def left_behind(self) -> list[str]:
+        """Whatever of the site is still anywhere."""
+        http = self.docker.http
+        containers = json.dumps(http.get("/containers/json", params={"all": "1"}).json())
+        volumes = json.dumps(http.get("/volumes").json())
+        databases = self.psql("SELECT datname FROM pg_database")
+        roles = self.psql("SELECT rolname FROM pg_roles")
+        seen = {
+            "containers": re.findall(r"/site-\d", containers),
+            "volumes": re.findall(r"site-pages", volumes),
+            "databases": re.findall(r"^site\S*", databases, re.MULTILINE),
+            "roles": re.findall(r"^site\S*", roles, re.MULTILINE),
+            "rules": re.findall(r"service-site\b", self.rules()),
+            "routes": re.findall(HOST, self.caddy_routes()),
+            "records": [each["name"] for each in self.dns.records(HOST)],
+            "files": [str(each) for each in (self.cli.folder / "tls/site").glob("*")],
+        }
+        return [f"{name}: {found}" for name, found in seen.items() if found]
+
+
+@contextmanager
+def running_site() -> Generator[Site]:
+    """Start the systems, and leave nothing of them."""
+    with short_folder() as folder:
+        folder.chmod(0o755)  # as root PostgreSQL runs as another user
+        cli = Cli(folder)
+        dns = PowerDns(folder / "pdns")
+        try:
+            dns.start()
+            with up(cli, "--no-api", "--with", "docker,postgres,caddy", "--resync", "2") as running:
+                programs = ("sh", "sleep", "cat", "httpd", "mkdir", "cp", "mv", "printf")
+                make_image(
+                    Hands(running.ready["components"]["docker"]),
+                    "site:1",
+                    programs=programs,
+                    scripts=(EXAMPLE / "site", EXAMPLE / "visits"),
+                )
+                yield Site(cli, running, dns)
+                assert running.stop()[0] == 0
+        finally:
+            dns.stop()
+            subprocess.run(
+                ["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False
+            )
