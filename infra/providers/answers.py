@@ -106,7 +106,7 @@ def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
     try:
         return decoder.decode(response.content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise unusable(response, str(error)) from error
 
 

@@ -79,3 +79,24 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
     assert told["spec"][0]["about"] == "Becomes color. One of Red, Blue. Normalized: Title."
     refused = live.run("explain", "Nothing")
     assert "kind 'Nothing' is not known here" in refused.err
+
+
+def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:
+    page = Path(__file__).parents[2] / "examples/kinds/address.yaml"
+    live.ok("apply", "-f", "-", text=page.read_text())
+    told = live.ok("explain", "address.ttl", "-o", "json").json
+    assert told["apiVersion"] == "addresses/v1"
+    assert told["spec"] == [
+        {
+            "field": "ttl",
+            "type": "integer 1..604800",
+            "default": 300,
+            "about": "Seconds that others may keep them.",
+        }
+    ]
+    refused = live.run("explain", "address.tll")
+    assert "Address has no field 'tll': did you mean ttl?" in refused.err
+    wrong = page.read_text().replace("= spec.ttl", "= spec.ttl +")
+    refused = live.run("apply", "-f", "-", text=wrong)
+    assert refused.status == 1
+    assert "spec.rest.document.ttl: 'spec.ttl +' is no CEL expression: at 1:11" in refused.err

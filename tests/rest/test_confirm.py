@@ -62,6 +62,15 @@ async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
     await provider.close()
 
 
+@pytest.mark.parametrize("body", ["null", "[]", "7", "[" * 100_000])
+async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str):
+    provider = connected(FIGURE, proxy.url)
+    proxy.plan.append(answer(200, body))
+    with pytest.raises(TransientError, match="unusable body"):
+        await provider.read("foo")
+    await provider.close()
+
+
 @pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}', '{"items": [{"uid": "a"}]}'])
 async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)

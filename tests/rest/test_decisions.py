@@ -20,6 +20,7 @@ from infra.providers.rest.protocol import Protocol
 from reconciler.cli.explain import explanation_of
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.resource.difference import Wanted, differences
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import defined
 from reconciler.roles.providers import ProviderPool
@@ -118,6 +119,7 @@ def test_what_need_not_be_declared_is_left_to_others_and_shown_as_nothing():
         assert drifted.fields["text"] == "one"
         told.succeed()
         assert every(ActionDecided, seen_again(told, remark=None)) == []
+        assert told.outcome == "Converged"
     assert every(ActionDecided, seen_again(told, remark="theirs")) == []
     told.declare({**fields, "remark": "ours"}, api_version="memos/v1")
     assert told.action.fields["remark"] == "ours"
@@ -187,3 +189,11 @@ def test_every_example_is_explained_field_by_field():
 def test_every_example_is_a_file_that_some_test_uses():
     used = {"address", "figure", "web-route"}
     assert {each.stem for each in KINDS.glob("*.yaml")} == used
+
+
+def test_what_is_no_longer_wanted_and_shown_as_nothing_is_no_difference():
+    gone = ExternalObject("shop", {"text": "one", "remark": None})
+    wanted = Wanted({"text": "one"}, {}, applied_fields={"text": "one", "remark": "ours"})
+    assert differences(wanted, gone, memo("Link")) == ()
+    left = replace_struct(gone, fields={"text": "one", "remark": "ours"})
+    assert [each.path for each in differences(wanted, left, memo("Link"))] == ["remark"]

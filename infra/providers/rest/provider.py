@@ -37,7 +37,7 @@ from infra.providers.rest.document import without_nothing
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.marks import made_uid
 from infra.providers.rest.paging import Listed, Pages
-from infra.providers.rest.places import MISSING, Finder, put_at
+from infra.providers.rest.places import MISSING, WHOLE, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
     ConflictError,
@@ -202,9 +202,9 @@ class RestProvider:
 
     def _one_shown(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
         shown = _at(self._protocol.read_at, answer, content)
-        if shown is None:
-            return None
-        if shown is MISSING:
+        if shown is None and self._protocol.read_at.text != WHOLE:
+            return None  # its place is there, and empty: a whole that is null is no answer
+        if shown is None or shown is MISSING:
             raise unusable(answer, f"no object is at {self._protocol.read_at.text}")
         return self._about(answer, shown, name)
 
