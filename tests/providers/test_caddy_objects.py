@@ -548,7 +548,7 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
         *map(routes.create, [action("Create", "late", declared()), *others]),
         return_exceptions=True,
     )
-    assert isinstance(late := done.pop(5), Effect)
+    late = done.pop(5)
     shown = {each.name: each for each in await listing(routes, Scope())}
     for effect in (first, *done[:4], late):
         assert isinstance(effect, Effect)
