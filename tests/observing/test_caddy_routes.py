@@ -223,6 +223,26 @@ async def test_what_hands_do_is_undone_at_once_and_others_are_left_alone(site: S
     assert await site.actions("shop") == before, "nothing is written while nothing differs"
 
 
+async def test_backends_follow_the_outputs_that_they_refer_to(site: Site) -> None:
+    await site.begin(resync=NEVER_SECONDS)
+    a = await site.backend("a")
+    await site.declare("inner", [a.address])
+    reference = {"$ref": f"Route/{site.name('inner')}", "field": "outputs.listen"}
+    spec = {"hosts": [f"x.{site.host}"], "providerConfigRef": {"name": "caddy"}}
+    outer = Manifest(
+        "caddy/v1", "Route", Metadata(site.name("outer")), {**spec, "backends": reference}
+    )
+    await site.world.declare_all([outer])
+    await site.world.until_outcome(outer.key, "Converged")
+    found = await site.hands.find(site.name("outer"))
+    assert found is not None
+    assert found["handle"][0]["upstreams"] == [{"dial": f"127.0.0.1:{site.server.http_port}"}]
+    await site.world.tell(site.key("inner"), Withdrawn())
+    await site.world.until_outcome(site.key("inner"), "Held", reason="Referenced")
+    await site.world.tell(outer.key, Withdrawn())
+    await site.world.until_outcome(site.key("inner"), "Deleted")
+
+
 async def _asked(site: Site, wanted: str) -> bool:
     return await site.asks() == wanted
 
@@ -305,8 +325,9 @@ async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(si
         await site.until(is_well, "right files are enough")
     assert visitors.failed == []
     told = repr([await site.world.history(site.key("shop")), await site.world.rows()])
-    assert "PRIVATE KEY" not in told
-    assert good.splitlines()[1].decode() not in told
+    for place in (told, kept(str(site.server.log)).decode()):
+        assert "PRIVATE KEY" not in place
+        assert good.splitlines()[1].decode() not in place
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
