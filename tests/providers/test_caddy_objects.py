@@ -395,6 +395,20 @@ async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Ha
     await api.close()
 
 
+async def test_a_caddy_without_a_configuration_is_waited_for(
+    routes: Provider, hands: Hands
+) -> None:
+    before = await hands.sees("/config/apps")
+    await hands.does("DELETE", "/config/apps")
+    try:
+        assert await listing(routes, Scope()) == []
+        for call in (routes.read("ours"), made(routes, "ours")):
+            with pytest.raises(TransientError, match=r"load one with apps\.http\.servers"):
+                await call
+    finally:
+        await hands.does("PUT", "/config/apps", before)
+
+
 async def test_readings_are_what_caddy_counts_of_its_backends(
     routes: Provider, hands: Hands
 ) -> None:
