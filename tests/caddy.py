@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from infra.components.caddy import Caddy
 from infra.providers.endpoint import socket_path
 
 SERVERS = "/config/apps/http/servers"
+MAX_ATTEMPTS = 3
 
 
 class Hands:
@@ -33,26 +34,28 @@ class Hands:
         )
 
     async def find(self, name: str) -> dict[str, Any] | None:
-        answer = await self._http.get(f"/id/{name}")
+        answer = await self._ask("GET", f"/id/{name}")
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
     async def sees(self, path: str) -> Any:
-        return (await self._http.get(path)).raise_for_status().json()
+        return (await self._ask("GET", path)).raise_for_status().json()
 
     async def does(self, method: str, path: str, content: object = None) -> None:
-        answer = await self._http.request(method, path, json=content)
+        answer = await self._ask(method, path, content)
         assert answer.is_success, answer.text
-
-    async def refused(self, method: str, path: str, content: object = None) -> str:
-        answer = await self._http.request(method, path, json=content)
-        assert not answer.is_success
-        return answer.text
 
     async def names(self, server: str = "http") -> list[str | None]:
         return [each.get("@id") for each in await self.sees(f"{SERVERS}/{server}/routes")]
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, content: object = None) -> httpx.Response:
+        """Ask; Caddy replaces its admin server at each change, and may not answer just then."""
+        for _ in range(MAX_ATTEMPTS - 1):
+            with suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                return await self._http.request(method, path, json=content)
+        return await self._http.request(method, path, json=content)
 
 
 class Backend:
@@ -134,16 +137,16 @@ class Visitors:
 
     async def _ask_on(self, session: aiohttp.ClientSession) -> None:
         while not self._is_over:
-            try:
-                await self._ask(session)
-            except aiohttp.ClientConnectionError:
-                # The connection was closed before a byte of the answer: the one thing that a
-                # client may repeat (RFC 9110, 9.2.2). Once.
-                self.repeated += 1
+            for attempt in range(MAX_ATTEMPTS):
                 try:
                     await self._ask(session)
+                    break
                 except aiohttp.ClientConnectionError as error:
-                    self.failed.append(repr(error))
+                    # Closed before a byte of the answer: the one thing that a client may repeat
+                    # (RFC 9110, 9.2.2).
+                    self.repeated += 1
+                    if attempt == MAX_ATTEMPTS - 1:
+                        self.failed.append(repr(error))
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
         headers = {"Host": self.host}

@@ -395,6 +395,20 @@ async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Ha
     await api.close()
 
 
+async def test_a_caddy_without_a_configuration_is_waited_for(
+    routes: Provider, hands: Hands
+) -> None:
+    before = await hands.sees("/config/apps")
+    await hands.does("DELETE", "/config/apps")
+    try:
+        assert await listing(routes, Scope()) == []
+        for call in (routes.read("ours"), made(routes, "ours")):
+            with pytest.raises(TransientError, match=r"load one with apps\.http\.servers"):
+                await call
+    finally:
+        await hands.does("PUT", "/config/apps", before)
+
+
 async def test_readings_are_what_caddy_counts_of_its_backends(
     routes: Provider, hands: Hands
 ) -> None:
@@ -549,7 +563,6 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
         return_exceptions=True,
     )
     late = done.pop(5)
-    assert isinstance(late, Effect)
     shown = {each.name: each for each in await listing(routes, Scope())}
     for effect in (first, *done[:4], late):
         assert isinstance(effect, Effect)

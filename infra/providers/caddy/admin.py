@@ -13,7 +13,15 @@ import msgspec
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
-from infra.providers.answers import Answer, decoded, inconclusive, problem_text, refusal, unusable
+from infra.providers.answers import (
+    Answer,
+    decoded,
+    inconclusive,
+    is_read,
+    problem_text,
+    refusal,
+    unusable,
+)
 from infra.providers.http import HttpApi
 from reconciler.errors import (
     NothingDoneError,
@@ -34,7 +42,8 @@ _OF_OTHERS: Final = re.compile(
 )
 """What depends on files, ports and other certificates: it may succeed later."""
 
-_MOVED_ON: Final = re.compile(r"array index out of bounds|invalid traversal path")
+_NO_SUCH_PATH: Final = "invalid traversal path"
+_MOVED_ON: Final = re.compile(rf"array index out of bounds|{_NO_SUCH_PATH}")
 """Somebody else has changed what a path leads through; nothing was done."""
 
 # Caddy replaces its admin server at each change, and closes the connections that are idle then.
@@ -165,6 +174,12 @@ def is_taken(answer: Answer) -> bool:
 def caddy_refusal(answer: Answer) -> ProviderError:
     """Classify an answer that is not a success, and that means nothing special to the call."""
     words = " ".join(said(answer).split())
+    if _NO_SUCH_PATH in words and is_read(answer.method):
+        return TransientError(
+            f"Caddy has no {answer.url.partition('/config/')[2]} in its configuration: load one"
+            " with apps.http.servers",
+            status=HTTPStatus.CONFLICT,
+        )
     if not words or answer.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
         shown = _encoder.encode({"detail": words or problem_text(answer)})
         return refusal(msgspec.structs.replace(answer, content=shown))
