@@ -9,8 +9,9 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -29,18 +30,60 @@ PATIENCE_SECONDS = 60.0
 class Site:
     """The site, with all that people do to it and see of it."""
 
-    def __init__(self, cli: Cli, running: Up, dns: PowerDns) -> None:
-        self.cli = cli
-        self.running = running
-        self.dns = dns
-        self.docker = Hands(running.ready["components"]["docker"])
+    def __init__(self, folder: Path) -> None:
+        self.cli = Cli(folder)
+        self.dns = PowerDns(folder / "pdns")
+        self._up = ExitStack()
+        self.running: Up
+        self.docker: Hands
+
+    # --- its systems
+
+    def start(self) -> None:
+        """Run `up`, with all that it starts."""
+        systems = ("--no-api", "--with", "docker,postgres,caddy", "--resync", "2")
+        self.running = self._up.enter_context(up(self.cli, *systems))
+        self.docker = Hands(self.running.ready["components"]["docker"])
+
+    def kill(self) -> None:
+        """End everything at once: the roles, the bus, the Engine, the database, the proxy."""
+        self.running.process.kill()
+        self.running.process.wait()
+        self._up.close()
+
+    def stop(self) -> None:
+        status, said = self.running.stop()
+        assert status == 0, said
+        self._up.close()
+
+    def end(self) -> None:
+        """Leave nothing, however it went."""
+        self._up.close()
+        self.dns.stop()
+        subprocess.run(["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False)
+
+    def make_image(self) -> None:
+        make_image(
+            self.docker,
+            "site:1",
+            programs=("sh", "sleep", "cat", "httpd", "mkdir", "cp", "mv", "printf"),
+            scripts=(EXAMPLE / "site", EXAMPLE / "visits"),
+        )
 
     # --- declaring
 
-    def declare(self) -> None:
+    def configure(self) -> None:
         self.cli.ok("apply", "-f", str(EXAMPLE.parent / "kinds" / "address.yaml"))
         self.cli.ok("apply", "-f", "-", text=self._systems())
+
+    def declare(self) -> None:
         self.cli.ok("apply", "-f", str(EXAMPLE / "manifests.yaml"), "--wait", "--timeout", "90s")
+
+    def begin(self, *command: str) -> None:
+        """Begin a command, and do not wait for it."""
+        process = self.cli.start(*command, "-f", str(EXAMPLE / "manifests.yaml"))
+        self._up.callback(process.communicate)
+        self._up.callback(process.kill)
 
     def _systems(self) -> str:
         """The page's own text, with the places of this run."""
@@ -140,6 +183,11 @@ class Site:
     def drifts(self, name: str) -> int:
         return self.events_of(name).count("DriftDetected")
 
+    def docker_names(self) -> list[str]:
+        """Every container that there is, stopped ones too."""
+        found = self.docker.http.get("/containers/json", params={"all": "1"}).json()
+        return sorted(each["Names"][0].removeprefix("/") for each in found)
+
     def rules(self) -> str:
         shown = subprocess.run(
             ["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=False
@@ -190,26 +238,8 @@ class Site:
 
 
 @contextmanager
-def running_site() -> Generator[Site]:
-    """Start the systems, and leave nothing of them."""
+def site_folder() -> Generator[Path]:
+    """A folder for a site: PostgreSQL runs as another user, and sockets want a short name."""
     with short_folder() as folder:
-        folder.chmod(0o755)  # as root PostgreSQL runs as another user
-        cli = Cli(folder)
-        dns = PowerDns(folder / "pdns")
-        try:
-            dns.start()
-            with up(cli, "--no-api", "--with", "docker,postgres,caddy", "--resync", "2") as running:
-                programs = ("sh", "sleep", "cat", "httpd", "mkdir", "cp", "mv", "printf")
-                make_image(
-                    Hands(running.ready["components"]["docker"]),
-                    "site:1",
-                    programs=programs,
-                    scripts=(EXAMPLE / "site", EXAMPLE / "visits"),
-                )
-                yield Site(cli, running, dns)
-                assert running.stop()[0] == 0
-        finally:
-            dns.stop()
-            subprocess.run(
-                ["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False
-            )
+        folder.chmod(0o755)
+        yield folder

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from tests.needs import skip_unless_in_ci
 from tests.shop.image import psql_problem
-from tests.site.systems import CONTAINERS, HOST, Site, running_site
+from tests.site.systems import CONTAINERS, HOST, Site, site_folder
 
 pytestmark = [
     pytest.mark.own_dockerd,
@@ -25,8 +27,16 @@ def site() -> Iterator[Site]:
     problem = psql_problem() or (None if shutil.which("curl") else "curl is not installed")
     if problem is not None:
         skip_unless_in_ci(problem)
-    with running_site() as site:
-        yield site
+    with site_folder() as folder:
+        site = Site(folder)
+        try:
+            site.dns.start()
+            site.start()
+            site.make_image()
+            site.configure()
+            yield site
+        finally:
+            site.end()
 
 
 def harms(site: Site) -> Mapping[str, Callable[[], object]]:
@@ -64,3 +74,36 @@ def test_39_an_application_is_used_broken_healed_and_withdrawn_while_one_api_is_
     site.dns.start()
     site.until(lambda: not site.resources(), "the record goes, too")
     assert site.left_behind() == []
+    site.stop()
+
+
+@pytest.mark.timeout(400)
+def test_39_all_is_killed_at_random_moments_and_nothing_is_made_twice_or_left(site: Site) -> None:
+    chance = random.Random(39)
+
+    def die_within(seconds: float) -> None:
+        time.sleep(chance.uniform(0.1, seconds))
+        site.kill()
+        site.start()
+
+    site.begin("apply")
+    die_within(5)
+    site.declare()
+    site.until_visited(10)
+
+    for name, harm in chance.sample(sorted(harms(site).items()), 3):
+        before = site.drifts(name)
+        harm()
+        die_within(1)
+        site.until(lambda name=name, before=before: site.is_healed(name, before), f"{name} heals")
+    assert site.until_visited(30) == set(CONTAINERS)
+    assert site.docker_names() == sorted(CONTAINERS)
+
+    site.begin("delete")
+    die_within(3)
+    site.withdraw()
+    die_within(3)
+    site.until(lambda: not site.resources(), "all goes")
+    assert site.left_behind() == []
+    site.cli.ok("replay", "--verify")
+    site.stop()
