@@ -8,9 +8,7 @@ import http.client
 import importlib.util
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Final
 import msgspec
 
 from infra.components import ComponentError
-from infra.embedded.child import ending_with_parent
+from infra.components.child import Child
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
@@ -61,7 +59,7 @@ class Caddy:
 
     def __init__(self, *, over_tcp: bool = False) -> None:
         self._over_tcp = over_tcp
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._folder = Path()
         self._ports = _Ports(0, 0, 0)
 
@@ -85,8 +83,8 @@ class Caddy:
     @property
     def pid(self) -> int:
         """Its process id."""
-        assert self._process is not None
-        return self._process.pid
+        assert self._child is not None
+        return self._child.pid
 
     @property
     def log(self) -> Path:
@@ -96,7 +94,7 @@ class Caddy:
     @property
     def is_running(self) -> bool:
         """Whether its process lives."""
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.is_running
 
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
@@ -105,9 +103,14 @@ class Caddy:
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare)
         began = self.log.stat().st_size if self.log.exists() else 0
-        self._process = self._spawn()
+        self._child = self._spawn()
         try:
-            await self._until_it_answers()
+            await self._child.until(
+                self._answers,
+                "caddy",
+                deadline=time.monotonic() + START_SECONDS,
+                seconds=START_SECONDS,
+            )
         except BaseException as error:
             said = self._last_words(began)
             await self.kill()
@@ -117,20 +120,13 @@ class Caddy:
 
     async def stop(self) -> None:
         """End it in order; kill it when requests take too long."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.to_thread(self._process.wait, STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            await self.kill()
+        if self._child is not None:
+            await self._child.stop(STOP_SECONDS)
 
     async def kill(self) -> None:
         """End it at once (SIGKILL), as a crash does."""
-        if self._process is None:
-            return
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        if self._child is not None:
+            await self._child.kill()
 
     @property
     def _socket(self) -> Path:
@@ -141,7 +137,7 @@ class Caddy:
         """The configuration as Caddy itself keeps it, with the keys of certificates."""
         return self._folder / "config" / "caddy" / "autosave.json"
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         program = _program()
         assert program is not None
         command = [str(program), "run", "--resume", "--config", str(self._folder / "first.json")]
@@ -154,16 +150,7 @@ class Caddy:
             # Not in the configuration: that is kept, and the folder may have moved.
             "CADDY_ADMIN": admin,
         }
-        with self.log.open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - no shell
-                ending_with_parent(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for us: we stop it in order
-            )
+        return Child(command, self.log, environment=environment)
 
     # --- in a thread
 
@@ -215,17 +202,6 @@ class Caddy:
                 msgspec.json.decode(self._saved.read_bytes(), type=dict)
             except msgspec.DecodeError:
                 self._saved.replace(self._saved.with_suffix(".damaged"))
-
-    async def _until_it_answers(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ComponentError("caddy ended at once")
-            if await asyncio.to_thread(self._answers):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-        raise ComponentError(f"caddy did not answer within {START_SECONDS:.0f} s")
 
     def _answers(self) -> bool:
         """Ask for its configuration, by the standard library: only while it starts."""

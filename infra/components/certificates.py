@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import time
 import urllib.request
@@ -23,7 +22,7 @@ from typing import Final
 import msgspec
 
 from infra.components import ComponentError
-from infra.embedded.child import ending_with_parent
+from infra.components.child import Child
 from infra.providers.file_root import ROOT_MARKER
 
 START_SECONDS: Final = 30.0
@@ -76,7 +75,7 @@ class Certificates:
         self._validity_seconds = validity_seconds
         # At full speed: nobody waits for its pauses, which are there to try patience.
         self._environment = {"PEBBLE_VA_NOSLEEP": "1", **dict(environment)}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._children: list[Child] = []
         self._folder = Path()
         self._ports = _WELL_KNOWN
 
@@ -108,12 +107,12 @@ class Certificates:
     @property
     def pid(self) -> int:
         """Process id of pebble."""
-        return self._processes[-1].pid
+        return self._children[-1].pid
 
     @property
     def is_running(self) -> bool:
         """Whether its processes live."""
-        return bool(self._processes) and all(each.poll() is None for each in self._processes)
+        return bool(self._children) and all(each.is_running for each in self._children)
 
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
@@ -125,12 +124,17 @@ class Certificates:
         dns = f"{_ADDRESS}:{self._ports.dns}"
         off = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
         names = f"{_ADDRESS}:{self._ports.names}"
-        self._processes = [
+        self._children = [
             self._spawn("pebble-challtestsrv", "-dns01", dns, "-management", names, *off),
             self._spawn("pebble", "-config", str(self._config), "-dnsserver", dns),
         ]
         try:
-            await self._until_it_answers()
+            await self._children[-1].until(
+                self._answers,
+                "pebble",
+                deadline=time.monotonic() + START_SECONDS,
+                seconds=START_SECONDS,
+            )
         except BaseException as error:
             await self.kill()
             if isinstance(error, ComponentError):
@@ -140,39 +144,21 @@ class Certificates:
 
     async def stop(self) -> None:
         """End it in order; kill it when that takes too long."""
-        for each in self._processes:
-            each.terminate()
-        for each in self._processes:
-            try:
-                await asyncio.to_thread(each.wait, STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                each.kill()
-                await asyncio.to_thread(each.wait)
+        await asyncio.gather(*(each.stop(STOP_SECONDS) for each in self._children))
 
     async def kill(self) -> None:
         """End it at once (SIGKILL), as a crash does."""
-        for each in self._processes:
-            each.kill()
-        for each in self._processes:
-            await asyncio.to_thread(each.wait)
+        await asyncio.gather(*(each.kill() for each in self._children))
 
     async def authority(self) -> str:
         """Return the certificate (PEM) that everything it signs leads to."""
         return await asyncio.to_thread(self._ask, "/roots/0")
 
-    def _spawn(self, program: str, *options: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, program: str, *options: str) -> Child:
         path = shutil.which(program)
         assert path is not None
-        with self.log.open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - no shell
-                ending_with_parent([path, *options]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                env={**os.environ, **self._environment},
-                start_new_session=True,  # Ctrl-C is for us: we stop it in order
-            )
+        environment = {**os.environ, **self._environment}
+        return Child([path, *options], self.log, folder=self._folder, environment=environment)
 
     # --- in a thread
 
@@ -250,16 +236,11 @@ class Certificates:
         (self._folder / "https.crt").write_bytes(text)
         (self.root / CA_FILE).write_bytes(text)
 
-    async def _until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if any(each.poll() is not None for each in self._processes):
-                raise ComponentError("pebble ended at once")
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(self._ask, "/roots/0")
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-        raise ComponentError(f"pebble did not answer within {START_SECONDS:.0f} s")
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._ask("/roots/0")
+            return True
+        return False
 
     def _ask(self, path: str) -> str:
         """Read something of its management."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.components import ComponentError
-from infra.embedded.child import ending_with_parent
+from infra.components.child import Child
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
@@ -50,7 +50,7 @@ class DockerEngine:
         self._more_options = options
         self._asked_beside_others = beside_others
         self._beside_others = bool(beside_others)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._folder = Path()
 
     @property
@@ -66,7 +66,7 @@ class DockerEngine:
     @property
     def is_running(self) -> bool:
         """Whether its process lives."""
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.is_running
 
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
@@ -75,42 +75,39 @@ class DockerEngine:
         self._folder = await asyncio.to_thread(data.resolve)
         program = _checked_machine(self._folder)
         began = await asyncio.to_thread(self._prepare)
-        self._process = self._spawn(program)
+        self._child = self._spawn(program)
         try:
-            await self._until_it_answers(began)
-        except BaseException:
+            await self._child.until(
+                lambda: _answers(self._folder / "docker.sock"),
+                "dockerd",
+                deadline=time.monotonic() + START_SECONDS,
+                seconds=START_SECONDS,
+            )
+        except BaseException as error:
             await self.kill()
+            if isinstance(error, ComponentError):
+                raise ComponentError(f"{error}: {self._last_words(began)}") from None
             raise
 
     async def stop(self) -> None:
         """End it in order, its containers first; kill it when that takes too long."""
-        if self._process is None:
+        if self._child is None:
             return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.to_thread(self._process.wait, STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            await self.kill()
+        await self._child.stop(STOP_SECONDS)
+        await asyncio.to_thread(self._end_containerd)
         await asyncio.to_thread(self._leave_nothing)
 
     async def kill(self) -> None:
         """End it at once (SIGKILL), as a crash does; its containerd ends with it."""
-        if self._process is None:
+        if self._child is None:
             return
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        await self._child.kill()
         await asyncio.to_thread(self._end_containerd)
 
-    def _spawn(self, program: str) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - no shell
-                ending_with_parent([program, *self._options()]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{_TOOLS}"},
-                start_new_session=True,  # Ctrl-C is for us: we stop it in order
-            )
+    def _spawn(self, program: str) -> Child:
+        path = f"{os.environ.get('PATH', '')}:{_TOOLS}"
+        command = [program, *self._options()]
+        return Child(command, self.log, environment={**os.environ, "PATH": path})
 
     # --- in a thread
 
@@ -201,17 +198,6 @@ class DockerEngine:
         _unmount_beneath(self._folder)
         if Path("/sys/class/net", self._bridge).exists():
             _run("ip", "link", "delete", self._bridge, may_fail=True)
-
-    async def _until_it_answers(self, began: int) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ComponentError(f"dockerd ended at once: {self._last_words(began)}")
-            if await asyncio.to_thread(_answers, self._folder / "docker.sock"):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-        raise ComponentError(f"dockerd did not answer within {START_SECONDS:.0f} s: see {self.log}")
 
     def _last_words(self, began: int) -> str:
         """Return why it ended, as it says itself in the last line of its log."""

@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import quote
 
 from infra.components import ComponentError
+from infra.components.child import Child
 from infra.embedded.child import ending_with_parent
 
 START_SECONDS: Final = 60.0
@@ -55,7 +56,7 @@ class Postgres:
 
     def __init__(self, *options: str) -> None:
         self._settings = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._folder = Path()
         self._port = 0
 
@@ -77,8 +78,8 @@ class Postgres:
     @property
     def pid(self) -> int:
         """Its process id."""
-        assert self._process is not None
-        return self._process.pid
+        assert self._child is not None
+        return self._child.pid
 
     @property
     def log(self) -> Path:
@@ -88,7 +89,7 @@ class Postgres:
     @property
     def is_running(self) -> bool:
         """Whether its process lives."""
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.is_running
 
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
@@ -99,9 +100,11 @@ class Postgres:
         deadline = time.monotonic() + START_SECONDS
         while True:
             began = self.log.stat().st_size if self.log.exists() else 0
-            self._process = self._spawn()
+            self._child = self._spawn()
             try:
-                await self._until_it_answers(deadline)
+                await self._child.until(
+                    self._answers, "the server", deadline=deadline, seconds=START_SECONDS
+                )
             except BaseException as error:
                 said = self._last_words(began)
                 await self.kill()
@@ -117,26 +120,19 @@ class Postgres:
 
     async def stop(self) -> None:
         """End it in order, its sessions with it; kill it when that takes too long."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGINT)
-        try:
-            await asyncio.to_thread(self._process.wait, STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            await self.kill()
+        if self._child is not None:
+            await self._child.stop(STOP_SECONDS)
 
     async def kill(self) -> None:
         """End it at once (SIGKILL), as a crash does."""
-        if self._process is None:
-            return
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        if self._child is not None:
+            await self._child.kill()
 
     @property
     def _data(self) -> Path:
         return self._folder / "data"
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         settings = [
             "listen_addresses=127.0.0.1",
             f"port={self._port}",
@@ -147,16 +143,8 @@ class Postgres:
         ]
         options = [part for setting in settings for part in ("-c", setting)]
         command = [str(_program("postgres")), "-D", str(self._data), *options]
-        with self.log.open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - no shell
-                # SIGINT is the fast end: SIGTERM would wait for all clients to go.
-                ending_with_parent(command, how=signal.SIGINT, account=_account()),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,  # Ctrl-C is for us: we stop it in order
-            )
+        # SIGINT is the fast end: SIGTERM would wait for all clients to go.
+        return Child(command, self.log, how=signal.SIGINT, account=_account())
 
     # --- in a thread
 
@@ -242,17 +230,12 @@ class Postgres:
         kept.write_text(str(port))
         return port
 
-    async def _until_it_answers(self, deadline: float) -> None:
-        assert self._process is not None
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ComponentError("the server ended at once")
-            with contextlib.suppress(OSError, IndexError):
-                lines = (self._data / "postmaster.pid").read_text().splitlines()
-                if int(lines[0]) == self._process.pid and lines[_STATUS_LINE].strip() == "ready":
-                    return
-            await asyncio.sleep(_POLL_SECONDS)
-        raise ComponentError(f"the server did not answer within {START_SECONDS:.0f} s")
+    def _answers(self) -> bool:
+        assert self._child is not None
+        with contextlib.suppress(OSError, IndexError):
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+            return int(lines[0]) == self._child.pid and lines[_STATUS_LINE].strip() == "ready"
+        return False
 
     def _last_words(self, began: int) -> str:
         """Return why it ended, as it says itself."""
