@@ -22,7 +22,7 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     assert (told["accepted"], told["reason"]) == (False, "Invalid")
     assert (
         "no kind of provider 'resource' is registered here, only of docker, file, jetstream, "
-        "postgres, records, shapes" in (told["message"])
+        "nftables, postgres, records, shapes" in (told["message"])
     )
 
 
