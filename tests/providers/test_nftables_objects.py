@@ -722,6 +722,14 @@ def test_a_spec_that_cannot_be_is_refused_with_what_and_where(spec: Fields, why:
     assert why in str(caught.value)
 
 
+def test_a_backend_may_be_what_a_container_gives() -> None:
+    address = {"$ref": "Container/orders-1", "field": "outputs.address"}
+    declared = {"address": VIRTUAL, "port": 80, "backends": [{"address": address, "port": 8080}]}
+    assert SERVICE.check_declared(declared) == declared
+    (needed,) = SERVICE.refers(declared, "default")
+    assert "Container/orders-1" in str(needed)
+
+
 async def test_backends_are_a_set(services: Services) -> None:
     made = await services.made("web", ("10.0.0.10", 80), ("10.0.0.9", 81), ("10.0.0.10", 80))
     addresses = [each["address"] for each in made.fields["backends"]]
