@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import ClassVar
 from uuid import uuid4
@@ -9,11 +10,12 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from events.composition import content_of
+from events.composition import children_of, content_of
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields, Manifest, Metadata
 from infra.embedded import EmbeddedServer
+from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract, action
 from reconciler.wiring import connected, initialise
 from tests.composites.palette import PALETTE
@@ -51,6 +53,16 @@ class TestComposedContract(ProviderContract):
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         return action(operation, name, {} if fields is None else content(name, fields))
+
+    async def made(self, provider: Provider, name: str) -> ExternalObject:
+        """Create an object, and wait until something is told of each of its parts."""
+        thing = await super().made(provider, name)
+        while any(each.outcome == "Pending" for each in children_of(thing).values()):
+            await asyncio.sleep(0.02)
+            found = await provider.read(name)
+            assert found is not None
+            thing = found
+        return thing
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         assert thing is not None

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -137,6 +137,22 @@ def take_up_size(path: str) -> None:
         fcntl.ioctl(device, _SET_CAPACITY, 0)
 
 
+@contextmanager
+def _claimed(loop: Loop) -> Generator[int]:
+    """Open a device that nobody else has claimed; others may just look what is on it."""
+    with ExitStack() as closing:
+        for last in (*[False] * _MAX_LOOKS, True):
+            try:
+                device = closing.enter_context(opened(loop.path, os.O_RDWR | os.O_EXCL))
+            except OSError as error:
+                if error.errno != errno.EBUSY or last:
+                    raise
+                time.sleep(_LOOK_SECONDS)  # a thread of its own
+            else:
+                yield device
+                return
+
+
 def detach(loop: Loop, found: os.stat_result) -> None:
     """Detach a loop device of a file that nobody has mounted, in any mount namespace.
 
@@ -144,7 +160,7 @@ def detach(loop: Loop, found: os.stat_result) -> None:
     nobody looks any more; so the device is claimed first, as a mount claims it.
     """
     try:
-        with opened(loop.path, os.O_RDWR | os.O_EXCL) as device:
+        with _claimed(loop) as device:
             if not _has(device, found):
                 return  # another's by now
             fcntl.ioctl(device, _CLEAR, 0)
