@@ -48,7 +48,7 @@ _LONGEST = ("tests/simulation/", "tests/site/", "tests/shop/", "tests/composites
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: each is one process's, and nobody waits in the end."""
+    """Begin with the files that take longest: one process has each, and all others would wait."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
 
