@@ -25,7 +25,10 @@ from infra.components.docker_engine import DockerEngine
 from infra.providers.endpoint import socket_path
 
 BUSYBOX = Path("/usr/bin/busybox")
-PROGRAMS = ("sh", "sleep", "true", "false", "echo", "env", "cat", "touch", "ls", "dd", "test")
+PROGRAMS = (
+    *("sh", "sleep", "true", "false", "echo", "env", "cat", "touch", "ls", "dd", "test"),
+    *("mkdir", "httpd"),
+)
 PATIENCE_SECONDS = 20
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 

@@ -19,9 +19,12 @@ from events.log import OutcomeRecorded
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry, Scope
+from infra.components.caddy import Caddy
+from infra.providers.caddy.route import ROUTE
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from reconciler.provider.kind import KindRegistry
+from tests.caddy import Visitors
 from tests.engines import TestEngine
 from tests.scenarios.conftest import api_url
 from tests.scenarios.harness import Human, World, api_config, every
@@ -45,7 +48,7 @@ async def docked(
 ) -> AsyncGenerator[World]:
     human = Human(api_url)
     async with World(tmp_path / "nats", human).here() as world:
-        world.kinds = KindRegistry([CONTAINER, DEPLOYMENT])
+        world.kinds = KindRegistry([CONTAINER, DEPLOYMENT, ROUTE])
         await world.start_reconciler()
         quick = Retry(initial_seconds=0.2, max_seconds=1.0)
         await world.configure(
@@ -165,6 +168,72 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
     await docked.tell(key, Withdrawn())
     await docked.until_outcome(key, "Deleted")
     assert running(engine, prefix) == []
+
+
+DRAINING = """
+trap 'sleep 2; exit' TERM
+mkdir -p /tmp/www && echo VERSION > /tmp/www/index.html
+httpd -p 8080 -h /tmp/www
+while :; do sleep 1 & wait $!; done
+"""
+"""A server that answers on for two seconds after it was asked to end, as a good one does."""
+
+
+@pytest.mark.caddy
+async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
+    docked: World, engine: TestEngine, prefix: str, caddy_server: Caddy
+) -> None:
+    host, config = f"{prefix.lower()}.example.org", "caddy"
+    await docked.configure(
+        api_config(
+            caddy_server.endpoint,
+            provider="caddy",
+            resync=3600,
+            least_resync_seconds=0.2,
+            scope=Scope(prefix=prefix.lower()),
+        ),
+        config,
+    )
+    key = ResourceKey("default", "Deployment", f"{prefix}-web")
+
+    def version(number: int) -> Manifest:
+        command = ["/bin/sh", "-c", DRAINING.replace("VERSION", f"version-{number}")]
+        made = deployment(key.name, engine.image, command)
+        made.spec["template"]["spec"]["stopSeconds"] = 5
+        made.spec["template"]["spec"]["healthCheck"] = {
+            "command": ["/bin/test", "-e", "/tmp/www/index.html"],
+            "intervalSeconds": 1,
+        }
+        return made
+
+    route = Manifest(
+        "caddy/v1",
+        "Route",
+        Metadata(f"{prefix.lower()}-web"),
+        {
+            "providerConfigRef": {"name": config},
+            "hosts": [host],
+            "backends": {"$ref": f"Deployment/{key.name}", "field": "outputs.backends"},
+        },
+    )
+    await docked.declare_all([version(1), route])
+    await until_ready(docked, key, 1)
+    await docked.until_outcome(route.key, "Converged")
+    url = f"http://127.0.0.1:{caddy_server.http_port}/"
+    async with Visitors(url, host).asking() as visitors:
+        await docked.until(lambda: answered(visitors, "version-1", 50), "they are answered")
+        await docked.declare_all([version(2)])
+        await until_ready(docked, key, 2)
+        await docked.until(lambda: answered(visitors, "version-2", 200), "and so on")
+    assert visitors.failed == []
+    assert visitors.answers.keys() == {"version-1\n", "version-2\n"}
+    for each in (route.key, key):
+        await docked.tell(each, Withdrawn())
+        await docked.until_outcome(each, "Deleted")
+
+
+async def answered(visitors: Visitors, text: str, times: int) -> bool:
+    return visitors.answers[f"{text}\n"] >= times
 
 
 async def test_37_a_container_that_is_removed_by_hand_is_made_again_by_its_own_kind(
