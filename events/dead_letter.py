@@ -146,7 +146,7 @@ def published_subject(record: DeadLetterRecord) -> str:
 
 
 def resource_of(record: DeadLetterRecord) -> ResourceKey | None:
-    """Tell which resource a message was about, if its subject names one."""
+    """Return which resource a message was about, if its subject names one."""
     parts = record.subject.split(".")
     where = {"in": 3, "rec": 2, "log": 1}.get(parts[0])
     if where is None or len(parts) != where + (4 if parts[0] == "log" else 3):
@@ -158,7 +158,7 @@ def resource_of(record: DeadLetterRecord) -> ResourceKey | None:
 
 
 def sender_of(record: DeadLetterRecord) -> str:
-    """Tell who sent it: a CloudEvent's source, as far as it can be read; else nothing."""
+    """Return who sent it: a CloudEvent's source, as far as it can be read; else nothing."""
     return sender_in(payload_of(record))
 
 

@@ -47,7 +47,7 @@ def _hint(introduction: str, word: str, known: set[str]) -> str:
 
 
 def _at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:
-    """Give the types that may stand at a path of msgspec's, such as ``.ports[...].protocol``."""
+    """Return the types that may stand at a path of msgspec's, such as ``.ports[...].protocol``."""
     kinds = [kind]
     for step in _STEP.finditer(path):
         kinds = [inner for each in kinds for inner in _inner(each, step[1])]
@@ -66,7 +66,7 @@ def _inner(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
 
 
 def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Give what a type may be: one of a union, and what is only annotated."""
+    """Return what a type may be: one of a union, and what is only annotated."""
     if isinstance(kind, inspect.UnionType):
         for each in kind.types:
             yield from _plain(each)

@@ -114,7 +114,7 @@ class HistoryChain:
         return event
 
     def goes_on_with(self, recorded: Recorded, event: LogEvent) -> bool:
-        """Take an event of this resource if all is as it nearly always is; give whether it was.
+        """Take an event of this resource if all is as it nearly always is; return whether it was.
 
         This is cheaper than to find out what is not right: it is most of what a replay costs.
         """

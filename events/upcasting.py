@@ -25,7 +25,7 @@ from typing import Any
 
 JsonObject = dict[str, Any]
 Upcaster = Callable[[JsonObject], JsonObject]
-"""Gives the next newer form of a whole event, envelope included, without changing the old one."""
+"""Returns the next newer form of a whole event, envelope included, without changing the old one."""
 
 FIRST_FORM = 1
 _MAX_STEPS = 100

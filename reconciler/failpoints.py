@@ -133,7 +133,7 @@ class _Armed:
         self.action, self.pid = _action(found["action"] or "kill")
 
     def arrive(self, point: Failpoint, operation: str) -> bool:
-        """Count an arrival; tell whether it is the one."""
+        """Count an arrival; return whether it is the one."""
         if point is not self.point or self.operation not in ("", operation):
             return False
         self.left -= 1
@@ -172,7 +172,7 @@ def arm_from_environment() -> None:
 
 
 def reach(point: Failpoint, operation: Operation | str = "") -> None:
-    """Say that this process has come to a step; nothing happens unless that one is armed."""
+    """Report that this process has come to a step; nothing happens unless that one is armed."""
     if _armed is None:
         return
     _arrived(_armed, point, operation)

@@ -184,7 +184,7 @@ class IntakeReader(Protocol):
         ...
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Say that these are done with."""
+        """Report that these are done with."""
         ...
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
@@ -317,7 +317,7 @@ class ActionReader(Protocol):
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Say that the results of these are stored."""
+        """Report that the results of these are stored."""
         ...
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:

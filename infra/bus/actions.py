@@ -88,7 +88,7 @@ class JetStreamActionReader:
         await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Say that the results of these are stored."""
+        """Report that the results of these are stored."""
         receipts = [cast("Delivered", each.receipt) for each in deliveries]
         for each in receipts:
             if self._leased.pop(each.reply, None) is not None:  # else it was said before

@@ -290,7 +290,7 @@ class JetStreamClientBus:
 
 
 async def _is_set(event: asyncio.Event) -> bool:
-    """Wait a moment for an event, and tell whether it is set."""
+    """Wait a moment for an event, and return whether it is set."""
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
             await event.wait()

@@ -96,7 +96,7 @@ class JetStreamIntakeReader:
             return [self._delivery(each) for each in await self._group.next_batch()]
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Say that these are done with."""
+        """Report that these are done with."""
         await ack(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:

@@ -107,7 +107,7 @@ class JetStreamLogWatch:
         raise StreamReplacedError(problem)
 
     async def _problem(self) -> str:
-        """Say how the log differs from the one that was read; nothing if it is the same."""
+        """Describe how the log differs from the one that was read; nothing if it is the same."""
         position, event_id = self._position, self._event_id  # more may be read meanwhile
         try:
             state = await stream_state(self._nc, LOG)

@@ -74,7 +74,7 @@ class JetStreamRows:
         }
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint over a revision, and give the new one."""
+        """Write changed rows and the checkpoint over a revision, and return the new one."""
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None
         rows = [

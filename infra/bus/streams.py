@@ -161,7 +161,7 @@ async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
 
 
 async def make_worker_consumer(nc: Client, provider_config: str) -> str:
-    """Make the consumer of a configuration's actions if there is none, and give its name.
+    """Make the consumer of a configuration's actions if there is none, and return its name.
 
     One that is there stays as it is: ``ensure_topology`` upgrades it.
     """
@@ -236,7 +236,7 @@ async def _found(nc: Client, question: str) -> Config:
 
 
 async def find_log(nc: Client) -> LogIdentity:
-    """Tell which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
+    """Return which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
     metadata = _usable((await stream_state(nc, LOG)).config.get("metadata", {}))
     found = metadata.get(LOG_ID_METADATA)
     if not found:
@@ -314,7 +314,7 @@ def is_being_restored(metadata: Mapping[str, str]) -> bool:
 
 
 async def existing_log(nc: Client) -> LogIdentity | None:
-    """Tell which log there is, also one that is only half restored; None if there is none."""
+    """Return which log there is, also one that is only half restored; None if there is none."""
     try:
         metadata = (await stream_state(nc, LOG)).config.get("metadata", {})
     except NotFoundOnBusError:

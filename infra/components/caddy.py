@@ -235,7 +235,7 @@ class Caddy:
 
 
 def problem() -> str | None:
-    """Say why no server can be started on this machine; None if one can."""
+    """Explain why no server can be started on this machine; None if one can."""
     if sys.platform == "win32":
         return "Caddy is started on Linux and macOS only"
     return None if _program() is not None else f"Caddy is not installed: {_INSTALL}"

@@ -256,7 +256,7 @@ class Certificates:
 
 
 def problem() -> str | None:
-    """Say why it cannot be started on this machine; None if it can."""
+    """Explain why it cannot be started on this machine; None if it can."""
     if sys.platform == "win32":
         return "pebble is started on Linux and macOS only"
     for name in _PROGRAMS:

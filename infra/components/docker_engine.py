@@ -231,7 +231,7 @@ def _answers(path: Path) -> bool:
 
 
 def problem() -> str | None:
-    """Say why no Engine can be started on this machine; None if one can."""
+    """Explain why no Engine can be started on this machine; None if one can."""
     if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}") is None:
         return f"dockerd is not installed: {_INSTALL}"
     if os.geteuid() != 0:

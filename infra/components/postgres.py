@@ -245,7 +245,7 @@ class Postgres:
 
 
 def problem() -> str | None:
-    """Say why no server can be started on this machine; None if one can."""
+    """Explain why no server can be started on this machine; None if one can."""
     if sys.platform == "win32":
         return "PostgreSQL is started on Linux and macOS only"
     for name in ("initdb", "postgres"):

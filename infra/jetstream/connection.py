@@ -359,7 +359,7 @@ def _is_doubtful(message: Msg | Incoming) -> bool:
 
 
 async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) -> Msg | Incoming:
-    """Ask again and wait a moment for a better answer; give the first one if there is none.
+    """Ask again and wait a moment for a better answer; return the first one if there is none.
 
     A server whose copy has lost its way answers at once, and may do so for minutes; the leader
     answers too, as the second. A request takes the first answer only.

@@ -33,7 +33,7 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 async def ack(nc: Client, deliveries: Sequence[Delivered]) -> None:
-    """Say that messages are done with. Without an answer: a lost one means a redelivery.
+    """Report that messages are done with. Without an answer: a lost one means a redelivery.
 
     Raises:
         BusUnavailableError: the connection is closed, or its buffer is full.

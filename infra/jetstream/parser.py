@@ -103,7 +103,7 @@ class MessageParser(Parser):
             await super().parse(rest)
 
     async def _take_messages(self, data: bytes) -> bytes:
-        """Process the messages that are there as a whole; give what comes behind them."""
+        """Process the messages that are there as a whole; return what comes behind them."""
         begin, size, process = 0, len(data), self._process
         while begin < size:
             line_end = data.find(_LINE_END, begin)

@@ -382,7 +382,7 @@ class _Questions:
 async def _direct_gets(
     nc: Client, stream: str, bodies: Sequence[dict[str, Any]]
 ) -> list[tuple[list[StoredMessage], bool]]:
-    """Ask several questions at once; give each one's messages, and whether there are more."""
+    """Ask several questions at once; return each one's messages, and whether there are more."""
     inbox = nc.new_inbox()
     questions = _Questions(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"

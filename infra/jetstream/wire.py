@@ -422,7 +422,7 @@ class FastClient(Client):
             return self._security.context()
 
     def _connect_command(self) -> bytes:
-        """Say who we are, with the key's file as it is now."""
+        """Return who we are, with the key's file as it is now."""
         if self._security is not None and self._security.demanded:
             self._require_tls()
         key_file = self.identity.key_file if self.identity is not None else None

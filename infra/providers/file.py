@@ -143,7 +143,7 @@ def comparable(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a file's name beneath the root, or nothing."""
+    """Describe what is wrong with a file's name beneath the root, or nothing."""
     segments = name.split("/")
     if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
         return f"use printable characters, at most {_MAX_NAME_BYTES} bytes"

@@ -106,7 +106,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a record's name, or nothing."""
+    """Describe what is wrong with a record's name, or nothing."""
     if len(name) <= _MAX_NAME_CHARACTERS and _NAME.fullmatch(name) is not None:
         return None
     return "use labels of the characters a-z 0-9 - _ joined by dots, or @ for the zone itself"
@@ -221,7 +221,7 @@ class RecordsProvider:
         return Page([record.as_object() for record in page.records], page.next_cursor)
 
     async def _own_or_refused(self, action: Action, why: str, *, absent: ProviderError) -> Effect:
-        """Tell what a failed precondition means: our earlier attempt, a stranger, or nothing."""
+        """Return what a failed precondition means: our earlier attempt, a stranger, or nothing."""
         found = await self._found(action.external_name)
         if found is None:
             raise absent

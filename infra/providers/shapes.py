@@ -94,7 +94,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a shape's name, or nothing."""
+    """Describe what is wrong with a shape's name, or nothing."""
     if _NAME.fullmatch(name) is not None:
         return None
     return "use 1 to 63 of the characters a-z 0-9 -, starting and ending with a letter or digit"

@@ -36,7 +36,7 @@ def trusting(tls: Tls | None) -> ssl.SSLContext:
 
 
 def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
-    """Say what is wrong with an API's certificate, and what to do."""
+    """Describe what is wrong with an API's certificate, and what to do."""
     remedy = "spec.tls.caFile names the authorities to trust, spec.endpoint the API's name"
     return f"{error.verify_message} ({remedy})"
 

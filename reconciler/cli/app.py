@@ -61,7 +61,7 @@ def group_of_commands(name: str, text: str) -> App:
 
 
 def installed_version() -> str:
-    """Give the version of the installed package."""
+    """Return the version of the installed package."""
     return version(DISTRIBUTION)
 
 

@@ -17,7 +17,7 @@ COMMAND_VARIABLE = "RECONCILER_COMMAND"
 
 
 def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
-    """Say what runs where, and what to do next."""
+    """Describe what runs where, and what to do next."""
     out = console()
     out.print(f"reconciler is ready ({seconds:.1f} s)\n", style="bold green")
     places = Table.grid(padding=(0, 2))

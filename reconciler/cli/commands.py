@@ -80,7 +80,7 @@ def names() -> list[str]:
 
 
 def first_page() -> str:
-    """Give the help that `reconciler --help` shows."""
+    """Return the help that `reconciler --help` shows."""
     parts = ["Usage: reconciler COMMAND [OPTIONS]\n", HELP]
     for group in (RUN, USE, LOOK, KEEP):
         lines = [f"  {name:<22}{text}" for name, place, text in COMMANDS if place == group]

@@ -83,7 +83,7 @@ _ENOUGH = 2  # of the smaller unit: 90 minutes are more than 1 h
 
 
 def age(since: datetime, now: datetime) -> str:
-    """Say how long ago something was, as kubectl does: 35s, 90m, 5d."""
+    """Describe how long ago something was, as kubectl does: 35s, 90m, 5d."""
     seconds = max(0.0, (now - since).total_seconds())
     for unit, length in _AGES:
         if seconds >= _ENOUGH * length:

@@ -117,7 +117,7 @@ def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
 
 
 def outcome_of(retried: Retried) -> Outcome:
-    """Tell what came of a retry: what a decider refused is not done."""
+    """Return what came of a retry: what a decider refused is not done."""
     answer = retried.answer
     if answer is None:
         return Outcome(retried.number, True, "Stored", retried.position)
@@ -131,7 +131,7 @@ def outcome_of(retried: Retried) -> Outcome:
 
 
 def listed(letter: DeadLetter) -> Listed:
-    """Give what a list shows of a letter."""
+    """Return what a list shows of a letter."""
     record = letter.record
     return Listed(
         letter.number,
@@ -255,7 +255,7 @@ def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
 
 
 def _readable(letter: DeadLetter) -> str:
-    """Give the payload: JSON with its structure, other text as a literal, bytes in base64."""
+    """Return the payload: JSON with its structure, other text as a literal, bytes in base64."""
     record = letter.record
     if record.payload_encoding == "base64":
         return f"(base64) {record.payload}"

@@ -228,7 +228,7 @@ def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
 
 
 def _source(data: ResourceEvent) -> str:
-    """Say how an event knows of the object; nothing if it does not."""
+    """Describe how an event knows of the object; nothing if it does not."""
     match data:
         case ExternalObserved(evidence="CompleteListing"):
             return "a complete listing"

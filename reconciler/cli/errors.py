@@ -56,7 +56,7 @@ EXPECTED = (
 
 
 def report(error: BaseException, tokens: Sequence[str] = ()) -> Exit:
-    """Write each error as one line on standard error; give the exit status.
+    """Write each error as one line on standard error; return the exit status.
 
     ``tokens`` are those of the command line: what they say of the bus is repeated in each command
     that is shown to people, without secrets.
@@ -95,7 +95,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Give an error's own words; of a file first which one, and no number."""
+    """Return an error's own words; of a file first which one, and no number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -59,7 +59,7 @@ def events(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Tell what happened in the whole fleet, newest last: when, to what, what, and by whom.
+    """Show what happened in the whole fleet, newest last: when, to what, what, and by whom.
 
     Moments are a log position (1234), a time (2026-01-31T12:00:05Z; UTC if it
     names no zone), or a span ago (30m, 2h, 7d).

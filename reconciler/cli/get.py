@@ -51,7 +51,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.output in ("json", "yaml")
 
     def shows(self, selected: Selected, row: StatusRow) -> bool:
-        """Tell whether a resource is shown: what nobody declared, only when it is asked for."""
+        """Return whether a resource is shown: what nobody declared, only when it is asked for."""
         if not selected.takes(row):
             return False
         if self.outcome is not None:

@@ -34,7 +34,7 @@ def history(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Tell what happened to one resource, oldest first: when, what, why and by whom.
+    """Show what happened to one resource, oldest first: when, what, why and by whom.
 
     Resources that were deleted have their history too.
 

@@ -27,7 +27,7 @@ STARTED = time.monotonic()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; give the exit status."""
+    """Run one command; return the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     open_what_is_closed()
     status: int = Exit.OK

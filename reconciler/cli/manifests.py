@@ -76,7 +76,7 @@ class Documents:
         self.good.sort(key=lambda read: system_rank(read.key.kind))
 
     def problems(self) -> list[str]:
-        """Tell what cannot be used, in the order of the files."""
+        """Return what cannot be used, in the order of the files."""
         ordered = sorted(self.bad, key=lambda bad: (bad.source.file, bad.source.number))
         return [str(problem) for problem in ordered]
 
@@ -127,7 +127,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
-    """Give each document of a file, or the problem with it; empty ones are left out."""
+    """Return each document of a file, or the problem with it; empty ones are left out."""
     number = 0
     for document in _parsed(file, text):
         for item in [document] if isinstance(document, str) else _items(document):
@@ -139,7 +139,7 @@ def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
 
 
 def _parsed(file: str, text: str) -> Iterator[Any]:
-    """Give each document as it was parsed; text stands for what is wrong with one."""
+    """Return each document as it was parsed; text stands for what is wrong with one."""
     if file.lower().endswith(".json"):
         try:
             yield msgspec.json.decode(text)
@@ -209,7 +209,7 @@ def _readable(message: str) -> str:
 
 
 def _declared(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Give what a document declares: without what `get -o yaml` tells, in a namespace."""
+    """Return what a document declares: without what `get -o yaml` tells, in a namespace."""
     document = {name: value for name, value in document.items() if name != "status"}
     metadata: Any = document.get("metadata")
     if not isinstance(metadata, Mapping):

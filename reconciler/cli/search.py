@@ -57,7 +57,7 @@ async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
 
 
 async def log_speaks_of(nc: Client, tokens: str) -> bool:
-    """Tell whether the log has any event of resources that match ``namespace.kind.name``."""
+    """Return whether the log has any event of resources that match ``namespace.kind.name``."""
     question = {"subjects_filter": f"log.{tokens}.>"}
     info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
     return bool(info["state"].get("subjects"))

@@ -105,7 +105,7 @@ class Selected(msgspec.Struct, frozen=True):
     labels: Selector
 
     def takes(self, row: StatusRow) -> bool:
-        """Tell whether a resource is selected."""
+        """Return whether a resource is selected."""
         if not self.labels.matches(row.labels):
             return False
         if self.named:

@@ -33,7 +33,7 @@ class Selector(NamedTuple):
     terms: tuple[Term, ...]
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether a resource with these labels is selected."""
+        """Return whether a resource with these labels is selected."""
         return all(_holds(term, labels) for term in self.terms)
 
 

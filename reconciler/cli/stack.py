@@ -198,7 +198,7 @@ async def _wait_for_orphan(lock_file: Path) -> None:
 
 
 def _port(given: int | None, default: int) -> int:
-    """Give the port to use: 0 stands for any free one, when the usual one is taken."""
+    """Return the port to use: 0 stands for any free one, when the usual one is taken."""
     if given is not None:
         if not 0 <= given < 2**16:
             raise UsageError(f"{given} is not a port: give 0 (any free one) to 65535")

@@ -206,7 +206,7 @@ def show(value: object) -> str:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Say what is different: ``color: Red -> Purple, size: 3``."""
+    """Describe what is different: ``color: Red -> Purple, size: 3``."""
     told: list[str] = []
     for name in [*new, *(name for name in old if name not in new)]:
         if name not in old:

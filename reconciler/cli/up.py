@@ -203,7 +203,7 @@ async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
 
 
 async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
-    """Correct the configurations before any role would use them; give what is left to declare."""
+    """Correct the configurations before any role would use them; return what is left to declare."""
     changes: list[Change] = []
     for api in stack.local_apis:
         resync = plan.resync if api.least_resync_seconds is None else None

@@ -21,7 +21,7 @@ def told(error: CycloptsError, command: str) -> str:
 
 
 def _choices(error: MissingArgumentError) -> str:
-    """Give the words that may stand where nothing does."""
+    """Return the words that may stand where nothing does."""
     hint: Any = None if error.argument is None else error.argument.hint
     if get_origin(hint) is not Literal:
         return ""

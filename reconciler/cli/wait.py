@@ -180,7 +180,7 @@ def _judge(
     awaited: Awaited,
     show: Callable[[int], object],
 ) -> bool:
-    """Note how each stands; tell whether nothing is waited for any more."""
+    """Note how each stands; return whether nothing is waited for any more."""
     for row in rows:
         result = results.get(str(row.key))
         if result is None:

@@ -50,7 +50,7 @@ class Watched(msgspec.Struct, frozen=True):
     labels: dict[str, dict[str, str]]
 
     def shows(self, event: LogEvent) -> bool:
-        """Tell whether an event is shown; events must come in the order of the log."""
+        """Return whether an event is shown; events must come in the order of the log."""
         key = event.key
         if not self.selected.labels.terms:
             return self.selected.takes(StatusRow(key.namespace, key.kind, key.name))

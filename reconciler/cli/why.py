@@ -43,7 +43,7 @@ def why(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Tell why a resource stands as it does, or why a field has its value.
+    """Return why a resource stands as it does, or why a field has its value.
 
     The causes are followed back to the first: somebody's declaration, or
     what was seen in the API. For a field: as it is wanted, was applied last,

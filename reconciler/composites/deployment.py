@@ -138,7 +138,7 @@ def _left_of(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list
 
 
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:
-    """Tell whether all containers are there, ready, and of the newest template."""
+    """Return whether all containers are there, ready, and of the newest template."""
     rollout, children = fields["rollout"], children_of(seen)
     updated = {
         name: child

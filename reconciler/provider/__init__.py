@@ -115,7 +115,7 @@ class WatchingProvider(Provider, Protocol):
     """
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for a change behind the mark ``after``, and give the newest mark.
+        """Wait a while for a change behind the mark ``after``, and return the newest mark.
 
         One call: it ends before ``limits.request_timeout_seconds``, with the same mark if nothing
         changed. Without a mark, give the newest at once. Marks are the API's own; only whether two

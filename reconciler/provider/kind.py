@@ -388,7 +388,7 @@ class KindRegistry(Mapping[str, Kind]):
             raise InvalidManifestError(f"external name {name!r}: {problem}")
 
     def missing_hint(self, now: datetime) -> str:
-        """Say what to do about a kind or a provider that is not registered here.
+        """Describe what to do about a kind or a provider that is not registered here.
 
         It tells what was installed since this process started from what is not installed at all.
         """

@@ -256,7 +256,7 @@ another object, or nothing that can be told."""
 
 
 def find(action: Action, found: ExternalObject | None, context: Context) -> Finding:
-    """Tell what came of an action from what is there now."""
+    """Return what came of an action from what is there now."""
     match action.operation:
         case "Create":
             return _find_created(action, found, context)

@@ -191,7 +191,7 @@ def _check_provider(taken: Declaration, context: Context) -> None:
 
 
 def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
-    """Say why a declaration cannot be accepted that moves what exists to another place."""
+    """Explain why a declaration cannot be accepted that moves what exists to another place."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
         return None
@@ -204,7 +204,7 @@ def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
 
 
 def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> str | None:
-    """Say why a definition cannot be accepted that would part resources from their objects."""
+    """Explain why a definition cannot be accepted that would part resources from their objects."""
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
         return None
@@ -216,7 +216,7 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
 
 
 def _circle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
-    """Say which resources would wait for each other; empty if none are known to."""
+    """Return which resources would wait for each other; empty if none are known to."""
     targets = [each.target for each in event.references]
     back = next((target for target in targets if target in state.holds.references), None)
     if back is not None:

@@ -127,7 +127,7 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
 
 
 def _but(state: ResourceState) -> str:
-    """Say how it stands, for those who thought that it stood otherwise."""
+    """Describe how it stands, for those who thought that it stood otherwise."""
     if state.outcome is None:
         return ": nothing is known of it" if state.version == 0 else ""
     if state.outcome.outcome == "Held":

@@ -68,7 +68,7 @@ def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
 
 
 def reliance(spec: Spec, state: ResourceState) -> Step:
-    """Say whether what a resource without an object refers to is there."""
+    """Return whether what a resource without an object refers to is there."""
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:

@@ -267,7 +267,7 @@ def _held_unless_claimed(
 
 
 def _question(found: ExternalObject | None, context: Context) -> str:
-    """Say what cannot be told, and what to do about it."""
+    """Describe what cannot be told, and what to do about it."""
     if found is None:
         return (
             "whether it was done cannot be told: the API keeps no keys, and its objects carry "

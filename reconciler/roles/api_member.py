@@ -37,7 +37,7 @@ class Member:
     probe_until: float = 0.0
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
-        """Fold an event in; tell whether its breaker moved."""
+        """Fold an event in; return whether its breaker moved."""
         before, self.seen = self.version, event.resourceversion
         match event.data:
             case SpecDeclared() | SpecWithdrawn():

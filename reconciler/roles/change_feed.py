@@ -71,7 +71,7 @@ class ChangeFeed:
             await asyncio.sleep(max(wait, began + PACE_SECONDS - self._clock()))
 
     async def _try_to_ask(self) -> float:
-        """Ask once; give the seconds for which nothing is to be asked then."""
+        """Ask once; return the seconds for which nothing is to be asked then."""
         try:
             is_news = await self._ask()
         except TurnedAwayError as error:
@@ -111,7 +111,7 @@ class ChangeFeed:
         return is_news
 
     def _failed(self, why: str, wish_seconds: float | None) -> float:
-        """Tell people once, and give the back-off."""
+        """Tell people once, and return the back-off."""
         self._failures += 1
         if self._failures == 1:
             _logger.warning("a feed of changes failed; listings go on", why=why, **self._place())

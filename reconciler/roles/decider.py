@@ -468,7 +468,7 @@ class Decider:
         await self._reader.ack(finished)
 
     async def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> set[int]:
-        """Store letters, and give the positions of the messages that have to wait for room.
+        """Store letters, and return the positions of the messages that have to wait for room.
 
         A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
         and then given up: a crash in between counts it twice, never not (ADR 0017).
@@ -522,7 +522,7 @@ class Decider:
     # --- telling and acknowledging
 
     async def _finish(self, done: Sequence[_Decided]) -> None:
-        """Tell what came of it, then acknowledge: a crash in between tells twice, never not."""
+        """Return what came of it, then acknowledge: a crash in between tells twice, never not."""
         news, now = _News(), self._now()
         for each in done:
             news.add(each, now)

@@ -62,7 +62,7 @@ class ProviderPool:
         return provider
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
-        """Tell what the API of a kind can do; None if that is not known here."""
+        """Return what the API of a kind can do; None if that is not known here."""
         kind = self._kinds.get(kind_name)
         return None if kind is None else kind.capabilities
 

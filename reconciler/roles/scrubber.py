@@ -47,7 +47,7 @@ class Scrubber:
             await asyncio.sleep(EVERY_SECONDS)
 
     async def scrub(self, *, share: float = _SHARE) -> int:
-        """Verify the whole log once; give how many events were sound."""
+        """Verify the whole log once; return how many events were sound."""
         sound = 0
         async with self._log.follow(0, damaged=self._damaged) as feed:
             while not feed.caught_up:

@@ -220,7 +220,7 @@ class Waiting:
         return outcome.outcome in self._outcomes and not (self._ready and is_starting)
 
     def describe_missing(self) -> str:
-        """Say which resources are missing, and how the first of them stand."""
+        """Return which resources are missing, and how the first of them stand."""
         shown = "; ".join(self._describe(key) for key in self.missing[:_SHOWN])
         more = len(self._missing) - _SHOWN
         return f"{shown}; and {more} more" if more > 0 else shown

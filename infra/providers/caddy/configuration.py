@@ -106,7 +106,7 @@ _marks_decoder = msgspec.json.Decoder(Marks)
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a route, or nothing."""
+    """Describe what is wrong with the name of a route, or nothing."""
     if _NAME.fullmatch(name) is not None:
         return None
     return "use 1 to 200 characters a-z A-Z 0-9 . _ - and begin with a letter or digit"

@@ -13,7 +13,7 @@ _LIBRARIES = ("acme", "cryptography", "josepy", "requests", "OpenSSL")
 
 @contextmanager
 def extra_needed() -> Generator[None]:
-    """Say what to install if what is imported here needs a library that is not there."""
+    """Describe what to install if what is imported here needs a library that is not there."""
     if sys.platform == "win32":
         raise ConfigurationError("certificates are kept on Linux and macOS only")
     try:

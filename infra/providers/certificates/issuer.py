@@ -184,7 +184,7 @@ def due(fields: Fields, shown: ExternalObject) -> datetime | None:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say that an authority's key would be lost; an account can be made again."""
+    """Report that an authority's key would be lost; an account can be made again."""
     if fields is not None or thing.fields.get("type") != "OwnCa":
         return ""
     return f"the key of authority {thing.name}: nothing that it signed can be renewed by it"

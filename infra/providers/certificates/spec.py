@@ -41,14 +41,14 @@ def canonical_span(span: str) -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with the name of an issuer or a certificate, or nothing."""
+    """Describe what is wrong with the name of an issuer or a certificate, or nothing."""
     if _NAME.fullmatch(name) is None:
         return "use letters, digits, . _ and -, beginning with a letter or a digit, at most 200"
     return None
 
 
 def place_problem(place: str) -> str | None:
-    """Say what is wrong with a path beneath the root, or nothing."""
+    """Describe what is wrong with a path beneath the root, or nothing."""
     if all(_SEGMENT.fullmatch(segment) for segment in place.split("/")):
         return None
     return (

@@ -56,7 +56,7 @@ _MAX_NAMED: Final = 3
 
 
 def name_problem(name: str, *, max_characters: int) -> str | None:
-    """Say what is wrong with the name of a composed object: it has its namespace before it."""
+    """Describe what is wrong with the name of a composed object: it has its namespace before it."""
     namespace, dot, rest = name.partition(".")
     try:
         ResourceKey.checked(namespace, COMPOSED_SET_KIND, rest)
@@ -298,7 +298,7 @@ class CompositionProvider:
             yield await self._as_objects(sets[start : start + page_size])
 
     async def changes(self, after: str | None) -> str:
-        """Tell how far the outcomes have come: one of a child's may be among them."""
+        """Return how far the outcomes have come: one of a child's may be among them."""
         del after
         await may_call()
         try:

@@ -89,7 +89,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def ready(fields: Fields, thing: ExternalObject) -> Readiness:
-    """Say whether the disk can be used; one without an image is lost with the next restart."""
+    """Return whether the disk can be used; one without an image is lost with the next restart."""
     if thing.outputs.get("alarm") == IMAGE_DELETED:
         hint = HINT_OF_LOST.format(device=thing.outputs.get("device", "its device"))
         return Readiness(

@@ -97,7 +97,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say that a deletion loses all data; a change of what is there loses none."""
+    """Report that a deletion loses all data; a change of what is there loses none."""
     return f"all data of disk {thing.name}" if fields is None else ""
 
 

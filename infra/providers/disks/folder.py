@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a disk or an attachment, or nothing."""
+    """Describe what is wrong with the name of a disk or an attachment, or nothing."""
     if _NAME.fullmatch(name) is None:
         return "use letters, digits and _ . -, at most 128, and begin with a letter or a digit"
     return None

@@ -163,7 +163,7 @@ def _mark_of(file: int) -> DiskMark | None:
 
 
 def missing_space(file: int, more_bytes: int) -> str:
-    """Say how much space a folder has, if that is less than these bytes; or nothing."""
+    """Describe how much space a folder has, if that is less than these bytes; or nothing."""
     space = os.fstatvfs(file)
     free = space.f_bavail * space.f_frsize
     return "" if more_bytes <= free else f"it needs {more_bytes} bytes more, and {free} are free"

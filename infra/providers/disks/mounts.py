@@ -61,7 +61,7 @@ def _text(field: bytes) -> str:
 
 
 def users_of(place: str, among: list[Mount]) -> str:
-    """Say who uses what is mounted at a place: processes, and mounts further down."""
+    """Return who uses what is mounted at a place: processes, and mounts further down."""
     users = [f"a mount at {each.place}" for each in beneath(place, among)]
     users += (f"{name} (pid {pid})" for pid, name in _processes_at(place))
     shown = ", ".join(users[:_MAX_USERS_NAMED])

@@ -405,7 +405,7 @@ def _not_done(answer: Answer) -> ProviderError:
 
 
 def ready(fields: Fields, shown: ExternalObject) -> Readiness:
-    """Say whether a container can be used: it runs, and its health check agrees."""
+    """Return whether a container can be used: it runs, and its health check agrees."""
     state, health = shown.outputs.get("state"), shown.outputs.get("health")
     if not fields.get("running", True):
         return Readiness(False, "Stopped", "it is declared with running: false")

@@ -266,7 +266,7 @@ def not_there(action: Action) -> NotFoundError:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a name of a container or a volume, or nothing."""
+    """Describe what is wrong with a name of a container or a volume, or nothing."""
     if _NAME.fullmatch(name) is not None:
         return None
     return "use 2 to 255 characters a-z A-Z 0-9 _ . - and begin with a letter or digit"

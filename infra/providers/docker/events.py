@@ -40,7 +40,7 @@ class EngineEvents:
         self._may_have_missed = False
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for an event behind the mark ``after``, and give the newest mark."""
+        """Wait a while for an event behind the mark ``after``, and return the newest mark."""
         if after is None or self._may_have_missed:
             now = await self._now()
             self._may_have_missed = False

@@ -198,7 +198,7 @@ class VolumesProvider:
         await self._api.close()
 
     async def _in_use(self, name: str) -> TransientError:
-        """Say who uses a volume: it goes when they are gone."""
+        """Return who uses a volume: it goes when they are gone."""
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.ask("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)

@@ -49,7 +49,7 @@ class Advisories:
         self._changed = asyncio.Event()
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for an advisory behind the mark ``after``, and give the newest mark."""
+        """Wait a while for an advisory behind the mark ``after``, and return the newest mark."""
         client = await self._api.connected()
         if client is not self._followed:
             await self._follow(client)

@@ -70,14 +70,14 @@ def normalize(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a bucket's name, or nothing."""
+    """Describe what is wrong with a bucket's name, or nothing."""
     if _NAME.fullmatch(name) is None:
         return "use 1 to 252 of the characters A-Z a-z 0-9 _ -"
     return reserved_of_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say which values would be lost by a write or a deletion."""
+    """Return which values would be lost by a write or a deletion."""
     if not has_data(thing):
         return ""
     if fields is None:

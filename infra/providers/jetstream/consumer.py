@@ -362,7 +362,7 @@ def comparable(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a consumer's external name, or nothing."""
+    """Describe what is wrong with a consumer's external name, or nothing."""
     parts = name.split("/")
     if len(parts) == len(_Place._fields) and all(map(NAME.fullmatch, parts)) and name.isprintable():
         return None

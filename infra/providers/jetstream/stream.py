@@ -105,7 +105,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a stream's name, or nothing."""
+    """Describe what is wrong with a stream's name, or nothing."""
     if name.startswith(OTHER_PREFIXES):
         return "names with KV_ are of buckets (declare a Bucket), those with OBJ_ of object stores"
     if NAME.fullmatch(name) is None or not name.isprintable():
@@ -114,7 +114,7 @@ def name_problem(name: str) -> str | None:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say which messages would be lost by a write or a deletion."""
+    """Return which messages would be lost by a write or a deletion."""
     if not has_data(thing):
         return ""
     if fields is None:

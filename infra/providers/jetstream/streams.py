@@ -191,7 +191,7 @@ class StreamsProvider:
 
 
 def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
-    """Tell whether somebody leads it: else nothing can be stored or read."""
+    """Return whether somebody leads it: else nothing can be stored or read."""
     if thing.outputs.get("hasLeader", True):
         return READY
     return Readiness(False, "NoLeader", "most of the servers that have its copies must run")
@@ -216,7 +216,7 @@ def has_data(thing: ExternalObject) -> bool:
 
 
 def tightened(fields: Fields, thing: ExternalObject, limits: Mapping[str, str]) -> list[str]:
-    """Say which limits would be lower than they are; each of them removes what is beyond it."""
+    """Return which limits would be lower than they are; each of them removes what is beyond it."""
     lower: list[str] = []
     for name, unit in limits.items():
         wanted, found = fields.get(name, 0), thing.fields.get(name, 0)

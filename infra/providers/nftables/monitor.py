@@ -44,7 +44,7 @@ class Monitor:
         self._last_words = b""
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for an event behind the mark ``after``, and give the newest mark."""
+        """Wait a while for an event behind the mark ``after``, and return the newest mark."""
         await may_call()
         if self._reading is None or self._reading.done():
             if self._reading is not None:

@@ -195,7 +195,7 @@ def _program(place: Place) -> tuple[str, ...]:
 
 
 def nft_problem() -> str | None:
-    """Say why nft cannot be run here; None if it can."""
+    """Explain why nft cannot be run here; None if it can."""
     if sys.platform != "linux":
         return "nftables is a part of Linux: there are no services on another system"
     if shutil.which("nft", path=SEARCHED) is None:

@@ -112,7 +112,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def ready(fields: Fields, thing: ExternalObject) -> Readiness:
-    """Say whether anybody answers, as far as it is declared."""
+    """Return whether anybody answers, as far as it is declared."""
     del fields
     if thing.fields.get("backends"):
         return READY
@@ -120,7 +120,7 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a service, or nothing."""
+    """Describe what is wrong with the name of a service, or nothing."""
     if _NAME.fullmatch(name) is not None:
         return None
     return (

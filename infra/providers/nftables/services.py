@@ -297,7 +297,7 @@ class ServicesProvider:
     # --- what stands in the way
 
     async def _changed(self, action: Action, error: MissingError) -> ProviderError:
-        """Say what has become of something that was seen a moment before."""
+        """Describe what has become of something that was seen a moment before."""
         found = await self.read(action.external_name)
         if found is None:
             return NotFoundError(

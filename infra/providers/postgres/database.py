@@ -107,7 +107,7 @@ def comparable(fields: Fields) -> Fields:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say which data would be lost by a write or a deletion."""
+    """Return which data would be lost by a write or a deletion."""
     if fields is None:
         return f"all data of database {thing.name}"
     dropped = thing.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()

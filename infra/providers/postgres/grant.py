@@ -125,7 +125,7 @@ def place_of(name: str) -> GrantPlace | None:
 
 
 def grant_problem(name: str) -> str | None:
-    """Say what is wrong with a grant's external name, or nothing."""
+    """Describe what is wrong with a grant's external name, or nothing."""
     place = place_of(name)
     if place is None:
         return (

@@ -23,7 +23,7 @@ def unfinished_name(key: str) -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Say what is wrong with a name for any object of the server, or nothing."""
+    """Describe what is wrong with a name for any object of the server, or nothing."""
     if not name or len(name.encode()) > MAX_NAME_BYTES:
         return f"use 1 to {MAX_NAME_BYTES} bytes: the server cuts off what is longer"
     if not name.isprintable() or name in {".", ".."}:
@@ -32,7 +32,7 @@ def name_problem(name: str) -> str | None:
 
 
 def database_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a declared database, or nothing."""
+    """Describe what is wrong with the name of a declared database, or nothing."""
     if name in PROTECTED_DATABASES:
         return f"database {name} is the server's own, and out of bounds"
     if name.startswith(UNFINISHED_PREFIX):
@@ -41,7 +41,7 @@ def database_problem(name: str) -> str | None:
 
 
 def role_problem(name: str) -> str | None:
-    """Say what is wrong with the name of a declared role, or nothing."""
+    """Describe what is wrong with the name of a declared role, or nothing."""
     if name.startswith(_SYSTEM_PREFIX):
         return f"names that begin with {_SYSTEM_PREFIX} are the server's own"
     if name in _RESERVED_ROLES:

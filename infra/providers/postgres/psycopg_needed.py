@@ -10,7 +10,7 @@ from reconciler.errors import ConfigurationError
 
 @contextmanager
 def psycopg_needed() -> Generator[None]:
-    """Say what to install if what is imported here needs psycopg, and it is not there."""
+    """Describe what to install if what is imported here needs psycopg, and it is not there."""
     try:
         yield
     except ImportError as error:

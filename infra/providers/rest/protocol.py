@@ -184,7 +184,7 @@ class Protocol:
         return {**self.rest.outputs, **ready}
 
     def name_problem(self, name: str) -> str | None:
-        """Say what is wrong with a name for this API, or None."""
+        """Describe what is wrong with a name for this API, or None."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
         if name in (".", "..") or "/" in name or not name.isprintable() or name != name.strip():

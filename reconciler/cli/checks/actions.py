@@ -189,7 +189,7 @@ async def _without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusR
 
 
 async def _undecided_from(nc: Client) -> int | None:
-    """Give the position up to which all is decided; None if there is nothing behind it."""
+    """Return the position up to which all is decided; None if there is nothing behind it."""
     floors: list[int] = []
     for name in decider_consumers():
         try:

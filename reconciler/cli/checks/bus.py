@@ -140,7 +140,7 @@ def check_sources(streams: Sequence[dict[str, Any]]) -> Finding:
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
-    """Tell what waits for a role, and whether there is one that asks for it."""
+    """Return what waits for a role, and whether there is one that asks for it."""
     pending = sum(int(one.get("num_pending", 0)) for one in consumers)
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)

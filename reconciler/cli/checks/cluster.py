@@ -16,7 +16,7 @@ async def check_copies(nc: Client) -> list[Finding]:
 
 
 def judge_copies(found: Sequence[Copies]) -> Finding:
-    """Tell which streams have no leader, or copies that are away or not up to date."""
+    """Return which streams have no leader, or copies that are away or not up to date."""
     wanted = min((each.wanted for each in found), default=1)
     leaderless = [each.stream for each in found if not each.leader]
     if leaderless:

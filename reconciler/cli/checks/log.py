@@ -48,7 +48,7 @@ def check_damage(replay: LogReplay) -> Finding:
 
 
 def check_disputed(rows: Iterable[StatusRow]) -> Finding:
-    """Tell whose owner is disputed: those are never deleted."""
+    """Return whose owner is disputed: those are never deleted."""
     disputed = [_how(row) for row in rows if row.outcome == "Disputed"]
     if not disputed:
         return Finding("disputed", "ok", "none")
@@ -57,7 +57,7 @@ def check_disputed(rows: Iterable[StatusRow]) -> Finding:
 
 
 def check_held(rows: Iterable[StatusRow]) -> Finding:
-    """Tell what waits for a person, by what it waits for."""
+    """Return what waits for a person, by what it waits for."""
     held = [row for row in rows if row.outcome == "Held"]
     if not held:
         return Finding("held", "ok", "none")
@@ -72,7 +72,7 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
 
 
 def check_ownership(rows: Iterable[StatusRow]) -> list[Finding]:
-    """Tell what is owned and not wanted, and what is wanted and not owned."""
+    """Return what is owned and not wanted, and what is wanted and not owned."""
     external = [
         row for row in rows if row.provider_config
     ]  # a ShapeRef has no API, and owns nothing
@@ -103,7 +103,7 @@ def _declared_only(rows: Sequence[StatusRow]) -> Finding:
 
 
 def check_watched(rows: Iterable[StatusRow]) -> Finding:
-    """Tell what belongs to a ProviderConfig that is not declared (any more)."""
+    """Return what belongs to a ProviderConfig that is not declared (any more)."""
     rows = list(rows)
     known = {row.name for row in rows if is_config(row.key) and row.declared}
     lost = [
@@ -145,7 +145,7 @@ async def check_dead_letters(nc: Client) -> Finding:
 
 
 async def check_discarded(nc: Client) -> Finding:
-    """Tell who sent so much that cannot be used that not all of it became dead letters."""
+    """Return who sent so much that cannot be used that not all of it became dead letters."""
     counts = await read_discarded(nc)
     if not counts:
         return Finding("discarded", "ok", "none: whatever cannot be used is a dead letter")

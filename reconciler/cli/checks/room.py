@@ -32,7 +32,7 @@ async def check_room_of_streams(nc: Client) -> list[Finding]:
 
 
 def judge_room(limited: Mapping[str, tuple[int, int]]) -> Finding:
-    """Tell which streams are full or nearly full, by the bytes that each has and may have."""
+    """Return which streams are full or nearly full, by the bytes that each has and may have."""
     full = [name for name, (used, most) in limited.items() if most - used < _LONG_MESSAGE_BYTES]
     nearly = [name for name, (used, most) in limited.items() if used * 100 >= most * _FULL_PERCENT]
     if not full and not nearly:
