@@ -136,8 +136,10 @@ class CompositionProvider:
         ]
         before = found.spec
         had: dict[str, int] = {} if before is None else before.generations
-        wanted = {str(each.key) for each in manifests}
-        new = await self._free([each for each in manifests if not had.get(str(each.key))])
+        kept = await self._unchanged(action, before)
+        changed = [each for each in manifests if str(each.key) not in kept]
+        new = await self._free([each for each in changed if not had.get(str(each.key))])
+        wanted = [str(each.key) for each in manifests]
         gone = () if before is None else (*had, *before.leaving)
         begun = ComposedSetSpec(
             parent=_parent(self._kind, action.external_name),
@@ -145,25 +147,45 @@ class CompositionProvider:
             key=action.idempotency_key,
             labels=action.labels,
             fields=action.fields,
-            generations={name: had.get(name, 0) for name in wanted},
+            generations={name: kept.get(name, 0) for name in wanted},
             leaving=tuple(dict.fromkeys(name for name in gone if name not in wanted)),
         )
         if before is None or before.key != action.idempotency_key:
             found = await self._declare_set(action, found, begun, "begun")
         else:  # our own earlier attempt: what it knows already counts
             begun = before
-        generations, refused = await self._declare(action, manifests, new)
+        generations, refused = await self._declare(action, changed, new)
         await self._withdraw(action, begun.leaving)
         left = await self._standing.declarations(begun.leaving)
         done = msgspec.structs.replace(
             begun,
-            generations=generations,
+            generations=kept | generations,
             refused=refused,
             leaving=tuple(name for name, each in left.items() if not each.is_gone),
         )
         if done != begun:
             found = await self._declare_set(action, found, done, "done")
         return Effect(await self._as_object(found, done))
+
+    async def _unchanged(self, action: Action, before: ComposedSetSpec | None) -> dict[str, int]:
+        """Return the generations of children that are declared as they should be already."""
+        if before is None:
+            return {}
+        digests, wanted = before.fields.get(CHILDREN, {}), action.fields[CHILDREN]
+        alike = {
+            name: generation
+            for name, generation in before.generations.items()
+            if generation and name not in before.refused and wanted.get(name) == digests.get(name)
+        }
+        rows = await self._standing.children(alike)
+        part_of = before.parent.replace("/", ".")
+        return {
+            name: generation
+            for name, generation in alike.items()
+            if (row := rows.get(name)) is not None
+            and (row.declared, row.generation) == (True, generation)
+            and row.labels.get(PART_OF_LABEL) == part_of
+        }
 
     async def _free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of those that are new, and refuse what somebody else declares.
