@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from events.external import ExternalObject
-from events.manifest import Fields, Manifest, ManifestStruct, Metadata
+from events.manifest import Fields, InvalidManifestError, Manifest, ManifestStruct, Metadata
 from events.names import ResourceKey
 
 COMPOSED_SET_KIND: Final = "ComposedSet"
@@ -24,6 +24,9 @@ PART_OF_LABEL: Final = "reconciler/part-of"
 
 REFUSED: Final = "Refused"
 """Outcome of a child that was not taken in, and why its parent is not ready."""
+
+MAX_CONTENT_BYTES: Final = 128 * 1024
+"""Half of what an object may have: how its children stand is in it, too."""
 
 CHILDREN: Final = "children"
 MANIFESTS: Final = "manifests"
@@ -49,6 +52,20 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
     refused: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     leaving: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        names = (self.parent, *self.generations, *self.refused, *self.leaving)
+        children, manifests = self.fields.get(CHILDREN, {}), self.fields.get(MANIFESTS, {})
+        if not (isinstance(children, dict) and isinstance(manifests, dict)):
+            raise ValueError("fields: children and manifests are maps")  # noqa: TRY004 - msgspec's
+        for name in (*names, *cast("dict[str, object]", children)):
+            ResourceKey.parse(name)  # raises InvalidNameError, a ValueError
+
+    @property
+    def set_key(self) -> ResourceKey:
+        """The set of its parent: each has one."""
+        parent = ResourceKey.parse(self.parent)
+        return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
+
 
 class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """How a child stands, among the outputs of the composed object."""
@@ -61,15 +78,25 @@ class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 def content_of(children: Iterable[Manifest]) -> Fields:
-    """Return the fields of an object that is made of these resources."""
-    manifests: dict[str, Any] = {}
+    """Return the fields of an object that is made of these resources.
+
+    Raises ``InvalidManifestError`` if they are too large for one event, with what is told of them.
+    """
+    manifests: dict[str, Fields] = {}
     digests: dict[str, str] = {}
     for each in children:
         body = _body(each)
         digest = hashlib.blake2b(_encoder.encode(body), digest_size=8).hexdigest()
         manifests[digest] = body
         digests[str(each.key)] = digest
-    return {CHILDREN: digests, MANIFESTS: manifests}
+    content = {CHILDREN: digests, MANIFESTS: manifests}
+    size = len(_encoder.encode(content))
+    if size > MAX_CONTENT_BYTES:
+        raise InvalidManifestError(
+            f"its {len(digests)} parts take {size} bytes, and {MAX_CONTENT_BYTES} are allowed: "
+            "divide it"
+        )
+    return content
 
 
 def manifests_of(fields: Fields) -> Iterator[Manifest]:

@@ -7,14 +7,13 @@ The rules are those of Kubernetes: at least ``replicas - maxUnavailable`` are re
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from events.composition import REFUSED, Child, children_of, content_of, manifests_of
+from events.composition import MANIFESTS, REFUSED, Child, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -23,6 +22,8 @@ from reconciler.provider.kind import READY, Readiness
 CONTAINER: Final = "Container"
 CONTAINER_API_VERSION: Final = "docker/v1"
 MAX_REPLICAS: Final = 500
+
+_PARTS: Final = 3  # of a container's name
 
 _STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
 
@@ -93,19 +94,27 @@ def template_hash(template: Mapping[str, Any]) -> str:
 
 
 def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
-    """Return the containers that there should be now: one step of a roll at a time."""
+    """Return the containers that there should be now: one step of a roll at a time.
+
+    A pause amid a roll keeps what there is; before or after one, replicas are followed.
+    """
     fields = msgspec.convert(spec, DeploymentFields)
     declared = template_hash(spec["template"])
-    there = [_replica(name, child) for name, child in children_of(observed).items()]
     templates = {
-        **_templates_of(observed),
+        **_templates_of(key, observed),
         declared: _manifest(key, fields.template.spec, fields.template.labels),
     }
-    there = [each for each in there if each.template in templates]
-    newest = _most_frequent(there) if fields.paused and there else declared
+    found = (_replica(name, child) for name, child in children_of(observed).items())
+    there = [each for each in found if each is not None and each.template in templates]
+    of_now = {each.template for each in there}
+    newest = next(iter(of_now)) if fields.paused and len(of_now) == 1 else declared
+    if fields.paused and len(of_now) > 1:
+        wanted = there
+    else:
+        wanted = next_replicas(there, newest, fields.replicas, fields.strategy)
     children = [
         _named(templates[each.template], f"{key.name}-{each.template}-{each.number}")
-        for each in next_replicas(there, newest, fields.replicas, fields.strategy)
+        for each in wanted
     ]
     rollout = {"replicas": fields.replicas, "template": newest, "port": fields.port}
     return {**content_of(children), "rollout": rollout}
@@ -140,11 +149,7 @@ def _left_of(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     """Return whether all containers are there, ready, and of the newest template."""
     rollout, children = fields["rollout"], children_of(seen)
-    updated = {
-        name: child
-        for name, child in children.items()
-        if _replica(name).template == rollout["template"]
-    }
+    updated = {name: child for name, child in children.items() if _is_of(name, rollout["template"])}
     number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
     old = len(children) - len(updated) + len(seen.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
@@ -170,7 +175,7 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     return {
         "replicas": len(children),
         "ready": sum(child.ready for child in children.values()),
-        "updated": sum(_replica(name).template == newest for name in children),
+        "updated": sum(_is_of(name, newest) for name in children),
         "addresses": addresses,
         "backends": [{"address": each, "port": port} for each in addresses] if port else [],
     }
@@ -180,22 +185,31 @@ def _last_to_go(replica: Replica) -> tuple[bool, int]:
     return (not replica.is_ready, replica.number)
 
 
-def _most_frequent(there: Sequence[Replica]) -> str:
-    return Counter(each.template for each in there).most_common(1)[0][0]
-
-
-def _replica(name: str, child: Child | None = None) -> Replica:
+def _replica(name: str, child: Child | None = None) -> Replica | None:
     """Read a container's template and number out of its name, ``…-<template>-<number>``."""
-    _, template, number = name.rsplit("-", 2)
-    return Replica(template, int(number), child is not None and child.ready)
+    _, _, rest = name.rpartition("/")
+    parts = rest.rsplit("-", 2)
+    if len(parts) != _PARTS or not parts[2].isdecimal():
+        return None
+    return Replica(parts[1], int(parts[2]), child is not None and child.ready)
 
 
-def _templates_of(observed: ExternalObject | None) -> dict[str, Manifest]:
-    """Return one manifest of each template that is there: all of one are alike."""
+def _is_of(name: str, template: object) -> bool:
+    found = _replica(name)
+    return found is not None and found.template == template
+
+
+def _templates_of(key: ResourceKey, observed: ExternalObject | None) -> dict[str, Manifest]:
+    """Return the manifest of each template that is there, also where a container was edited."""
     if observed is None:
         return {}
-    found = manifests_of(observed.fields)
-    return {_replica(each.metadata.name).template: each for each in found}
+    bodies: Mapping[str, Fields] = observed.fields.get(MANIFESTS, {})
+    return {
+        template_hash({"spec": body["spec"], "labels": body["labels"]}): _manifest(
+            key, body["spec"], body["labels"]
+        )
+        for body in bodies.values()
+    }
 
 
 def _manifest(key: ResourceKey, spec: Fields, labels: dict[str, str]) -> Manifest:

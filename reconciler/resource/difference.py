@@ -20,7 +20,7 @@ from events.log import Action, FieldDifference
 from events.manifest import Fields, Policy
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import Applied, ResourceState
 from reconciler.resource.turn import Context
 
 Normalize = Callable[[Fields], Fields]
@@ -96,6 +96,10 @@ def wanted(state: ResourceState, context: Context) -> Wanted:
     spec = state.desired.spec
     assert spec is not None
     applied = None if state.owned is None else state.owned.applied
+    seen = state.observed.object
+    if context.kind is not None and context.kind.composes is not None and seen is not None:
+        # Whatever a set has is its parent's: an adopted one has nothing that was applied.
+        applied = Applied(seen.fields, {} if applied is None else applied.labels)
     return Wanted(
         state.desired.fields,
         labels_of(state, context),

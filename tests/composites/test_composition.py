@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import FinalizerReleased, FinalizerRequested, Withdrawn
 from events.log import ActionDecided, SpecDeclared, SpecWithdrawn
+from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry
 from infra.providers.shapes import SHAPE
@@ -199,3 +201,79 @@ async def test_a_replay_needs_none_of_the_code_that_composes(world: World):
     assert list(action.fields["children"]) == ["default/Shape/warm-red"]
     assert not every(SpecWithdrawn, facts)
     _ = manifest
+
+
+def with_policy(made: Manifest, **policy: object) -> Manifest:
+    return msgspec.structs.replace(made, spec={**made.spec, "policy": policy})
+
+
+async def test_a_part_that_people_have_taken_over_does_not_hold_up_its_parents_end(world: World):
+    await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), mode="CreateOnly")])
+    await until_ready(world, WARM)
+    await world.declare("warm-red", color="Green")
+    await world.until_outcome("warm-red", "Converged", generation=2)
+    await world.tell(WARM, Withdrawn())
+    await world.until_outcome(WARM, "Deleted")
+    assert await colors(world) == {"warm-red": "Green"}
+
+
+async def test_what_is_let_go_keeps_its_parts_also_one_that_was_edited(world: World):
+    policy = {"mode": "CreateOnly", "deletion": "Orphan"}
+    await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), **policy)])
+    await until_ready(world, WARM)
+    labels = {"palette": "warm", PART_OF_LABEL: "default.Palette.warm"}
+    spec = {"type": "Square", "color": "Green"}
+    edited = Manifest("shapes/v1", "Shape", Metadata("warm-red", labels=labels), spec)
+    await world.declare_all([edited])
+    await world.until_outcome("warm-red", "Converged", generation=2)
+    await world.until_outcome(WARM, "Drifted")
+    await world.tell(WARM, Withdrawn())
+    await world.until_outcome(WARM, "Released")
+    await world.observed_again(2)
+    assert await colors(world) == {"warm-red": "Green", "warm-yellow": "Yellow"}
+
+
+async def test_a_set_that_is_adopted_loses_what_it_has_too_much(world: World):
+    await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), deletion="Orphan")])
+    await until_ready(world, WARM)
+    await world.tell(WARM, Withdrawn())
+    await world.until_outcome(WARM, "Released")
+    await world.declare_all([with_policy(palette("warm", "Red"), adoption="Adopt")])
+
+    async def is_followed() -> bool:
+        return await colors(world) == {"warm-red": "Red"}
+
+    await world.until(is_followed, "yellow goes")
+
+
+@pytest.mark.parametrize("parent", ["x", "default/Palette", "default/Palette/other"])
+async def test_a_set_that_people_write_blinds_nobody(world: World, parent: str):
+    await world.declare_all([palette("warm", "Red")])
+    await until_ready(world, WARM)
+    spec = {"parent": parent, "uid": "u", "key": "k", "fields": {"children": {"x": "y"}}}
+    metadata = Metadata("bad")
+    await world.declare_all([Manifest("reconciler/v1", COMPOSED_SET_KIND, metadata, spec)])
+    await world.withdraw("warm-red")
+    await world.until_outcome("warm-red", "Deleted")
+
+    async def is_back() -> bool:
+        return await colors(world) == {"warm-red": "Red"}
+
+    await world.until(is_back, "drift is still seen")
+
+
+async def test_a_part_that_left_and_that_people_declare_again_is_theirs(world: World):
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+    await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
+    await world.declare_all([palette("warm", "Yellow")])
+    await world.until_outcome("warm-red", "Held")
+    await world.declare("warm-red", color="Green")
+    await world.until_outcome("warm-red", "Converged", generation=3)
+
+    async def has_nobody_leaving() -> bool:
+        row = await world.client.status(WARM)
+        return row is not None and "leaving" not in row.outputs
+
+    await world.until(has_nobody_leaving, "it is theirs", seconds=20)
+    assert (await colors(world))["warm-red"] == "Green"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from events.composition import CHILDREN, Child, children_of, content_of, manifests_of
 from events.external import ExternalObject
-from events.manifest import Fields
+from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
 from reconciler.composites.deployment import (
     DeploymentFields,
@@ -124,6 +124,35 @@ def test_37_a_paused_one_follows_replicas_and_not_the_template():
     assert fleet.images() == ["web:2"] * 5
 
 
+def test_37_a_pause_amid_a_roll_keeps_what_there_is():
+    fleet = Fleet(spec(GOOD))
+    fleet.settle()
+    fleet.spec = spec(BETTER)
+    fleet.step()
+    fleet.spec = spec(BETTER, paused=True)
+    assert not fleet.step()
+    fleet.spec = spec(BETTER)
+    fleet.start(lambda _image: True)
+    fleet.settle()
+    assert fleet.images() == ["web:2"] * 3
+
+
+def test_37_an_edited_container_is_rolled_like_the_others_and_not_before():
+    fleet = Fleet(spec(GOOD, 1))
+    fleet.settle()
+    assert fleet.object is not None
+    [name] = fleet.object.fields[CHILDREN]
+    edited = {**fleet.object.fields, CHILDREN: {name: "another declaration"}}
+    seen = msgspec.structs.replace(fleet.object, fields=edited)
+    assert compose(WEB, spec(BETTER, 1, paused=True), seen) == fleet.object.fields
+    assert name in compose(WEB, spec(BETTER, 1), seen)[CHILDREN], "until the new one is ready"
+
+
+def test_what_is_too_large_for_an_event_is_refused():
+    with pytest.raises(InvalidManifestError, match="divide it"):
+        compose(WEB, spec({"image": "x" * 200_000}), None)
+
+
 def test_what_is_idle_is_composed_the_same():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
@@ -186,11 +215,10 @@ def test_no_step_takes_away_what_has_to_serve(
         before_ready = sum(each.is_ready for each in standing)
         assert sum(each.is_ready for each in kept) >= min(least, before_ready)
         assert len(after) <= max(len(standing), replicas + strategy.max_surge)
-        if after == standing:
+        started = [each._replace(is_ready=each.is_ready or each.template == "a") for each in after]
+        if started == standing:
             break
-        standing = [
-            each._replace(is_ready=True) if each.template == "a" else each for each in after
-        ]
+        standing = started
     assert sorted(each.template for each in standing) == ["a"] * replicas
 
 

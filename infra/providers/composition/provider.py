@@ -139,7 +139,10 @@ class CompositionProvider:
         kept = await self._unchanged(action, before)
         changed = [each for each in manifests if str(each.key) not in kept]
         new = await self._free([each for each in changed if not had.get(str(each.key))])
-        wanted = [str(each.key) for each in manifests]
+        # One that somebody declared otherwise, and that is let be so, has no manifest of ours.
+        wanted: dict[str, str] = action.fields[CHILDREN]
+        known = {str(each.key) for each in manifests}
+        kept |= {name: had.get(name, 0) for name in wanted if name not in known}
         gone = () if before is None else (*had, *before.leaving)
         begun = ComposedSetSpec(
             parent=_parent(self._kind, action.external_name),
@@ -161,7 +164,9 @@ class CompositionProvider:
             begun,
             generations=kept | generations,
             refused=refused,
-            leaving=tuple(name for name, each in left.items() if not each.is_gone),
+            leaving=tuple(
+                name for name, each in left.items() if not (each.is_gone or each.is_declared)
+            ),
         )
         if done != begun:
             found = await self._declare_set(action, found, done, "done")
@@ -227,7 +232,7 @@ class CompositionProvider:
                 ]
             )
             for each, answer in zip(some, answers, strict=True):
-                generations[str(each.key)] = answer.generation
+                generations[str(each.key)] = answer.generation if answer.accepted else 0
                 if not answer.accepted:
                     refused[str(each.key)] = f"{answer.reason}: {answer.message}"
         return generations, refused
@@ -254,7 +259,10 @@ class CompositionProvider:
         deadline = clock() + self._api.timeout_seconds / 2
         while True:
             declared = await self._standing.declarations(names)
-            names = [name for name, found in declared.items() if not found.is_gone]
+            # What somebody else declares by now is theirs, and stays.
+            names = [
+                name for name, each in declared.items() if not (each.is_gone or each.is_declared)
+            ]
             if not names:
                 return
             if clock() > deadline:
@@ -380,7 +388,7 @@ class CompositionProvider:
             for name in shown
         }
         outputs: Fields = {CHILDREN: msgspec.to_builtins(dict(sorted(children.items())))}
-        leaving = sorted(name for name in spec.leaving if name in rows)
+        leaving = sorted(name for name in spec.leaving if _is_leaving(rows.get(name), part_of))
         if leaving:
             outputs["leaving"] = leaving
         fields = {**spec.fields, CHILDREN: shown}
@@ -439,6 +447,13 @@ def _message(action: Action, key: ResourceKey, said: IntakeData, step: str) -> I
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _is_leaving(row: Row | None, part_of: str) -> bool:
+    """Return whether it goes; one that somebody else declares stays."""
+    if row is None or row.is_gone:
+        return False
+    return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows come a little later
 
 
 def _staying(name: str, row: Row | None) -> str:

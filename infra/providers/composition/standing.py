@@ -6,7 +6,7 @@ Rows come a little later than the log; where one is older than it must be, the l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,9 @@ from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_for_subjects
 from infra.providers.jetstream.api import JetStreamApi, classified
+
+_LET_GO: Final = ("Deleted", "Released", "Unowned")
+"""How a withdrawn resource ends: an object that its policy leaves where it is, too."""
 
 
 class Declaration(NamedTuple):
@@ -38,10 +41,10 @@ class Declaration(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is not declared, and nothing is left of it."""
+        """Whether it is not declared, and nobody here has anything to do with its object."""
         if self.is_declared or not self.generation:
             return not self.is_declared
-        return self.outcome is not None and self.outcome.outcome == "Deleted"
+        return self.outcome is not None and self.outcome.outcome in _LET_GO
 
     def as_row(self, key: ResourceKey) -> Row:
         """Return what its row will show, as far as the log tells."""
@@ -88,6 +91,11 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
     message: str = ""
     conditions: tuple[Condition, ...] = ()
     outputs: Fields = {}
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is not declared, and nobody here has anything to do with its object."""
+        return not self.declared and self.outcome in _LET_GO
 
     def as_child(self) -> Child:
         """Return how it stands; what was said of an older generation says nothing of this one."""
@@ -193,4 +201,6 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
 
 def _set(key: ResourceKey, found: Declaration) -> ComposedSet:
     spec = None if found.fields is None else msgspec.convert(found.fields, ComposedSetSpec)
+    if spec is not None and spec.set_key != key:  # written by hand, and nobody's
+        spec = None
     return ComposedSet(key, found.generation, spec)
