@@ -56,6 +56,7 @@ def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.timeout(300)  # some show in the hundredth run
 def test_a_defect_in_the_product_is_noticed(mutation: Mutation) -> None:
     noticed = _noticed(mutation)
     assert noticed is not None, f"not in {_MAX_SEEDS_A_MUTATION} seeds"
