@@ -134,7 +134,7 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     await until(docked, is_rotated, "the container is replaced with the new secret")
 
 
-async def test_what_hands_do_is_undone_within_a_second_and_strangers_stay(
+async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
     docked: World, engine: TestEngine, prefix: str, record_property: Callable[[str, object], None]
 ) -> None:
     hands, name = engine.hands, f"{prefix}-web"

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import httpx
+
 from tests.cli.runner import REPOSITORY, Cli, Up, up
 from tests.engines import Hands, short_folder
 from tests.rest.servers import API_KEY, PowerDns
@@ -207,15 +209,15 @@ class Site:
         subprocess.run(["nft", "flush", "table", "ip", TABLE], check=True)
 
     def delete_route(self) -> None:
-        self._caddy("-X", "DELETE", "http://localhost/id/site")
+        self._caddy("DELETE", "/id/site")
 
     def caddy_routes(self) -> str:
-        return self._caddy("http://localhost/config/")
+        return self._caddy("GET", "/config/")
 
-    def _caddy(self, *arguments: str) -> str:
-        socket_path = self.running.ready["components"]["caddy"].removeprefix("unix://")
-        command = ["curl", "-sf", "--unix-socket", socket_path, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    def _caddy(self, method: str, path: str) -> str:
+        admin = self.running.ready["components"]["caddy"].removeprefix("unix://")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=admin)) as client:
+            return client.request(method, f"http://localhost{path}").raise_for_status().text
 
     def left_behind(self) -> list[str]:
         """Whatever of the site is still anywhere."""

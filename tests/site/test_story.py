@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -24,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    problem = psql_problem() or (None if shutil.which("curl") else "curl is not installed")
+    problem = psql_problem()
     if problem is not None:
         skip_unless_in_ci(problem)
     with site_folder() as folder:
