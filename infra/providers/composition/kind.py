@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from events.external import ExternalObject
 from events.manifest import Fields
 from events.names import ResourceKey
+from events.reference import Reference
 from infra.providers.composition.provider import (
     MAX_NAME_CHARACTERS,
     CompositionProvider,
@@ -17,7 +18,7 @@ from infra.providers.composition.provider import (
     name_problem,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import Kind, Readiness, refers_to_nothing
+from reconciler.provider.kind import Kind, Readiness, Removal, refers_to_nothing, removes_nothing
 
 CAPABILITIES = Capabilities(
     idempotency_keys=False,  # the newest key is known, and no older one
@@ -37,6 +38,9 @@ def composed_kind(
     summary: Summary,
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
+    provider: Callable[..., CompositionProvider] = CompositionProvider,
+    refers: Callable[[Fields, str], Sequence[Reference]] = refers_to_nothing,
+    removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
 ) -> Kind:
     """Make a kind whose objects are sets of other resources."""
     return Kind(
@@ -45,10 +49,11 @@ def composed_kind(
         schema=schema,
         provider="composition",
         capabilities=CAPABILITIES,
-        connect=partial(CompositionProvider, kind=name, summary=summary),
+        connect=partial(provider, kind=name, summary=summary),
         name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
         outputs=outputs,
-        refers=refers_to_nothing,
+        refers=refers,
+        removes=removes,
         ready=ready,
         composes=composes,
     )
