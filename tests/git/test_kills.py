@@ -1,0 +1,129 @@
+"""Commits while everything is killed: the newest is declared, whole, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.runner import Cli, Up, shape, up
+from tests.git.repositories import Repository
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_SECONDS = 60.0
+
+
+class Machine:
+    """`up` with its API, killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cli = Cli(folder)
+        self.running: Up
+        self._up = ExitStack()
+
+    def start(self) -> None:
+        arguments = ("--with", "composition", "--resync", "1")
+        self.running = self._up.enter_context(up(self.cli, *arguments))
+
+    def kill(self) -> None:
+        self.running.process.kill()
+        self.running.process.wait()
+        self._up.close()
+
+    def end(self) -> None:
+        self._up.close()
+
+    def colors(self) -> dict[str, str]:
+        """What the API has."""
+        answer = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
+        return {each["name"]: each["color"] for each in answer.json()["items"]}
+
+    def until(self, wanted: dict[str, str]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.colors() != wanted or not self._is_ready():
+            said = self.cli.run("get", "GitSource", "-o", "yaml").out
+            assert time.monotonic() < deadline, f"{self.colors()} instead of {wanted}\n{said}"
+            time.sleep(0.2)
+
+    def _is_ready(self) -> bool:
+        found = self.cli.run("get", "GitSource", "shop", "-o", "json")
+        conditions = found.json["status"]["conditions"] if not found.status else []
+        return bool(conditions) and all(each["status"] == "True" for each in conditions)
+
+    def declared(self) -> Counter[str]:
+        """How many resources of each kind are declared, those of the log alone too."""
+        found = self.cli.ok("get", "-A", "-o", "json").json
+        return Counter(each["kind"] for each in found if each["status"]["outcome"] != "Deleted")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "machine")
+    machine.cli.folder.mkdir()
+    try:
+        machine.start()
+        yield machine
+    finally:
+        machine.end()
+
+
+@pytest.mark.timeout(300)
+def test_38_whoever_is_killed_when_the_newest_commit_is_declared_whole(
+    machine: Machine, tmp_path: Path
+) -> None:
+    chance = random.Random(38)
+    repository = Repository(tmp_path / "shop")
+    colors = {f"s{number:02}": "Red" for number in range(60)}
+
+    def commit() -> None:
+        repository.write({f"{name}.yaml": shape(name, color) for name, color in colors.items()})
+        repository.commit()
+
+    def die_within(seconds: float) -> None:
+        time.sleep(chance.uniform(0.05, seconds))
+        machine.kill()
+        machine.start()
+
+    commit()
+    source = {
+        "apiVersion": "git/v1",
+        "kind": "GitSource",
+        "metadata": {"name": "shop"},
+        "spec": {
+            "providerConfigRef": {"name": "composition"},
+            "url": repository.url,
+            "intervalSeconds": 1,
+        },
+    }
+    machine.cli.ok("apply", "-f", "-", text=json.dumps(source))
+    die_within(1.5)
+    for number in range(6):
+        for name in chance.sample(sorted(colors), 20):
+            colors[name] = chance.choice(["Red", "Blue", "Green"])
+        gone = chance.choice(sorted(colors))
+        colors.pop(gone)
+        repository.remove(f"{gone}.yaml")
+        colors[f"n{number}"] = "Yellow"
+        commit()
+        machine.cli.run("reconcile", "GitSource/shop")
+        die_within(1)
+    machine.until(colors)
+    machine.cli.ok("replay", "--verify")
+    found = machine.declared()
+    assert found["Shape"] == len(colors)
+    assert found["ComposedSet"] == 1
+    assert found["ComposedContent"] <= 3, "only what the newest commit is made of is kept"
+    machine.cli.ok("delete", "GitSource", "shop")
+    die_within(1)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while machine.colors() or machine.declared()["ComposedContent"]:
+        assert time.monotonic() < deadline, machine.declared()
+        time.sleep(0.2)
