@@ -41,6 +41,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("backup", KEEP, "Save the whole log to one file, while everything runs."),
     ("restore", KEEP, "Make a log again from a backup."),
     ("config", RUN, "Show which settings hold, and what each comes from."),
+    ("webhook", RUN, "Answer a Git host's webhooks: look at what was pushed at once."),
     ("completion", RUN, "Print what makes a shell complete commands and names."),
     ("permissions", RUN, "Print what each role may do on the bus, for the server."),
     ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),

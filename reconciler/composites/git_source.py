@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from events.composition import CHILDREN
+from events.composition import CHILDREN, Child
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
@@ -24,6 +24,7 @@ from reconciler.composites import stored
 from reconciler.composites.stored import StoredOutputs
 from reconciler.provider.kind import Readiness, Removal
 
+KIND: Final = "GitSource"
 SOURCE: Final = "source"
 REVISION: Final = "revision"
 HEAD: Final = "head"
@@ -90,11 +91,13 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 
 
 class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
-    """How far it is. ``head`` is what was found: its revision and content, and what they change.
+    """How far it is. ``revision`` is declared; ``head`` is what was found, and what it changes.
 
     ``problem`` says why that is not declared, in one word and for people.
     """
 
+    url: str = ""
+    revision: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
     head: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
     problem: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
 
@@ -112,6 +115,12 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
     if CONTENT in now:
         return {SOURCE: source, REVISION: now[REVISION], CONTENT: now[CONTENT]}
     return {SOURCE: source, CHILDREN: {}}
+
+
+def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
+    """Return how far it is, and which repository it follows."""
+    told = {"url": fields[SOURCE]["url"], REVISION: fields.get(REVISION, {})}
+    return {**stored.summary(fields, children), **told}
 
 
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:

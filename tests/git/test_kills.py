@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -55,7 +56,7 @@ class Machine:
 
     def _is_ready(self) -> bool:
         found = self.cli.run("get", "GitSource", "shop", "-o", "json")
-        conditions = found.json["status"]["conditions"] if not found.status else []
+        conditions: list[Any] = [] if found.status else found.json["status"]["conditions"]
         return bool(conditions) and all(each["status"] == "True" for each in conditions)
 
     def declared(self) -> Counter[str]:

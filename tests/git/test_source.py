@@ -108,7 +108,7 @@ async def until_problem(world: World, reason: str) -> str:
 
 
 def head_of(row: StatusRow) -> str:
-    return row.outputs.get("head", {}).get("revision", {}).get("commit", "")
+    return row.outputs.get("revision", {}).get("commit", "")
 
 
 async def colors(world: World) -> dict[str, str]:
@@ -134,7 +134,7 @@ async def test_what_a_repository_says_is_declared_changed_and_withdrawn(
     await world.declare_all([source(repository, path="deploy")])
     row = await until_ready(world, first)
     assert await colors(world) == {"a": "Red", "b": "Blue"}
-    assert row.outputs["head"]["revision"]["author"] == "Ann <ann@example.org>"
+    assert row.outputs["revision"]["author"] == "Ann <ann@example.org>"
     child = await world.client.status(shape("b"))
     assert child is not None
     assert child.labels == {PART_OF_LABEL: "default.GitSource.shop"}

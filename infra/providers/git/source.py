@@ -13,8 +13,8 @@ from infra.providers.composition.kind import composed_kind
 from infra.providers.composition.provider import CompositionProvider, Look, Summary, parent_of
 from infra.providers.git.checks import Check
 from infra.providers.git.extra_needed import extra_needed
-from reconciler.composites import stored
 from reconciler.composites.git_source import (
+    KIND,
     REVISION,
     GitSourceFields,
     GitSourceOutputs,
@@ -22,6 +22,7 @@ from reconciler.composites.git_source import (
     ready,
     refers,
     removes,
+    summary,
     told_revision,
 )
 from reconciler.provider.kind import installed_kinds
@@ -80,11 +81,11 @@ class GitSourceProvider(CompositionProvider):
 
 
 GIT_SOURCE = composed_kind(
-    "GitSource",
+    KIND,
     "git/v1",
     GitSourceFields,
     composes=compose,
-    summary=stored.summary,
+    summary=summary,
     ready=ready,
     outputs=GitSourceOutputs,
     provider=GitSourceProvider,

@@ -1,0 +1,88 @@
+"""What a Git host calls when somebody pushes: it is checked, and leads to a look, nothing else.
+
+GitHub, Gitea and Forgejo sign the body (``X-Hub-Signature-256``), GitLab sends the secret itself
+(``X-Gitlab-Token``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+MAX_BODY_BYTES: Final = 5 * 1024 * 1024
+
+_SIGNATURE: Final = "X-Hub-Signature-256"
+_TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header
+_PLACES: Final = ("repository", "project")
+_URLS: Final = ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "web_url", "url")
+
+OnPush = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
+"""Given the URLs of a repository; returns the sources that will be looked at."""
+
+
+def webhook(secret: str, on_push: OnPush) -> Starlette:
+    """Make the application: one route, for POST."""
+
+    async def pushed(request: Request) -> Response:
+        body = await _body(request)
+        if body is None:
+            return _refused(413, f"at most {MAX_BODY_BYTES} bytes")
+        if not _is_genuine(request, body, secret):
+            return _refused(401, f"neither {_SIGNATURE} nor {_TOKEN} is right")
+        urls = list(dict.fromkeys(_urls(body)))
+        if not urls:
+            return _refused(400, "no JSON with a repository and its URLs")
+        return JSONResponse({"lookedAt": list(await on_push(urls))}, 202)
+
+    return Starlette(routes=[Route("/", pushed, methods=["POST"])])
+
+
+def same_repository(url: str) -> str:
+    """Return what two URLs of one repository have in common: the host and the path."""
+    if "://" not in url:
+        url = "ssh://" + url.replace(":", "/", 1)  # git@host:path
+    parts = urlsplit(url)
+    return f"{(parts.hostname or '').lower()}/{parts.path.strip('/').removesuffix('.git')}"
+
+
+async def _body(request: Request) -> bytes | None:
+    """Read the body; None if it is too long."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return bytes(body)
+
+
+def _is_genuine(request: Request, body: bytes, secret: str) -> bool:
+    signature, token = request.headers.get(_SIGNATURE), request.headers.get(_TOKEN)
+    if signature is not None:
+        made = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+        return hmac.compare_digest(f"sha256={made}".encode(), signature.encode())
+    return token is not None and hmac.compare_digest(secret.encode(), token.encode())
+
+
+def _urls(body: bytes) -> Iterator[str]:
+    try:
+        told: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return
+    for place in _PLACES:
+        found: Any = cast("dict[str, Any]", told).get(place) if isinstance(told, dict) else None
+        if isinstance(found, dict):
+            values = (cast("dict[str, Any]", found).get(name) for name in _URLS)
+            yield from (each for each in values if isinstance(each, str))
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status)

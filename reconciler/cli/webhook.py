@@ -1,0 +1,87 @@
+"""`reconciler webhook`: let a Git host say that somebody has pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from reconciler.cli.client import client_of
+from reconciler.cli.connection import HERE, Connection, run_async
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.exits import Exit
+from reconciler.composites.git_source import KIND
+
+_LEAST_CHARACTERS: Final = 16
+
+_logger = structlog.get_logger(__name__)
+
+
+def webhook(
+    *,
+    secret_file: Path,
+    host: str = "127.0.0.1",
+    port: int = 8091,
+    connection: Connection = HERE,
+) -> int:
+    """Answer the webhooks of a Git host: look at the sources of what was pushed, at once.
+
+    GitHub, Gitea and Forgejo sign with the secret, GitLab sends it. A call
+    leads to a look and to nothing else; without any, each source is asked at
+    its own interval. It speaks plain HTTP: put a proxy with TLS in front.
+
+    For example:
+
+        reconciler webhook --secret-file /etc/reconciler/webhook
+        reconciler webhook --secret-file ./secret --host 0.0.0.0 --port 9000
+
+    Parameters
+    ----------
+    secret_file
+        Holds what the Git host signs with, at least 16 characters.
+    host
+        The address to listen on.
+    port
+        The port to listen on; 0 takes a free one.
+    """
+    try:
+        secret = secret_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{secret_file} cannot be read: {error}") from None
+    if len(secret) < _LEAST_CHARACTERS:
+        raise UsageError(f"{secret_file}: at least {_LEAST_CHARACTERS} characters are wanted")
+    run_async(_serve(connection, secret, host, port))
+    return Exit.OK
+
+
+async def _serve(connection: Connection, secret: str, host: str, port: int) -> None:
+    import uvicorn  # noqa: PLC0415 - who serves pays
+
+    from infra.example_api.server import ListenError, listen  # noqa: PLC0415
+    from infra.webhook import same_repository, webhook  # noqa: PLC0415
+
+    async with client_of(connection) as client:
+
+        async def on_push(urls: Sequence[str]) -> Sequence[str]:
+            pushed = {same_repository(url) for url in urls}
+            keys = [
+                row.key
+                for row in await client.statuses(kind=KIND)
+                if row.declared and same_repository(str(row.outputs.get("url", ""))) in pushed
+            ]
+            if keys:
+                await client.reconcile_many(keys, reason=f"a push to {min(pushed)}")
+            _logger.info("pushed", repository=sorted(pushed), sources=[str(key) for key in keys])
+            return [str(key) for key in keys]
+
+        try:
+            listener = listen(host, port)
+        except ListenError as error:
+            raise CommandError(str(error)) from None
+        config = uvicorn.Config(
+            webhook(secret, on_push), log_config=None, access_log=False, server_header=False
+        )
+        print(f"listens on http://{host}:{listener.getsockname()[1]}/", flush=True)
+        await uvicorn.Server(config).serve(sockets=[listener])
