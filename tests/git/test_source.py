@@ -341,3 +341,30 @@ async def test_a_newer_commit_needs_an_approval_of_its_own(world: World, reposit
     assert len(await colors(world)) == 30
     actions = [event for event in await world.facts(SHOP) if isinstance(event, ActionDecided)]
     assert len(actions) == 2
+
+
+@pytest.fixture
+def renderers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "if [ -e broken ]; then echo $PWD is broken >&2; exit 1; fi; sed s/COLOR/Blue/ *.in"
+    file = tmp_path / "renderers.yaml"
+    file.write_text(f"sed: [sh, -c, '{script}']")
+    monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
+
+
+async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_told_once(
+    renderers: None, world: World, repository: Repository
+):
+    repository.write({"deploy/a.in": document("a", "COLOR")})
+    await world.declare_all([source(repository, path="deploy", render="sed")])
+    await until_ready(world, repository.commit())
+    assert await colors(world) == {"a": "Blue"}
+    [declared] = [each for each in await world.facts(shape("a")) if type(each) is SpecDeclared]
+    assert declared.reason.startswith("part of default/GitSource/shop: sed:1: commit ")
+    repository.write({"deploy/broken": ""})
+    repository.commit()
+    told = await until_problem(world, "BadCommit")
+    assert "sed: exit status 1: deploy is broken; commit" in told
+    await world.observed_again(2)
+    before = await world.log.last_position()
+    await world.observed_again(12)  # over more than two intervals
+    assert await world.log.last_position() == before
