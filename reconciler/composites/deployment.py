@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from events.composition import MANIFESTS, REFUSED, Child, children_of, content_of
+from events.composition import MANIFESTS, Child, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
+from reconciler.composites.components import STUCK
 from reconciler.provider.kind import READY, Readiness
 
 CONTAINER: Final = "Container"
@@ -24,8 +25,6 @@ CONTAINER_API_VERSION: Final = "docker/v1"
 MAX_REPLICAS: Final = 500
 
 _PARTS: Final = 3  # of a container's name
-
-_STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _about = msgspec.Meta
@@ -157,7 +156,7 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     far = f"{number} of {wanted} are ready"
     far += f", {old} of the old template are left" if old else ""
     for name, child in updated.items():
-        if child.outcome in _STUCK:
+        if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
             return Readiness(False, "Stalled", f"{far}; {why}")
     return Readiness(False, "Progressing", far)

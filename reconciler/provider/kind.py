@@ -192,9 +192,12 @@ class Kind:
 
         What the kind beneath a defined one refuses is refused as well.
         """
-        if self.composes is not None:
-            return self.checked_fields(fields)  # references and secrets are its parts'
-        if refers_to_anything(fields) and (secrets_in(fields) or has_reference(fields)):
+        is_whole = self.composes is None  # else references and secrets are its parts'
+        if (
+            is_whole
+            and refers_to_anything(fields)
+            and (secrets_in(fields) or has_reference(fields))
+        ):
             return self.checked_with_references(fields)
         checked = self.checked_fields(fields)
         self.object_fields(checked)

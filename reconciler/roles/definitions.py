@@ -15,7 +15,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from reconciler.ports import EventLog
 from reconciler.provider.definition import check_declarable, kind_of
-from reconciler.provider.engine import REST, installed_engine
+from reconciler.provider.engine import COMPOSITION, REST, installed_engine
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.roles.system_resources import SystemResources
 
@@ -96,13 +96,18 @@ def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> 
 
 
 def _beneath(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
-    if (spec.over is None) == (spec.rest is None):
+    if sum(each is not None for each in (spec.over, spec.rest, spec.composition)) != 1:
         raise InvalidManifestError(
-            "spec: give either over, an installed kind, or rest, how an HTTP API is called"
+            "spec: give either over, an installed kind, or rest, how an HTTP API is called, "
+            "or composition, which resources it is made of"
         )
     if spec.over is None:
-        return installed_engine(REST)(name, spec)
+        return installed_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
     over = kinds.find(spec.over)
+    if over is not None and over.composes is not None:
+        raise InvalidManifestError(
+            f"spec.over: {spec.over} is made of resources: say by composition that it is a part"
+        )
     if over is None or over.definition is not None or not over.is_external:
         usable = (each for each in kinds.values() if each.is_external and not each.definition)
         names = ", ".join(sorted(each.name for each in usable))
