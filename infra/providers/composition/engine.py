@@ -23,8 +23,7 @@ from events.names import ResourceKey
 from infra.providers.composition.kind import composed_kind
 from infra.providers.composition.parts import (
     ABOUT,
-    MAX_EVALUATIONS,
-    MAX_RESOURCES,
+    Budget,
     PartTemplate,
     expression,
     standings,
@@ -33,7 +32,7 @@ from infra.providers.composition.provider import MAX_NAME_CHARACTERS, name_probl
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.protocol import OUTPUT_TYPES
 from reconciler.composites import components
-from reconciler.composites.components import Component, ComponentsOutputs
+from reconciler.composites.components import ComponentsOutputs
 from reconciler.provider.kind import READY as IS_READY
 from reconciler.provider.kind import Kind, Readiness
 
@@ -124,18 +123,8 @@ def _composed(
     shown: Fields = {} if observed is None else observed.fields
     forms = {each.name: each.is_many for each in parts}
     variables = {**about, _CHILDREN: standings(forms, shown, children_of(observed))}
-    made: list[Component] = []
-    resources = evaluations = 0
-    for each in parts:
-        component, number = each.component(variables)
-        made.append(component)
-        resources += number
-        evaluations += number * each.cost
-        if resources > MAX_RESOURCES or evaluations > MAX_EVALUATIONS:
-            raise InvalidManifestError(
-                f"{_WHERE}: at most {MAX_RESOURCES} resources and {MAX_EVALUATIONS} expressions, "
-                f"and part {each.name!r} goes beyond: divide it"
-            )
+    budget = Budget()
+    made = [each.component(variables, budget) for each in parts]
     content = components.composed(made, observed)
     return {**content, _GIVEN: {name: about[name] for name in given}} if given else content
 

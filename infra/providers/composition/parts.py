@@ -36,6 +36,23 @@ _MENTIONED: Final = re.compile(
 )
 
 
+class Budget:
+    """What one object may still have, so that no definition takes the time of others."""
+
+    def __init__(self) -> None:
+        self._resources, self._evaluations = MAX_RESOURCES, MAX_EVALUATIONS
+
+    def take(self, where: str, resources: int, evaluations: int) -> None:
+        """Take from it; raises ``InvalidManifestError`` if there is not enough."""
+        self._resources -= resources
+        self._evaluations -= evaluations
+        if self._resources < 0 or self._evaluations < 0:
+            raise InvalidManifestError(
+                f"{where}: with it there are more than {MAX_RESOURCES} resources, or"
+                f" {MAX_EVALUATIONS} expressions to evaluate: divide it"
+            )
+
+
 class PartTemplate:
     """Makes the resources of one part of what is declared, and of how the others stand."""
 
@@ -60,7 +77,7 @@ class PartTemplate:
         tree: Fields = msgspec.to_builtins(part.manifest)
         self._template = Template(tree, f"{self._where}.manifest", variables, (CHILDREN,))
         expressions = [*self._template.expressions.values()]
-        self.cost = len(expressions)
+        self._cost = len(expressions)
         expressions += [each for each in (self._when, self._for_each) if each is not None]
         self.needs = frozenset(self._needs(expressions, names))
 
@@ -80,40 +97,36 @@ class PartTemplate:
                     )
                 yield needed
 
-    def component(self, variables: Mapping[str, Any]) -> tuple[Component, int]:
-        """Return it as a component, and how many resources it has.
+    def component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
+        """Return it as a component.
 
         Raises ``InvalidManifestError``, which names the part and the expression.
         """
         try:
-            return self._component(variables)
+            return self._component(variables, budget)
         except ExpressionError as error:
             children: Mapping[str, Any] = variables[CHILDREN]
             missing = sorted(each for each in self.needs if not _is_ready(children[each]))
             if not missing:
                 raise InvalidManifestError(f"{self._where}: {error}") from None
             waiting = f"waits for {', '.join(missing)}: {error}"
-            return Component(self.name, _nothing, waiting=waiting), 0
+            return Component(self.name, _nothing, waiting=waiting)
 
-    def _component(self, variables: Mapping[str, Any]) -> tuple[Component, int]:
+    def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
         is_wanted: Any = True if self._when is None else self._when.value(variables)
         if not isinstance(is_wanted, bool):
             raise self._wrong("when", self._when, is_wanted, "true or false is")
         if not is_wanted or self._state == "Absent":
-            return Component(self.name, _nothing, enabled=False), 0
-        if self._for_each is None:
-            parts = [self._part(variables)]
-        else:
+            return Component(self.name, _nothing, enabled=False)
+        given: list[Mapping[str, Any]] = [variables]
+        if self._for_each is not None:
             items: Any = self._for_each.value(variables)
             if not isinstance(items, list):
                 raise self._wrong("forEach", self._for_each, items, "a list is")
-            of_list = cast("list[Any]", items)
-            if len(of_list) > MAX_RESOURCES:
-                raise InvalidManifestError(
-                    f"{self._where}.forEach: {len(of_list)} items: {MAX_RESOURCES} are the most"
-                )
-            parts = [self._part({**variables, ITEM: item}) for item in of_list]
-        return Component(self.name, lambda _values: parts), len(parts)
+            given = [{**variables, ITEM: item} for item in cast("list[Any]", items)]
+        budget.take(self._where, len(given), len(given) * self._cost)
+        parts = [self._part(each) for each in given]
+        return Component(self.name, lambda _values: parts)
 
     def _part(self, variables: Mapping[str, Any]) -> Part:
         made: Fields = self._template.made(variables)

@@ -89,7 +89,7 @@ class Expression:
     def value(self, variables: Mapping[str, Any]) -> Any:
         """Evaluate it to JSON; raises ``ExpressionError``."""
         given = {name: variables[name] for name in self.variables if name in variables}
-        _check_input(given, self._members)
+        _check_input(self.text, given, self._members)
         try:
             result = self._program.execute(cel.Context(variables=given, functions=_FUNCTIONS))
         except LookupError as error:
@@ -158,7 +158,7 @@ def _loops_around(text: str, at: int) -> int:
     return around
 
 
-def _check_input(variables: Mapping[str, Any], most: int) -> None:
+def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
     """Raise for an input that is larger than an expression may be asked to work on."""
     values = characters = 0
     waiting: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
@@ -171,7 +171,7 @@ def _check_input(variables: Mapping[str, Any], most: int) -> None:
             members = cast("dict[str, Any] | list[Any]", value)
             if len(members) > most or depth > MAX_DEPTH:
                 raise ExpressionError(
-                    f"the expression works on at most {most} members and {MAX_DEPTH} levels"
+                    f"{text!r} works on at most {most} members and {MAX_DEPTH} levels"
                 )
             if isinstance(members, dict):
                 characters += sum(map(len, members))
@@ -179,7 +179,7 @@ def _check_input(variables: Mapping[str, Any], most: int) -> None:
             waiting.extend((each, depth + 1) for each in members)
         if values > MAX_VALUES or characters > MAX_INPUT_CHARACTERS:
             raise ExpressionError(
-                f"an expression works on at most {MAX_VALUES} values"
+                f"{text!r} works on at most {MAX_VALUES} values"
                 f" and {MAX_INPUT_CHARACTERS} characters"
             )
 
