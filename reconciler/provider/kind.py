@@ -81,7 +81,7 @@ def _never_due(_fields: Fields, _shown: ExternalObject) -> datetime | None:
 
 
 def refers_to_nothing(_fields: Fields, _namespace: str) -> tuple[Reference, ...]:
-    """Find no references: those in a composed kind's spec are its parts'."""
+    """Find no references: those in a composed kind's spec, or in a definition, are its parts'."""
     return ()
 
 
@@ -154,6 +154,11 @@ class Kind:
         return self.connect is not None
 
     @property
+    def refers_itself(self) -> bool:
+        """Whether references and secrets in its specs are its own, and not those of its parts."""
+        return self.refers is not refers_to_nothing
+
+    @property
     def has_due(self) -> bool:
         """Whether its objects may have to be written again though nothing differs."""
         return self.due is not _never_due
@@ -192,9 +197,8 @@ class Kind:
 
         What the kind beneath a defined one refuses is refused as well.
         """
-        is_whole = self.composes is None  # else references and secrets are its parts'
         if (
-            is_whole
+            self.refers_itself
             and refers_to_anything(fields)
             and (secrets_in(fields) or has_reference(fields))
         ):
@@ -287,6 +291,7 @@ KIND_DEFINITION = Kind(
     api_version=RECONCILER_API_VERSION,
     schema=KindDefinitionSpec,
     namespace=SYSTEM_NAMESPACE,
+    refers=refers_to_nothing,
 )
 """A kind that is defined at run time: itself a kind, declared like everything else."""
 
