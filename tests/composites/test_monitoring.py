@@ -120,6 +120,7 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
     status = monitoring.until_ready()
     assert status["outputs"]["components"]["node-exporter"] == {"parts": 2, "ready": 2}
     before, made = monitoring.parts(), monitoring.made()
+    assert all(uid for uid, _, _ in before.values())
     assert len(before) == 11
     assert len(made) == 11
     assert before.keys() > GRAFANA

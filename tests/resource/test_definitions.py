@@ -334,3 +334,11 @@ def test_what_would_part_resources_from_their_objects_stays(field: str):
     assert answer is not None
     assert answer.reason == "Immutable"
     assert answer.message.startswith(f"spec.{field} was ")
+
+
+def test_a_default_of_an_object_has_what_its_fields_have_if_nobody_declares_them():
+    part = {"type": "Object", "default": {}, "fields": {"on": {"type": "Boolean", "default": True}}}
+    spec = msgspec.convert({**SPEC, "over": None, "fields": {"part": part}}, KindDefinitionSpec)
+    kind = kind_of("Toy", spec, 1, replace(BLOCK, maps=None))
+    assert kind.checked_fields({}) == {"part": {"on": True}}
+    assert kind.checked_fields({"part": {"on": False}}) == {"part": {"on": False}}

@@ -123,7 +123,7 @@ def _composed(
     shown: Fields = {} if observed is None else observed.fields
     forms = {each.name: each.is_many for each in parts}
     variables = {**about, _CHILDREN: standings(forms, shown, children_of(observed))}
-    budget = Budget()
+    budget = Budget(variables)
     made = [each.component(variables, budget) for each in parts]
     content = components.composed(made, observed)
     return {**content, _GIVEN: {name: about[name] for name in given}} if given else content

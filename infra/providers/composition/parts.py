@@ -7,7 +7,7 @@ then the part stays as it is. Whatever else goes wrong is an error of the defini
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -17,12 +17,13 @@ from events.composition_definition import PartDefinition, PartState
 from events.field_hints import with_hint
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
-from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.expressions import Expression, ExpressionError, count_values
 from infra.providers.rest.places import Template
 from reconciler.composites.components import COMPONENTS, Component, Part, is_usable
 
 MAX_RESOURCES: Final = 500
-MAX_EVALUATIONS: Final = 5_000
+MAX_WORK: Final = 200_000
+"""Microseconds, about, that all expressions of one object may take at most."""
 
 CHILDREN: Final = "children"
 ITEM: Final = "item"
@@ -39,17 +40,27 @@ _MENTIONED: Final = re.compile(
 class Budget:
     """What one object may still have, so that no definition takes the time of others."""
 
-    def __init__(self) -> None:
-        self._resources, self._evaluations = MAX_RESOURCES, MAX_EVALUATIONS
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._sizes = {name: count_values(each) for name, each in variables.items()}
+        self._resources, self._work = MAX_RESOURCES, MAX_WORK
 
-    def take(self, where: str, resources: int, evaluations: int) -> None:
-        """Take from it; raises ``InvalidManifestError`` if there is not enough."""
+    def take(self, where: str, resources: int) -> None:
+        """Take so many resources; raises ``InvalidManifestError`` if there are too many."""
         self._resources -= resources
-        self._evaluations -= evaluations
-        if self._resources < 0 or self._evaluations < 0:
+        if self._resources < 0:
             raise InvalidManifestError(
-                f"{where}: with it there are more than {MAX_RESOURCES} resources, or"
-                f" {MAX_EVALUATIONS} expressions to evaluate: divide it"
+                f"{where}: with it there are more than {MAX_RESOURCES} resources: divide it"
+            )
+
+    def spend(self, where: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
+        """Take what expressions need, each for so many items; raises as above."""
+        sizes = {**self._sizes, ITEM: sum(map(count_values, items)) // max(1, len(items))}
+        work = sum(each.work(sum(sizes[name] for name in each.variables)) for each in expressions)
+        self._work -= work * len(items)
+        if self._work < 0:
+            raise InvalidManifestError(
+                f"{where}: its expressions would take too long: give them less to look through,"
+                " such as item alone"
             )
 
 
@@ -76,9 +87,8 @@ class PartTemplate:
                 )
         tree: Fields = msgspec.to_builtins(part.manifest)
         self._template = Template(tree, f"{self._where}.manifest", variables, (CHILDREN,))
-        expressions = [*self._template.expressions.values()]
-        self._cost = len(expressions)
-        expressions += [each for each in (self._when, self._for_each) if each is not None]
+        self._switches = [each for each in (self._when, self._for_each) if each is not None]
+        expressions = [*self._template.expressions.values(), *self._switches]
         self.needs = frozenset(self._needs(expressions, names))
 
     def _needs(self, expressions: Collection[Expression], names: Collection[str]) -> Iterator[str]:
@@ -113,19 +123,21 @@ class PartTemplate:
             return Component(self.name, _nothing, waiting=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
+        budget.spend(self._where, self._switches, [None])
         is_wanted: Any = True if self._when is None else self._when.value(variables)
         if not isinstance(is_wanted, bool):
             raise self._wrong("when", self._when, is_wanted, "true or false is")
         if not is_wanted or self._state == "Absent":
             return Component(self.name, _nothing, enabled=False)
-        given: list[Mapping[str, Any]] = [variables]
+        items: list[Any] = [None]
         if self._for_each is not None:
-            items: Any = self._for_each.value(variables)
-            if not isinstance(items, list):
-                raise self._wrong("forEach", self._for_each, items, "a list is")
-            given = [{**variables, ITEM: item} for item in cast("list[Any]", items)]
-        budget.take(self._where, len(given), len(given) * self._cost)
-        parts = [self._part(each) for each in given]
+            found: Any = self._for_each.value(variables)
+            if not isinstance(found, list):
+                raise self._wrong("forEach", self._for_each, found, "a list is")
+            items = cast("list[Any]", found)
+        budget.take(self._where, len(items))
+        budget.spend(self._where, self._template.expressions.values(), items)
+        parts = [self._part({**variables, ITEM: item}) for item in items]
         return Component(self.name, lambda _values: parts)
 
     def _part(self, variables: Mapping[str, Any]) -> Part:
