@@ -158,6 +158,12 @@ def test_a_value_that_a_ready_part_does_not_give_is_an_error():
     )
 
 
+def test_what_is_wrong_with_a_declaration_is_said_though_another_part_is_not_ready():
+    both = shape("= children.middle.outputs.color", metadata={"name": "= string(1 / spec.divisor)"})
+    with pytest.raises(InvalidManifestError, match="cannot be evaluated: division by zero"):
+        content(with_part(name="after", manifest=both), divisor=0)
+
+
 def test_a_loop_over_a_map_goes_through_its_keys_in_their_order():
     made = {
         tuple(

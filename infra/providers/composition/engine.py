@@ -101,7 +101,7 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
             )
         parts.append(PartTemplate(each, where, names))
     try:
-        TopologicalSorter({each.name: each.needs for each in parts}).prepare()
+        TopologicalSorter({each.name: each.follows for each in parts}).prepare()
     except CycleError as error:
         circle = " → ".join(error.args[1])
         raise InvalidManifestError(

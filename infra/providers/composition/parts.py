@@ -89,23 +89,26 @@ class PartTemplate:
         self._template = Template(tree, f"{self._where}.manifest", variables, (CHILDREN,))
         self._switches = [each for each in (self._when, self._for_each) if each is not None]
         expressions = [*self._template.expressions.values(), *self._switches]
-        self.needs = frozenset(self._needs(expressions, names))
+        self._follows = {each.text: frozenset(self._mentioned(each, names)) for each in expressions}
 
-    def _needs(self, expressions: Collection[Expression], names: Collection[str]) -> Iterator[str]:
-        """Find which other parts it follows."""
-        for each in expressions:
-            if CHILDREN not in each.variables:
+    @property
+    def follows(self) -> frozenset[str]:
+        """The other parts that its expressions mention."""
+        return frozenset[str]().union(*self._follows.values())
+
+    def _mentioned(self, expression: Expression, names: Collection[str]) -> Iterator[str]:
+        if CHILDREN not in expression.variables:
+            return
+        for found in _MENTIONED.finditer(expression.text):
+            part: str = found[1] or found[2] or found[4] or ""
+            if not part and found[3] is None:
                 continue
-            for found in _MENTIONED.finditer(each.text):
-                needed: str = found[1] or found[2] or found[4] or ""
-                if not needed and found[3] is None:
-                    continue
-                if needed not in names:
-                    raise InvalidManifestError(
-                        f"{self._where}: {each.text!r}: name a part that it follows, as"
-                        f" children.NAME or children['NAME']: the parts are {', '.join(names)}"
-                    )
-                yield needed
+            if part not in names:
+                raise InvalidManifestError(
+                    f"{self._where}: {expression.text!r}: name a part that it follows, as"
+                    f" children.NAME or children['NAME']: the parts are {', '.join(names)}"
+                )
+            yield part
 
     def component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
         """Return it as a component.
@@ -116,7 +119,8 @@ class PartTemplate:
             return self._component(variables, budget)
         except ExpressionError as error:
             children: Mapping[str, Any] = variables[CHILDREN]
-            missing = sorted(each for each in self.needs if not _is_ready(children[each]))
+            followed = self._follows.get(error.text, ())
+            missing = sorted(each for each in followed if not _is_ready(children[each]))
             if not missing:
                 raise InvalidManifestError(f"{self._where}: {error}") from None
             waiting = f"waits for {', '.join(missing)}: {error}"

@@ -43,7 +43,11 @@ _INT64: Final = 2**63
 
 
 class ExpressionError(ValueError):
-    """An expression has no value for this input."""
+    """An expression has no value for this input; ``text`` is the expression."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
 
 
 class NothingThereError(ExpressionError):
@@ -98,11 +102,14 @@ class Expression:
         try:
             result = self._program.execute(cel.Context(variables=given, functions=_FUNCTIONS))
         except LookupError as error:
-            raise NothingThereError(f"{self.text!r} finds nothing at {error}") from None
+            raise NothingThereError(f"{self.text!r} finds nothing at {error}", self.text) from None
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-            raise ExpressionError(f"{self.text!r} cannot be evaluated: {error}") from None
+            raise ExpressionError(
+                f"{self.text!r} cannot be evaluated: {error}", self.text
+            ) from None
         if not _is_json(result):
-            raise ExpressionError(f"{self.text!r} gives {type(result).__name__}, which is no JSON")
+            strange = f"{self.text!r} gives {type(result).__name__}, which is no JSON"
+            raise ExpressionError(strange, self.text)
         return result
 
 
@@ -185,7 +192,7 @@ def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
             members = cast("dict[str, Any] | list[Any]", value)
             if len(members) > most or depth > MAX_DEPTH:
                 raise ExpressionError(
-                    f"{text!r} works on at most {most} members and {MAX_DEPTH} levels"
+                    f"{text!r} works on at most {most} members and {MAX_DEPTH} levels", text
                 )
             if isinstance(members, dict):
                 characters += sum(map(len, members))
@@ -194,7 +201,8 @@ def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
         if values > MAX_VALUES or characters > MAX_INPUT_CHARACTERS:
             raise ExpressionError(
                 f"{text!r} works on at most {MAX_VALUES} values"
-                f" and {MAX_INPUT_CHARACTERS} characters"
+                f" and {MAX_INPUT_CHARACTERS} characters",
+                text,
             )
 
 
