@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
 from events.composition import COMPOSED_SET_KIND
 from events.intake import Declared, Withdrawn
@@ -29,7 +32,9 @@ from tests.composites.trio import (
 )
 from tests.scenarios.harness import Human, World, api_config
 
-BOARD: Kind = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "board.py"))["BOARD"]
+ROOT = Path(__file__).parents[2]
+COMPOSING = (ROOT / "docs/composing.md").read_text()
+BOARD: Kind = runpy.run_path(str(ROOT / "examples/board.py"))["BOARD"]
 BOARD_KEY = ResourceKey("default", "Board", "b")
 
 
@@ -228,6 +233,36 @@ async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withd
     assert await colors(world) == {}
 
 
+# --- the pages
+
+
+async def test_the_example_of_the_page_works_as_it_stands(world: World):
+    page = (ROOT / "docs/kinds/kind-definition.md").read_text()
+    marker = "<!-- applied by tests/composites/test_parts_on_the_loop.py -->\n```yaml\n"
+    documents: list[Fields] = [*yaml.safe_load_all(page.split(marker)[1].split("```")[0])]
+    documents[1]["spec"] |= {"endpoint": world.server.url, "resyncSeconds": 0.2}
+    for document in documents:
+        written = msgspec.convert(document, Manifest)
+        answer = await world.ask(written.key, Declared(written))
+        assert answer.accepted, answer
+    row = await until_ready(world, ResourceKey("default", "Banner", "fair"))
+    assert await colors(world) == {
+        "fair-top": "Red",
+        "fair-bottom": "White",
+        "fair-emblem": "Yellow",
+    }
+    assert row.outputs["emblem"] == "Converged"
+
+
+def test_quoted_code_is_in_the_file_that_it_is_from() -> None:
+    quotes = re.findall(r"<!-- from (\S+) -->\n```python\n(.*?)```", COMPOSING, re.DOTALL)
+    assert len(quotes) == COMPOSING.count("```python") > 0
+    for path, quote in quotes:
+        assert quote in (ROOT / path).read_text()
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", COMPOSING):
+        assert (ROOT / "docs" / target).exists()
+
+
 # --- the example in Python
 
 
@@ -237,7 +272,10 @@ def board(**fields: Fields) -> Manifest:
 
 
 async def test_the_board_of_the_page_is_made_painted_and_taken_apart(world: World):
-    await world.declare_all([board(badge={"enabled": True}, corners={"count": 2})])
+    [example] = re.findall(r"```yaml\n(.*?)```", COMPOSING, re.DOTALL)
+    declared = msgspec.convert(yaml.safe_load(example), Manifest)
+    assert declared == board(badge={"enabled": True}, corners={"count": 2})
+    await world.declare_all([declared])
     row = await until_ready(world, BOARD_KEY)
     assert row.outputs["components"] == {
         "frame": {"parts": 1, "ready": 1},
