@@ -29,12 +29,10 @@ from events.names import InvalidNameError
 from reconciler.provider.kind import READY, Readiness
 
 COMPONENTS: Final = "components"
-WAITING: Final = "waiting"
 
 STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
 """Outcomes that do not end by themselves."""
 
-_HOOKED: Final = "hooked"
 _MADE_ONCE: Final = "CreateOnly"
 
 
@@ -85,6 +83,29 @@ class ComponentsOutputs(msgspec.Struct, frozen=True):
     leaving: list[str] = []
 
 
+class _Hooked(msgspec.Struct, frozen=True, rename={"source": "from", "made": "as"}):
+    """Digests of a manifest before its hooks, and of what they made of it."""
+
+    source: str
+    made: str
+
+
+class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a content says besides its resources: whose they are, and what is waited for."""
+
+    components: dict[str, list[str]] = {}
+    hooked: dict[str, _Hooked] = {}
+    waiting: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, fields: Fields) -> Recorded:
+        """Read it; what people have written otherwise says nothing, and must not end a listing."""
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError:
+            return cls()
+
+
 def composed(components: Iterable[Component], observed: ExternalObject | None) -> Fields:
     """Return the content of an object of these components, from what is there.
 
@@ -103,20 +124,20 @@ def is_usable(child: Child) -> bool:
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     """Return how each component stands, for the outputs."""
-    waiting: Mapping[str, str] = fields.get(WAITING, {})
+    recorded = Recorded.of(fields)
     standing = {
-        name: _standing(names, children, waiting.get(name, ""))
-        for name, names in fields.get(COMPONENTS, {}).items()
+        name: _standing(names, children, recorded.waiting.get(name, ""))
+        for name, names in recorded.components.items()
     }
     return {COMPONENTS: msgspec.to_builtins(standing)}
 
 
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     """Return whether all parts of all components can be used, and what was switched off is gone."""
-    children, waiting = children_of(seen), fields.get(WAITING, {})
+    children, recorded = children_of(seen), Recorded.of(fields)
     blocked: list[str] = []
-    for component, names in fields.get(COMPONENTS, {}).items():
-        by = _standing(names, children, waiting.get(component, "")).blocked_by
+    for component, names in recorded.components.items():
+        by = _standing(names, children, recorded.waiting.get(component, "")).blocked_by
         blocked += [f"{component}: {by}"] if by else []
     usable = sum(is_usable(children.get(name, Child())) for name in fields[CHILDREN])
     far = f"{usable} of {len(fields[CHILDREN])} parts are ready"
@@ -156,9 +177,9 @@ class _Before:
     def __init__(self, observed: ExternalObject | None) -> None:
         fields: Fields = {} if observed is None else observed.fields
         self.children: Mapping[str, str] = fields.get(CHILDREN, {})
-        self.components: Mapping[str, list[str]] = fields.get(COMPONENTS, {})
-        self.hooked: Mapping[str, Mapping[str, str]] = fields.get(_HOOKED, {})
-        ours = {name: each["as"] for name, each in self.hooked.items()}
+        recorded = Recorded.of(fields)
+        self.components, self.hooked = recorded.components, recorded.hooked
+        ours = {name: each.made for name, each in self.hooked.items()}
         # One that somebody declared otherwise shows another digest than ours.
         self._declared = {
             str(each.key): each
@@ -180,7 +201,7 @@ class _Content:
         self._manifests: list[Manifest] = []
         self._let_be: dict[str, str] = {}
         self._components: dict[str, list[str]] = {}
-        self._hooked: dict[str, dict[str, str]] = {}
+        self._hooked: dict[str, _Hooked] = {}
         self._waiting: dict[str, str] = {}
         self._seen: set[str] = set()
 
@@ -189,8 +210,8 @@ class _Content:
         content = content_of(self._manifests)
         content[CHILDREN] |= self._let_be
         components = {name: sorted(each) for name, each in self._components.items()}
-        more = {COMPONENTS: components, _HOOKED: self._hooked, WAITING: self._waiting}
-        return {**content, **{name: each for name, each in more.items() if each}}
+        recorded = Recorded(components, self._hooked, self._waiting)
+        return {**content, **msgspec.to_builtins(recorded)}
 
     def add(self, component: Component) -> None:
         """Add the parts of one component, if it is switched on."""
@@ -243,7 +264,7 @@ class _Content:
         elif there is not None:
             self._let_be[name] = there
         if name in self._before.hooked:
-            self._hooked[name] = dict(self._before.hooked[name])
+            self._hooked[name] = self._before.hooked[name]
 
     def _as_wanted(self, part: Part, name: str, component: Component) -> Manifest:
         if part.before_create is None and part.before_update is None:
@@ -252,11 +273,11 @@ class _Content:
         declared = self._before.declared(name)
         if name not in self._before.children or declared is None:
             made = _hooked("before_create", part.before_create, component, part.manifest)
-        elif before is not None and before["from"] == source:
+        elif before is not None and before.source == source:
             made = declared  # a hook is asked once a change, else its answer would change itself
         else:
             made = _hooked("before_update", part.before_update, component, part.manifest, declared)
-        self._hooked[name] = {"from": source, "as": _digest(made, name)}
+        self._hooked[name] = _Hooked(source, _digest(made, name))
         return made
 
 

@@ -61,6 +61,10 @@ def test_parts_are_made_of_what_is_declared():
     assert {each.metadata.namespace for each in manifests_of(made)} == {"default"}
 
 
+def test_another_order_of_what_is_declared_is_no_change():
+    assert content(dots=["a", "b"]) == content(dots=["b", "a"])
+
+
 def test_a_part_that_is_switched_off_is_absent_and_the_others_stay_the_same():
     on, off = content(), content(side=False)
     gone = on[CHILDREN].keys() - off[CHILDREN].keys()
@@ -478,6 +482,24 @@ def test_a_definition_that_says_the_same_is_known_and_changes_nothing():
     about = deepcopy(SPEC)
     about["fields"]["color"]["about"] = "Of the middle."
     assert names(redefined(told, about)) == ["DefinitionObserved", "SpecResolved"]
+
+
+def test_what_was_declared_before_has_the_defaults_of_what_was_defined_since():
+    told = story(color="blue")
+    told.succeed()
+    newer = with_part(name="fourth", manifest=shape("= spec.edge"))
+    newer["fields"]["edge"] = {"default": "Green"}
+    action = only(ActionDecided, redefined(told, newer)).action
+    assert (colors(action.fields)["t-fourth"], colors(action.fields)["t-middle"]) == (
+        "Green",
+        "Blue",
+    )
+    told.succeed()
+    less = deepcopy(SPEC)
+    del less["fields"]["divisor"]
+    assert every(ActionDecided, redefined(told, less, 3)) == []
+    assert told.state.outcome is not None
+    assert told.state.outcome.message.startswith("spec: Object contains unknown field `divisor`")
 
 
 def test_an_older_definition_takes_nothing_back():

@@ -233,6 +233,26 @@ async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withd
     assert await colors(world) == {}
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"components": {"side": 7}, "given": 7},
+        {"components": {"side": ["x"]}, "waiting": 1},
+        {"components": 7, "hooked": {"x": {"from": 1}}},
+    ],
+)
+async def test_a_set_that_people_write_blinds_nobody(world: World, written: Fields):
+    told = spec(outputs={"title": {"value": "spec.color + children.side.outcome"}})
+    assert (await world.ask(DEFINITION, definition(told))).accepted
+    await made(world)
+    fields = {"parent": "default/Trio/bad", "uid": "u", "key": "k", "fields": written}
+    bad = Manifest("reconciler/v1", COMPOSED_SET_KIND, Metadata("Trio-bad"), fields)
+    await world.declare_all([bad])
+    await world.withdraw("t-side")
+    await world.until_outcome("t-side", "Deleted")
+    await until_colors(world, **ALL)
+
+
 # --- the pages
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -157,7 +157,9 @@ class _Told:
         """Return how the components stand, and what the definition's expressions find."""
         result = components.summary(fields, children)
         standing = standings(self._are_many, fields, children)
-        variables = {**fields.get(_GIVEN, {}), _CHILDREN: standing}
+        given: object = fields.get(_GIVEN)
+        about = cast("Fields", given) if isinstance(given, dict) else {}
+        variables = {**about, _CHILDREN: standing}
         problems: list[str] = []
         for name, (found, output) in self._outputs.items():
             try:

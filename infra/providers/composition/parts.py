@@ -16,10 +16,9 @@ from events.composition import Child
 from events.composition_definition import PartDefinition, PartState
 from events.field_hints import with_hint
 from events.manifest import Fields, InvalidManifestError, Manifest
-from events.names import ResourceKey
 from infra.providers.rest.expressions import Expression, ExpressionError, count_values
 from infra.providers.rest.places import Template
-from reconciler.composites.components import COMPONENTS, Component, Part, is_usable
+from reconciler.composites.components import Component, Part, Recorded, is_usable
 
 MAX_RESOURCES: Final = 500
 MAX_WORK: Final = 200_000
@@ -175,11 +174,11 @@ def standings(
     are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
     """Return how the resources of each part stand, for expressions; by name if it has many."""
-    components: Mapping[str, list[str]] = fields.get(COMPONENTS, {})
+    components = Recorded.of(fields).components
     result: dict[str, Any] = {}
     for part, is_many in are_many.items():
         names = components.get(part, [])
-        found = {ResourceKey.parse(name).name: _standing(children.get(name)) for name in names}
+        found = {name.rpartition("/")[2]: _standing(children.get(name)) for name in names}
         result[part] = found if is_many else next(iter(found.values()), _standing(None))
     return result
 
