@@ -176,14 +176,20 @@ class _Before:
 
     def __init__(self, observed: ExternalObject | None) -> None:
         fields: Fields = {} if observed is None else observed.fields
-        self.children: Mapping[str, str] = fields.get(CHILDREN, {})
+        shown: Mapping[str, str] = fields.get(CHILDREN, {})
+        standing = children_of(observed)
+        self.children = {  # what was refused was never made
+            name: digest
+            for name, digest in shown.items()
+            if name not in standing or standing[name].outcome != REFUSED
+        }
         recorded = Recorded.of(fields)
         self.components, self.hooked = recorded.components, recorded.hooked
         ours = {name: each.made for name, each in self.hooked.items()}
         # One that somebody declared otherwise shows another digest than ours.
         self._declared = {
             str(each.key): each
-            for children in (ours, self.children)
+            for children in (ours, shown)
             for each in manifests_of({**fields, CHILDREN: children})
         }
 

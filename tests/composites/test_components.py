@@ -95,6 +95,17 @@ def test_what_was_created_is_never_updated_or_put_back():
     assert colors(again) == {"a": "Green"}, "one that is not there is made"
 
 
+def test_what_was_refused_was_never_created():
+    its = Object()
+    part = Part(block("a"), "Created", before_create=stamped)
+    its.made(component("one", part), a=Child("Refused", message="a prefix rule"))
+    content = its.made(component("one", Part(block("a", "Blue"), "Created", before_create=stamped)))
+    assert specs(content)["a"]["color"] == "Blue"
+    its.show(content, {"default/Block/a": Child("Refused")})
+    waiting = its.made(Component("one", lambda _values: [], waiting="for two"))
+    assert waiting[CHILDREN] == content[CHILDREN]
+
+
 def test_what_was_present_and_is_to_be_created_only_stays_as_it_is():
     its = Object()
     first = its.made(component("one", Part(block("a"))))
