@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import msgspec
@@ -135,17 +136,16 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     """Return whether all parts of all components can be used, and what was switched off is gone."""
     children, recorded = children_of(seen), Recorded.of(fields)
-    blocked: list[str] = []
+    blocked: list[tuple[bool, str]] = []
     for component, names in recorded.components.items():
         by = _standing(names, children, recorded.waiting.get(component, "")).blocked_by
-        blocked += [f"{component}: {by}"] if by else []
+        is_stuck = any(children.get(name, Child()).outcome in STUCK for name in names)
+        blocked += [(not is_stuck, f"{component}: {by}")] if by else []
     usable = sum(is_usable(children.get(name, Child())) for name in fields[CHILDREN])
     far = f"{usable} of {len(fields[CHILDREN])} parts are ready"
     if blocked:
-        is_stuck = any(
-            child.outcome in STUCK for name, child in children.items() if name in fields[CHILDREN]
-        )
-        return Readiness(False, "Stalled" if is_stuck else "Progressing", f"{far}; {blocked[0]}")
+        moves, why = min(blocked, key=itemgetter(0))  # the first that is stuck, if one is
+        return Readiness(False, "Progressing" if moves else "Stalled", f"{far}; {why}")
     if leaving := seen.outputs.get("leaving"):
         return Readiness(False, "Progressing", f"{far}; {leaving[0]} still goes")
     return READY

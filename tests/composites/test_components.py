@@ -279,6 +279,8 @@ def test_what_blocks_a_component_is_named_and_what_is_stuck_first():
         "Stalled",
         "1 of 3 parts are ready; one: default/Block/b is Failed: no image",
     )
+    told, _ = standing(a=Child(), c=Child("Held", message="approve it"))
+    assert told.message == "1 of 3 parts are ready; two: default/Block/c is Held: approve it"
     told, _ = standing(c=Child("Converged", reason="Starting", message="2 s"))
     assert told.reason == "Progressing"
     assert told.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
