@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
 import runpy
 from collections.abc import AsyncIterator
@@ -210,6 +212,22 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
     await world.tell(KEY, Withdrawn())
     await world.until_outcome(KEY, "Deleted")
     assert {each for each in await colors(world) if each.startswith("t-")} == set()
+
+
+async def test_whatever_is_declared_in_haste_the_last_is_what_is_there(world: World):
+    chance = random.Random(52)
+    await made(world)
+    for _ in range(12):
+        dots = chance.sample(["a", "b", "c", "a b"], chance.randint(0, 3))
+        color = chance.choice(["Red", "Blue"])
+        await world.declare_all([trio(dots=dots, side=chance.random() > 0.5, color=color)])
+        await asyncio.sleep(chance.uniform(0, 0.1))
+        if chance.random() > 0.7:
+            await world.restart_reconciler()
+    answer = await world.ask(KEY, Declared(trio(dots=["a", "c"], side=False, color="Blue")))
+    await until_ready(world, generation=answer.generation)
+    await until_colors(world, t_middle="Blue", t_dot_a="Black", t_dot_c="Black", t_base="Red")
+    assert (await generations(world))["t-base"] == 1
 
 
 async def test_a_part_that_its_kind_refuses_is_named_and_nothing_is_made(world: World):
