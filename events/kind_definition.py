@@ -1,4 +1,7 @@
-"""Kinds defined at run time: the kind ``KindDefinition``, over an installed kind or an HTTP API."""
+"""Kinds defined at run time: the kind ``KindDefinition``.
+
+Over an installed kind, over an HTTP API, or made of other resources.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
+from events.composition_definition import CompositionSpec
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
 from events.rest_definition import RestSpec
 
@@ -48,9 +52,10 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     """The spec of a ``KindDefinition``; its ``metadata.name`` is the kind's name.
 
     Either ``over`` is the installed kind that makes the calls, or ``rest`` says how an HTTP API is
-    called. ``provider`` is what ``ProviderConfig``s of the defined kind name: one of its own, so
-    that nobody else looks at its scopes. ``name_prefix`` goes before each object's name,
-    ``constants`` are fields of the kind beneath, or of the API's object, that nobody declares.
+    called, or ``composition`` which resources it is made of. ``provider`` is what
+    ``ProviderConfig``s of the defined kind name: one of its own, so that nobody else looks at its
+    scopes. ``name_prefix`` goes before each object's name, ``constants`` are fields of the kind
+    beneath, or of the API's object, that nobody declares.
     """
 
     api_version: str
@@ -60,6 +65,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     name_prefix: str = ""
     constants: Fields = {}  # noqa: RUF012 - msgspec copies it
     rest: RestSpec | None = None
+    composition: CompositionSpec | None = None
 
     @property
     def digest(self) -> str:

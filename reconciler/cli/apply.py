@@ -29,9 +29,9 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
+from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.decide import PLAN_OUTDATED
-from reconciler.roles.definitions import defined
 from reconciler.sdk.client import Client
 
 if TYPE_CHECKING:

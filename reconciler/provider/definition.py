@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
@@ -77,7 +76,7 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
         field = fields[each]
         wanted = _type(f"{name}.{each}", each, field)
         if field.default is not None:
-            members.append((attribute, wanted, _with_default(field.default)))
+            members.append((attribute, wanted, _with_default(field.default, wanted)))
         elif field.optional:
             members.append((attribute, wanted | msgspec.UnsetType, msgspec.UNSET))
         else:
@@ -91,9 +90,11 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
     )
 
 
-def _with_default(value: Any) -> Any:
-    is_shared = isinstance(value, list | dict)  # each object has one of its own
-    return msgspec.field(default_factory=lambda: deepcopy(value)) if is_shared else value
+def _with_default(value: Any, wanted: Any) -> Any:
+    if not isinstance(value, list | dict):
+        return value
+    # Each object has one of its own, with what its fields have if nobody declares them.
+    return msgspec.field(default_factory=lambda: msgspec.convert(value, wanted))
 
 
 def _type(path: str, name: str, field: DefinedField) -> Any:

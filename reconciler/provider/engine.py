@@ -11,6 +11,7 @@ from reconciler.provider.kind import Kind
 
 ENTRY_POINT_GROUP = "reconciler.engines"
 REST = "rest"
+COMPOSITION = "composition"
 
 
 class Engine(Protocol):

@@ -82,7 +82,7 @@ def _never_due(_fields: Fields, _shown: ExternalObject) -> datetime | None:
 
 
 def refers_to_nothing(_fields: Fields, _namespace: str) -> tuple[Reference, ...]:
-    """Find no references: those in a composed kind's spec are its parts'."""
+    """Find no references: those in a composed kind's spec, or in a definition, are its parts'."""
     return ()
 
 
@@ -171,6 +171,11 @@ class Kind:
         return self.connect is not None
 
     @property
+    def refers_itself(self) -> bool:
+        """Whether references and secrets in its specs are its own, and not those of its parts."""
+        return self.refers is not refers_to_nothing
+
+    @property
     def has_due(self) -> bool:
         """Whether its objects may have to be written again though nothing differs."""
         return self.due is not _never_due
@@ -209,9 +214,11 @@ class Kind:
 
         What the kind beneath a defined one refuses is refused as well.
         """
-        if self.composes is not None:
-            return self.checked_fields(fields)  # references and secrets are its parts'
-        if refers_to_anything(fields) and (secrets_in(fields) or has_reference(fields)):
+        if (
+            self.refers_itself
+            and refers_to_anything(fields)
+            and (secrets_in(fields) or has_reference(fields))
+        ):
             return self.checked_with_references(fields)
         checked = self.checked_fields(fields)
         self.object_fields(checked)
@@ -309,6 +316,7 @@ KIND_DEFINITION = Kind(
     api_version=RECONCILER_API_VERSION,
     schema=KindDefinitionSpec,
     namespace=SYSTEM_NAMESPACE,
+    refers=refers_to_nothing,
 )
 """A kind that is defined at run time: itself a kind, declared like everything else."""
 

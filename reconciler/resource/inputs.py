@@ -50,25 +50,30 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
 
 def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
     """Record what the object is made of, as things stand; None if that is recorded."""
-    kind = context.kind
+    kind, desired = context.kind, state.desired
     assert kind is not None
     assert kind.composes is not None
     for reference in spec.references:
-        waiting = _waiting_for(reference, state.desired)
+        waiting = _waiting_for(reference, desired)
         if waiting is not None:
             return waiting
+    if desired.resolved is not None and _is_outdated(kind, desired):
+        return None  # this process has not read the newer definition yet
     seen = state.observed.object if state.owned is not None else None
-    part = ""
+    digest = "" if kind.definition is None else kind.definition.digest
+    fields, part = spec.fields, ""
     try:
-        content = kind.composes(context.key, spec.fields, seen)
-        if content == state.desired.resolved:
+        if kind.definition is not None:  # it may be another one than the fields were declared by
+            fields = kind.object_fields(kind.checked_fields(fields))
+        content = kind.composes(context.key, fields, seen)
+        if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         for each in manifests_of(content):  # all or nothing
             part = f"{each.key}: "
             context.check_part(each)
     except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:
         return Settled("Failed", "InvalidInput", f"{part}{error}")
-    return SpecResolved(state.desired.generation, content)
+    return SpecResolved(desired.generation, content, digest)
 
 
 def reliance(spec: Spec, state: ResourceState) -> Step:

@@ -101,15 +101,14 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     assert desired.spec is not None
     if desired.spec.policy.mode == "Absent":
         return _keep_away(state, context, config)
-    has_inputs = desired.spec.references or desired.spec.secrets or kind.definition is not None
-    if has_inputs and kind.composes is None:
-        unresolved = resolve(desired.spec, state, context)
-        if unresolved is not None:
-            return unresolved
     if kind.composes is not None:
         composed = compose(desired.spec, state, context)
         if composed is not None:
             return composed
+    elif desired.spec.references or desired.spec.secrets or kind.definition is not None:
+        unresolved = resolve(desired.spec, state, context)
+        if unresolved is not None:
+            return unresolved
     return _keep_present(desired.spec, state, context, config)
 
 

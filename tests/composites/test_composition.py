@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import FinalizerReleased, FinalizerRequested, Withdrawn
@@ -18,17 +17,9 @@ from events.provider_config import Retry
 from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
 from tests.composites.palette import CONFIG, KIND, PALETTE, palette
-from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, every, manifest, shape
 
 WARM = ResourceKey("default", KIND, "warm")
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shapes_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    process = FaultyApi()
-    yield await process.start(tmp_path_factory.mktemp("shapes"))
-    await process.stop()
 
 
 @pytest.fixture

@@ -14,11 +14,13 @@ from events.composition import children_of, content_of
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields, Manifest, Metadata
+from events.names import ResourceKey
 from infra.embedded import EmbeddedServer
 from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract, action
 from reconciler.wiring import connected, initialise
 from tests.composites.palette import PALETTE
+from tests.composites.trio import kind_from
 from tests.crashes.role_process import RoleProcess
 
 
@@ -52,7 +54,7 @@ class TestComposedContract(ProviderContract):
         return f"default.t{uuid4().hex[:12]}"
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
-        return action(operation, name, {} if fields is None else content(name, fields))
+        return action(operation, name, {} if fields is None else self.content(name, fields))
 
     async def made(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object, and wait until something is told of each of its parts."""
@@ -66,20 +68,36 @@ class TestComposedContract(ProviderContract):
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         assert thing is not None
-        return thing.fields == content(thing.name, fields)
+        return thing.fields == self.content(thing.name, fields)
+
+    def content(self, name: str, fields: Fields) -> Fields:
+        """Return two parts of an object; the second follows its size."""
+        if self.kind.name_problem(name) is not None:
+            return {}
+        parts = [
+            Manifest(
+                "shapes/v1",
+                "Shape",
+                Metadata(f"{name.partition('.')[2]}-{part}"),
+                {"type": "Square", "color": color, "providerConfigRef": {"name": "nowhere"}},
+            )
+            for part, color in (("a", "Red"), ("b", "Blue" if fields["size"] == 1 else "Green"))
+        ]
+        return {**content_of(parts), **fields}
 
 
-def content(name: str, fields: Fields) -> Fields:
-    """Return two parts of an object; the second follows its size."""
-    if PALETTE.name_problem(name) is not None:
-        return {}
-    parts = [
-        Manifest(
-            "shapes/v1",
-            "Shape",
-            Metadata(f"{name.partition('.')[2]}-{part}"),
-            {"type": "Square", "color": color, "providerConfigRef": {"name": "nowhere"}},
-        )
-        for part, color in (("a", "Red"), ("b", "Blue" if fields["size"] == 1 else "Green"))
-    ]
-    return {**content_of(parts), **fields}
+class TestDefinedContract(TestComposedContract):
+    """A definition without code says what it is made of."""
+
+    kind = kind_from()
+    fields: ClassVar[Fields] = {"color": "Red", "dots": ["a"]}
+    other_fields: ClassVar[Fields] = {"color": "Blue", "side": False}
+
+    def content(self, name: str, fields: Fields) -> Fields:
+        """Return the parts of an object."""
+        if self.kind.name_problem(name) is not None:
+            return {}
+        assert self.kind.composes is not None
+        namespace, _, its_name = name.partition(".")
+        key = ResourceKey(namespace, self.kind.name, its_name)
+        return self.kind.composes(key, self.kind.check_declared(fields), None)

@@ -126,7 +126,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_told():
         checked_parts(content, "default", KindRegistry([SHAPE]).check)
     told = raised.value.message
     assert told.startswith("b.yaml:4: a manifest is a mapping, this is int; c.json:1: not JSON")
-    assert "d.yaml: not UTF-8 text" in told
+    assert "d.yaml:1: not UTF-8 text" in told
     assert "e.yaml:1: default/Shape/a is declared already in a.yaml:1" in told
     assert "f.yaml:1: not YAML: line 2, column 1" in told
     assert told.endswith("; 1 more")

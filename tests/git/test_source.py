@@ -302,7 +302,7 @@ async def test_it_waits_for_what_it_depends_on(world: World, repository: Reposit
     repository.write({"a.yaml": document("a")})
     repository.commit()
     await world.declare_all([source(repository, dependsOn=["Shape/base"])])
-    waiting = await world.until_outcome(SHOP, "Waiting")
+    waiting = await world.until_outcome(SHOP, "Waiting", reason="ReferenceMissing")
     assert waiting.message == "waits for default/Shape/base: it is not declared"
     await world.declare("base")
     await until_ready(world)

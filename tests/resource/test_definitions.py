@@ -24,11 +24,11 @@ from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
+from reconciler.provider.defined_kind import defined
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, Holds
-from reconciler.roles.definitions import defined
 from tests.resource.building import BLOCK, START, Story, every, names, only
 
 TOY = ResourceKey("default", "Toy", "Foo")
@@ -334,3 +334,11 @@ def test_what_would_part_resources_from_their_objects_stays(field: str):
     assert answer is not None
     assert answer.reason == "Immutable"
     assert answer.message.startswith(f"spec.{field} was ")
+
+
+def test_a_default_of_an_object_has_what_its_fields_have_if_nobody_declares_them():
+    part = {"type": "Object", "default": {}, "fields": {"on": {"type": "Boolean", "default": True}}}
+    spec = msgspec.convert({**SPEC, "over": None, "fields": {"part": part}}, KindDefinitionSpec)
+    kind = kind_of("Toy", spec, 1, replace(BLOCK, maps=None))
+    assert kind.checked_fields({}) == {"part": {"on": True}}
+    assert kind.checked_fields({"part": {"on": False}}) == {"part": {"on": False}}

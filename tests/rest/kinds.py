@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from events.manifest import Fields
+from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import Kind, KindRegistry
-from reconciler.roles.definitions import defined
 
 KINDS = Path(__file__).parents[2] / "examples/kinds"
 

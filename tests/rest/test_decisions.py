@@ -19,10 +19,10 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.rest.protocol import Protocol
 from reconciler.cli.explain import explanation_of
 from reconciler.errors import UnknownKindError
+from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.difference import Wanted, differences
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.definitions import defined
 from reconciler.roles.providers import ProviderPool
 from tests.resource.building import BLOCK, Story, every, names, only
 from tests.rest.kinds import KINDS, example, manifest

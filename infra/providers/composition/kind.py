@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from events.external import ExternalObject
 from events.manifest import Fields
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from events.reference import Reference
 from infra.providers.composition.provider import (
     MAX_NAME_CHARACTERS,
@@ -19,6 +21,7 @@ from infra.providers.composition.provider import (
 )
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind, Readiness, Removal, refers_to_nothing, removes_nothing
+from reconciler.provider.secrets import Secrets
 
 CAPABILITIES = Capabilities(
     idempotency_keys=False,  # the newest key is known, and no older one
@@ -27,6 +30,19 @@ CAPABILITIES = Capabilities(
     conditional_writes=True,
     watch=True,
 )
+
+
+@dataclass(frozen=True)
+class CompositionFactory:
+    """Builds the providers of one composed kind."""
+
+    kind: str
+    summary: Summary
+    provider: Callable[..., CompositionProvider] = CompositionProvider
+
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> CompositionProvider:
+        """Build a client; opens no connection yet."""
+        return self.provider(config, secrets, kind=self.kind, summary=self.summary)
 
 
 def composed_kind(
@@ -49,7 +65,7 @@ def composed_kind(
         schema=schema,
         provider="composition",
         capabilities=CAPABILITIES,
-        connect=partial(provider, kind=name, summary=summary),
+        connect=CompositionFactory(name, summary, provider),
         name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
         outputs=outputs,
         refers=refers,

@@ -15,7 +15,7 @@ from events.composition import COMPOSED_SET_KIND, Child, ComposedSetSpec
 from events.envelope import decode_log
 from events.log import Condition, LogEvent, OutcomeRecorded, SpecDeclared, SpecWithdrawn
 from events.manifest import Fields
-from events.names import ResourceKey
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
@@ -185,6 +185,11 @@ class Standing:
             key.name: (each.generation, msgspec.convert(each.fields, ComposedContentSpec))
             for key, each in found.items()
         }
+
+    async def definitions(self) -> dict[str, tuple[int, Fields]]:
+        """Return every kind that is defined, by name, with its generation."""
+        found = await self._all_declared(f"log.{SYSTEM_NAMESPACE}.{KIND_DEFINITION_KIND}.*.fact")
+        return {key.name: (each.generation, each.fields or {}) for key, each in found.items()}
 
     async def _all_declared(self, subjects: str) -> dict[ResourceKey, Declaration]:
         """Return what is declared: of nearly all, the newest fact is what they are."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
 from events.documents import SUFFIXES, Problem, Read, Source, read_documents
 from events.manifest import InvalidManifestError, Manifest
-from events.names import InvalidNameError, ResourceKey
+from events.names import InvalidNameError, ResourceKey, system_rank
 from events.stored_content import Part, problem_of_part
 from infra.providers.git.problems import GitError
 from reconciler.errors import UnknownKindError
@@ -27,31 +27,42 @@ def checked_parts(
 
     They may be in the source's own namespace only, unless that is the system's.
     """
-    parts: list[Part] = []
-    wrong: list[str] = []
+    reads = list(_reads(files, namespace, is_rendered=is_rendered))
+    wrong: dict[Source, str] = {}
     first: dict[ResourceKey, Source] = {}
+    for read in sorted(reads, key=_rank):
+        problem = _problem(read, namespace, check, first)
+        if problem:
+            wrong[read.source] = f"{read.source.place}: {problem}"
+        elif isinstance(read, Read):
+            first[read.key] = read.source
+    if wrong:
+        told = [wrong[read.source] for read in reads if read.source in wrong]
+        rest = len(told) - _MAX_NAMED
+        more = [f"{rest} more"] if rest > 0 else []
+        raise GitError("BadCommit", "; ".join([*told[:_MAX_NAMED], *more]))
+    if not reads:
+        raise GitError("BadCommit", f"no manifests: no file that ends with {', '.join(SUFFIXES)}")
+    return [Part(read.manifest, read.source.place) for read in reads if isinstance(read, Read)]
+
+
+def _reads(
+    files: Mapping[str, bytes], namespace: str, *, is_rendered: bool
+) -> Iterator[Read | Problem]:
     for file, content in sorted(files.items()):
         if PurePosixPath(file).suffix.lower() not in SUFFIXES and not is_rendered:
             continue
         try:
             text = io.StringIO(content.decode(), newline=None).read()
         except UnicodeDecodeError as error:
-            wrong.append(f"{file}: not UTF-8 text: {error.reason}")
+            yield Problem(Source(file, 1), f"not UTF-8 text: {error.reason}")
             continue
-        for read in read_documents(file, text, namespace):
-            problem = _problem(read, namespace, check, first)
-            if problem:
-                wrong.append(f"{read.source.place}: {problem}")
-            elif isinstance(read, Read):
-                first[read.key] = read.source
-                parts.append(Part(read.manifest, read.source.place))
-    if wrong:
-        rest = len(wrong) - _MAX_NAMED
-        more = [f"{rest} more"] if rest > 0 else []
-        raise GitError("BadCommit", "; ".join([*wrong[:_MAX_NAMED], *more]))
-    if not parts:
-        raise GitError("BadCommit", f"no manifests: no file that ends with {', '.join(SUFFIXES)}")
-    return parts
+        yield from read_documents(file, text, namespace)
+
+
+def _rank(read: Read | Problem) -> int:
+    """A definition is checked before what it defines."""
+    return system_rank(read.key.kind) if isinstance(read, Read) else 0
 
 
 def _problem(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from events.composition import ComposedSetSpec
 from events.external import ExternalObject
-from events.manifest import Fields
+from events.manifest import Fields, InvalidManifestError, Manifest
+from events.names import KIND_DEFINITION_KIND
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.composition.kind import composed_kind
 from infra.providers.composition.provider import CompositionProvider, Look, Summary, parent_of
@@ -25,6 +27,7 @@ from reconciler.composites.git_source import (
     summary,
     told_revision,
 )
+from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import installed_kinds
 from reconciler.provider.secrets import Secrets
 
@@ -47,6 +50,7 @@ class GitSourceProvider(CompositionProvider):
             timeout_seconds=config.limits.request_timeout_seconds,
         )
         self._moves = 0
+        self._installed = installed_kinds()
 
     async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
         """Show what each repository has."""
@@ -72,8 +76,18 @@ class GitSourceProvider(CompositionProvider):
         return f"{outcomes}.{self._moves}"
 
     async def _check(self) -> Check:
-        """Return how a manifest is checked, by the kinds that are known now."""
-        return installed_kinds().check
+        """Return how manifests are checked: by the kinds of now, and those that they define."""
+        kinds = self._installed.copy()
+        for name, (generation, fields) in (await self._standing.definitions()).items():
+            with suppress(InvalidManifestError):  # what it is over may be missing here
+                kinds.define(defined(kinds, name, fields, generation))
+
+        def check(manifest: Manifest) -> None:
+            kinds.check(manifest)
+            if manifest.kind == KIND_DEFINITION_KIND:
+                kinds.define(defined(kinds, manifest.metadata.name, manifest.spec, 1))
+
+        return check
 
     def told_of(self, fields: Fields) -> str:
         """Name the commit that a content is of."""

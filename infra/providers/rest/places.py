@@ -97,19 +97,25 @@ class Template:
     """JSON with expressions in it.
 
     An expression that is only names with dots between them may find nothing: then its place is
-    left out.
+    left out, unless the first name is one of ``needed``.
     """
 
-    def __init__(self, tree: Any, where: str, variables: Collection[str]) -> None:
+    def __init__(
+        self, tree: Any, where: str, variables: Collection[str], needed: Collection[str] = ()
+    ) -> None:
         self._compiled: dict[str, Expression | tuple[str, ...]] = {}
         self._tree = tree
+        self.expressions: dict[str, Expression] = {}
         for number, (place, depth, node) in enumerate(_nodes(tree, where, 1)):
             if number >= MAX_NODES or depth > MAX_TEMPLATE_DEPTH:
                 raise InvalidManifestError(
                     f"{where}: more than {MAX_NODES} values or {MAX_TEMPLATE_DEPTH} levels"
                 )
             if isinstance(node, str) and is_expression(node):
-                self._compiled[node] = _compiled(node, place, variables)
+                expression = self.expressions[node] = Expression(node[1:], place, variables)
+                names = tuple(node[1:].strip().split("."))
+                is_plain = _PLAIN.fullmatch(node) is not None and names[0] not in needed
+                self._compiled[node] = names if is_plain else expression
 
     def made(self, variables: Mapping[str, Any]) -> Any:
         """Return the JSON, ``MISSING`` if it is nothing; raises ``ExpressionError``."""
@@ -130,11 +136,6 @@ class Template:
         if isinstance(compiled, Expression):
             return compiled.value(variables)
         return found_at(variables, compiled)
-
-
-def _compiled(text: str, where: str, variables: Collection[str]) -> Expression | tuple[str, ...]:
-    expression = Expression(text[1:], where, variables)  # checks the names, too
-    return tuple(text[1:].strip().split(".")) if _PLAIN.fullmatch(text) else expression
 
 
 def _nodes(tree: Any, where: str, depth: int) -> Iterator[tuple[str, int, Any]]:

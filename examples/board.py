@@ -1,0 +1,101 @@
+"""A kind that is made of components, complete: a board of shapes with a frame, corners and a badge.
+
+It is a module of your own package, which registers it under `reconciler.kinds`; docs/composing.md
+explains it.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields, Manifest, Metadata
+from events.names import ResourceKey
+from infra.providers.composition.kind import composed_kind
+from reconciler.composites.components import (
+    Component,
+    ComponentsOutputs,
+    Part,
+    composed,
+    ready,
+    summary,
+)
+
+Form = Literal["Square", "Circle", "Hexagon"]
+Color = Literal["Red", "Green", "Blue", "Black", "White"]
+
+
+class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = True
+    form: Form = "Square"
+    color: Color = "Black"
+
+
+class Corners(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = True
+    count: int = 4
+    color: Color = "Blue"
+
+
+class Badge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    color: Color = "Red"
+
+
+class BoardFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a `Board`'s spec: a flag and values of each component."""
+
+    frame: Frame = Frame()
+    corners: Corners = Corners()
+    badge: Badge = Badge()
+
+
+def shape(board: ResourceKey, name: str, form: str, color: str) -> Manifest:
+    metadata = Metadata(f"{board.name}-{name}", board.namespace)
+    return Manifest("shapes/v1", "Shape", metadata, {"type": form, "color": color})
+
+
+def compose(board: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
+    """Return what a board is made of: asked again whenever something of it has changed."""
+
+    def frame(values: Fields) -> list[Part]:
+        manifest = shape(board, "frame", values["form"], values["color"])
+        return [Part(manifest, before_create=with_first_color, before_update=keep_form)]
+
+    def corners(values: Fields) -> list[Part]:
+        names = [f"corner-{number}" for number in range(values["count"])]
+        return [Part(shape(board, name, "Circle", values["color"])) for name in names]
+
+    def badge(values: Fields) -> list[Part]:
+        return [Part(shape(board, "badge", "Hexagon", values["color"]), "Created")]
+
+    parts = {"frame": frame, "corners": corners, "badge": badge}
+    return composed(
+        [Component(name, parts[name], spec[name]["enabled"], spec[name]) for name in parts],
+        observed,
+    )
+
+
+def with_first_color(manifest: Manifest) -> Manifest:
+    """Remember on a new frame which colour it was made in."""
+    metadata = msgspec.structs.replace(
+        manifest.metadata, labels={"first-color": manifest.spec["color"]}
+    )
+    return msgspec.structs.replace(manifest, metadata=metadata)
+
+
+def keep_form(manifest: Manifest, declared: Manifest) -> Manifest:
+    """A frame that is there is painted, and never bent."""
+    spec = {**manifest.spec, "type": declared.spec["type"]}
+    return msgspec.structs.replace(manifest, metadata=declared.metadata, spec=spec)
+
+
+BOARD = composed_kind(
+    "Board",
+    "boards/v1",
+    BoardFields,
+    composes=compose,
+    summary=summary,
+    ready=ready,
+    outputs=ComponentsOutputs,
+)

@@ -1,0 +1,206 @@
+"""The engine of kinds that are defined as made of other resources (``composition``, ADR 0052).
+
+Each part of the definition is a component, whose parts are made by CEL where decisions are made.
+The content is in the log, so that neither a replay nor a withdrawal needs an expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+
+from events.composition import Child, children_of
+from events.composition_definition import ComposedOutput, CompositionSpec
+from events.external import ExternalObject
+from events.kind_definition import KindDefinitionSpec
+from events.manifest import Fields, InvalidManifestError
+from events.names import ResourceKey
+from infra.providers.composition.kind import composed_kind
+from infra.providers.composition.parts import (
+    ABOUT,
+    Budget,
+    PartTemplate,
+    expression,
+    standings,
+)
+from infra.providers.composition.provider import MAX_NAME_CHARACTERS, name_problem
+from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.protocol import OUTPUT_TYPES
+from reconciler.composites import components
+from reconciler.composites.components import ComponentsOutputs
+from reconciler.provider.kind import READY as IS_READY
+from reconciler.provider.kind import Kind, Readiness
+
+READY: Final = "ready"
+PROBLEM: Final = "problem"
+
+_GIVEN: Final = "given"
+_CHILDREN: Final = "children"
+_MAX_SET_NAME: Final = 63
+_WHERE: Final = "spec.composition"
+
+
+class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a definition are its own."""
+
+
+def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
+    """Return the kind of a definition's parts; raises ``InvalidManifestError``."""
+    assert spec.composition is not None
+    _check(spec)
+    parts = _parts(name, spec.composition)
+    longest = max([len(name), *(len(each.name) for each in parts if each.is_named_by_part)])
+    most = min(MAX_NAME_CHARACTERS, _MAX_SET_NAME - longest - len("-"))
+    if most < 1:
+        raise InvalidManifestError(f"metadata.name: {name!r} is too long: sets are named by it")
+    told = _Told(name, spec.composition, {each.name: each.is_many for each in parts})
+    kind = composed_kind(
+        name,
+        spec.api_version,
+        _Nothing,
+        composes=partial(_composed, parts, told.given),
+        summary=told.summary,
+        ready=_ready,
+        outputs=told.outputs,
+    )
+    problem = partial(name_problem, max_characters=most)
+    return replace(kind, provider=spec.provider, name_problem=problem)
+
+
+def _check(spec: KindDefinitionSpec) -> None:
+    if spec.name_prefix:
+        raise InvalidManifestError(
+            "spec.namePrefix: say in the parts' metadata.name what they are called"
+        )
+    if spec.constants:
+        raise InvalidManifestError("spec.constants: write them into the parts")
+    for name, field in spec.fields.items():
+        if field.to is not None:
+            raise InvalidManifestError(
+                f"spec.fields.{name}.to: the parts say where it goes: leave it out"
+            )
+
+
+def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
+    names = [each.name for each in spec.parts]
+    parts: list[PartTemplate] = []
+    for number, each in enumerate(spec.parts):
+        where = f"{_WHERE}.parts[{number}]"
+        if each.name in names[:number]:
+            raise InvalidManifestError(
+                f"{where}.name: {each.name!r} is there already: give each a name of its own"
+            )
+        if each.manifest.kind == name:
+            raise InvalidManifestError(
+                f"{where}.manifest.kind: a {name} cannot be made of a {name}: it would never end"
+            )
+        parts.append(PartTemplate(each, where, names))
+    try:
+        TopologicalSorter({each.name: each.follows for each in parts}).prepare()
+    except CycleError as error:
+        circle = " → ".join(error.args[1])
+        raise InvalidManifestError(
+            f"{_WHERE}.parts: each would follow from itself, and never stand still: {circle}:"
+            " leave children out of one of them"
+        ) from None
+    return parts
+
+
+def _composed(
+    parts: list[PartTemplate],
+    given: frozenset[str],
+    key: ResourceKey,
+    spec: Fields,
+    observed: ExternalObject | None,
+) -> Fields:
+    """Return the content: the parts, and what the provider needs to tell how they stand."""
+    about = {"spec": spec, "name": key.name, "namespace": key.namespace}
+    shown: Fields = {} if observed is None else observed.fields
+    forms = {each.name: each.is_many for each in parts}
+    variables = {**about, _CHILDREN: standings(forms, shown, children_of(observed))}
+    budget = Budget(variables)
+    made = [each.component(variables, budget) for each in parts]
+    content = components.composed(made, observed)
+    return {**content, _GIVEN: {name: about[name] for name in given}} if given else content
+
+
+class _Told:
+    """What a definition gives to others: found by the provider, and recorded with the object."""
+
+    def __init__(self, name: str, spec: CompositionSpec, are_many: Mapping[str, bool]) -> None:
+        self._are_many = are_many
+        variables = (*ABOUT, _CHILDREN)
+        self._ready: Expression | None = None
+        if spec.ready:
+            self._ready = expression(spec.ready, f"{_WHERE}.ready", variables)
+        self._outputs = {
+            each: (expression(output.value, f"{_WHERE}.outputs.{each}.value", variables), output)
+            for each, output in spec.outputs.items()
+        }
+        taken = {READY, PROBLEM, *ComponentsOutputs.__struct_fields__}
+        for each in spec.outputs:
+            if each in taken:
+                raise InvalidManifestError(
+                    f"{_WHERE}.outputs.{each}: it is given already: name it otherwise"
+                )
+        used = [each.variables for each, _ in self._outputs.values()]
+        used += [] if self._ready is None else [self._ready.variables]
+        self.given = frozenset(ABOUT) & frozenset[str]().union(*used)
+        self.outputs = _struct(name, spec.outputs)
+
+    def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
+        """Return how the components stand, and what the definition's expressions find."""
+        result = components.summary(fields, children)
+        standing = standings(self._are_many, fields, children)
+        given: object = fields.get(_GIVEN)
+        about = cast("Fields", given) if isinstance(given, dict) else {}
+        variables = {**about, _CHILDREN: standing}
+        problems: list[str] = []
+        for name, (found, output) in self._outputs.items():
+            try:
+                value = found.value(variables)
+                result[name] = msgspec.convert(value, OUTPUT_TYPES[output.type])
+            except (ExpressionError, msgspec.ValidationError) as error:
+                problems.append(f"{_WHERE}.outputs.{name}: {error}")
+        if self._ready is not None:
+            result[READY] = False
+            try:
+                result[READY] = self._ready.value(variables) is True
+            except ExpressionError as error:
+                problems.insert(0, f"{_WHERE}.ready: {error}")
+        return {**result, PROBLEM: problems[0]} if problems else result
+
+
+def _ready(fields: Fields, seen: ExternalObject) -> Readiness:
+    """Return what was found where the object was read: it is in the log, an expression is not."""
+    by_parts, found = components.ready(fields, seen), seen.outputs.get(READY)
+    if found is None:
+        return by_parts
+    if found is True:
+        return IS_READY
+    why = seen.outputs.get(PROBLEM) or by_parts.message or f"{_WHERE}.ready does not hold"
+    return Readiness(False, "Progressing" if by_parts.is_ready else by_parts.reason, why)
+
+
+def _struct(name: str, outputs: Mapping[str, ComposedOutput]) -> type[msgspec.Struct]:
+    names = {f"output{number}": each for number, each in enumerate(outputs)}
+    own: list[tuple[str, Any, Any]] = [
+        (attribute, _type(outputs[each]), msgspec.UNSET) for attribute, each in names.items()
+    ]
+    return msgspec.defstruct(
+        f"{name}Outputs",
+        [*own, (READY, bool | msgspec.UnsetType, msgspec.UNSET), (PROBLEM, str, "")],
+        bases=(ComponentsOutputs,),
+        rename=names,
+        frozen=True,
+    )
+
+
+def _type(output: ComposedOutput) -> Any:
+    about = msgspec.Meta(description=output.about)
+    return Annotated[OUTPUT_TYPES[output.type], about] | msgspec.UnsetType

@@ -1,0 +1,210 @@
+"""A part of a defined composition: when it is there, and what its manifests are, by CEL (ADR 0052).
+
+What an expression asks of another part that is not ready, and does not find, is waited for: until
+then the part stays as it is. Whatever else goes wrong is an error of the definition or of the spec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from events.composition import Child
+from events.composition_definition import PartDefinition, PartState
+from events.field_hints import with_hint
+from events.manifest import Fields, InvalidManifestError, Manifest
+from infra.providers.rest.expressions import Expression, ExpressionError, count_values
+from infra.providers.rest.places import Template
+from reconciler.composites.components import Component, Part, Recorded, is_usable
+
+MAX_RESOURCES: Final = 500
+MAX_WORK: Final = 200_000
+"""Microseconds, about, that all expressions of one object may take at most."""
+
+CHILDREN: Final = "children"
+ITEM: Final = "item"
+ABOUT: Final = ("name", "namespace", "spec")
+
+_MENTIONED: Final = re.compile(
+    r"(?<![\w.])children\s*\[\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")\s*\]"
+    r"|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"  # a text is no mention
+    r"|(?<![\w.])(children)\b(?:\s*\.\s*([A-Za-z_]\w*))?",
+    re.DOTALL,
+)
+
+
+class Budget:
+    """What one object may still have, so that no definition takes the time of others."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._sizes = {name: count_values(each) for name, each in variables.items()}
+        self._resources, self._work = MAX_RESOURCES, MAX_WORK
+
+    def take(self, where: str, resources: int) -> None:
+        """Take so many resources; raises ``InvalidManifestError`` if there are too many."""
+        self._resources -= resources
+        if self._resources < 0:
+            raise InvalidManifestError(
+                f"{where}: with it there are more than {MAX_RESOURCES} resources: divide it"
+            )
+
+    def spend(self, where: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
+        """Take what expressions need, each for so many items; raises as above."""
+        sizes = {**self._sizes, ITEM: sum(map(count_values, items)) // max(1, len(items))}
+        work = sum(each.work(sum(sizes[name] for name in each.variables)) for each in expressions)
+        self._work -= work * len(items)
+        if self._work < 0:
+            raise InvalidManifestError(
+                f"{where}: its expressions would take too long: give them less to look through,"
+                " such as item alone"
+            )
+
+
+class PartTemplate:
+    """Makes the resources of one part of what is declared, and of how the others stand."""
+
+    def __init__(self, part: PartDefinition, where: str, names: Collection[str]) -> None:
+        """Compile it; raises ``InvalidManifestError``."""
+        self.name = part.name
+        self._state: PartState = part.state
+        self._where = f"{where} ({part.name})"
+        variables = (*ABOUT, CHILDREN)
+        self._when = _optional(part.when, f"{self._where}.when", variables)
+        self._for_each = _optional(part.for_each, f"{self._where}.forEach", variables)
+        self.is_many = self._for_each is not None
+        metadata = part.manifest.metadata
+        self.is_named_by_part = not metadata.name
+        if self.is_many:
+            variables = (*variables, ITEM)
+            if self.is_named_by_part:
+                raise InvalidManifestError(
+                    f"{self._where}.manifest.metadata.name: say how each item's resource is called,"
+                    " such as = name + '-' + item"
+                )
+        tree: Fields = msgspec.to_builtins(part.manifest)
+        self._template = Template(tree, f"{self._where}.manifest", variables, (CHILDREN,))
+        self._switches = [each for each in (self._when, self._for_each) if each is not None]
+        expressions = [*self._template.expressions.values(), *self._switches]
+        self._follows = {each.text: frozenset(self._mentioned(each, names)) for each in expressions}
+
+    @property
+    def follows(self) -> frozenset[str]:
+        """The other parts that its expressions mention."""
+        return frozenset[str]().union(*self._follows.values())
+
+    def _mentioned(self, expression: Expression, names: Collection[str]) -> Iterator[str]:
+        if CHILDREN not in expression.variables:
+            return
+        for found in _MENTIONED.finditer(expression.text):
+            part: str = found[1] or found[2] or found[4] or ""
+            if not part and found[3] is None:
+                continue
+            if part not in names:
+                raise InvalidManifestError(
+                    f"{self._where}: {expression.text!r}: name a part that it follows, as"
+                    f" children.NAME or children['NAME']: the parts are {', '.join(names)}"
+                )
+            yield part
+
+    def component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
+        """Return it as a component.
+
+        Raises ``InvalidManifestError``, which names the part and the expression.
+        """
+        try:
+            return self._component(variables, budget)
+        except ExpressionError as error:
+            children: Mapping[str, Any] = variables[CHILDREN]
+            followed = self._follows.get(error.text, ())
+            missing = sorted(each for each in followed if not _is_ready(children[each]))
+            if not missing:
+                raise InvalidManifestError(f"{self._where}: {error}") from None
+            waiting = f"waits for {', '.join(missing)}: {error}"
+            return Component(self.name, _nothing, waiting=waiting)
+
+    def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
+        budget.spend(self._where, self._switches, [None])
+        is_wanted: Any = True if self._when is None else self._when.value(variables)
+        if not isinstance(is_wanted, bool):
+            raise self._wrong("when", self._when, is_wanted, "true or false is")
+        if not is_wanted or self._state == "Absent":
+            return Component(self.name, _nothing, enabled=False)
+        items: list[Any] = [None]
+        if self._for_each is not None:
+            found: Any = self._for_each.value(variables)
+            if not isinstance(found, list):
+                raise self._wrong("forEach", self._for_each, found, "a list is")
+            items = cast("list[Any]", found)
+        budget.take(self._where, len(items))
+        budget.spend(self._where, self._template.expressions.values(), items)
+        parts = [self._part({**variables, ITEM: item}) for item in items]
+        return Component(self.name, lambda _values: parts)
+
+    def _part(self, variables: Mapping[str, Any]) -> Part:
+        made: Fields = self._template.made(variables)
+        metadata: Fields = {**made.get("metadata", {}), "namespace": variables["namespace"]}
+        if self.is_named_by_part:
+            metadata["name"] = f"{variables['name']}-{self.name}"
+        try:
+            manifest = msgspec.convert({**made, "metadata": metadata}, Manifest)
+        except msgspec.ValidationError as error:
+            hinted = with_hint(error, Manifest)
+            raise InvalidManifestError(f"{self._where}.manifest: {hinted}") from None
+        return Part(manifest, self._state)
+
+    def _wrong(
+        self, field: str, expression: Expression | None, value: object, wanted: str
+    ) -> InvalidManifestError:
+        text = "" if expression is None else expression.text
+        kind = type(value).__name__
+        return InvalidManifestError(
+            f"{self._where}.{field}: {text!r} gives {kind}, and {wanted} wanted"
+        )
+
+
+def expression(text: str, where: str, variables: Collection[str]) -> Expression:
+    """Compile an expression, with or without = before it."""
+    return Expression(text.strip().removeprefix("="), where, variables)
+
+
+def standings(
+    are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
+) -> dict[str, Any]:
+    """Return how the resources of each part stand, for expressions; by name if it has many."""
+    components = Recorded.of(fields).components
+    result: dict[str, Any] = {}
+    for part, is_many in are_many.items():
+        names = components.get(part, [])
+        found = {name.rpartition("/")[2]: _standing(children.get(name)) for name in names}
+        result[part] = found if is_many else next(iter(found.values()), _standing(None))
+    return result
+
+
+def _standing(child: Child | None) -> Fields:
+    if child is None:
+        return {"ready": False, "outcome": "", "reason": "", "message": "", "outputs": {}}
+    return {
+        "ready": is_usable(child),
+        "outcome": child.outcome,
+        "reason": child.reason,
+        "message": child.message,
+        "outputs": child.outputs,
+    }
+
+
+def _is_ready(standing: Mapping[str, Any]) -> bool:
+    """Return whether a part is ready; of many, each of them, and at least one."""
+    if "ready" in standing and isinstance(standing["ready"], bool):
+        return standing["ready"]
+    return bool(standing) and all(each["ready"] for each in standing.values())
+
+
+def _optional(text: str, where: str, variables: Collection[str]) -> Expression | None:
+    return expression(text, where, variables) if text else None
+
+
+def _nothing(_values: Fields) -> list[Part]:
+    return []

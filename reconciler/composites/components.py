@@ -1,0 +1,343 @@
+"""Components and their parts: what a composed kind is built of, without writing it by hand.
+
+A part is a manifest with a desired state and, if need be, hooks; a component has a flag, values and
+a function that makes its parts of them. `composed` makes of all components the content of an
+object, `summary` and `ready` tell how they stand: so a kind is a list of components (ADR 0052).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final, cast
+
+import msgspec
+
+from events.composition import (
+    CHILDREN,
+    COMPOSED_SET_KIND,
+    REFUSED,
+    STUCK,
+    Child,
+    children_of,
+    content_of,
+    manifests_of,
+)
+from events.composition_definition import PartState
+from events.external import ExternalObject
+from events.manifest import RECONCILER_API_VERSION, Fields, InvalidManifestError, Manifest
+from events.names import InvalidNameError
+from reconciler.provider.kind import READY, Readiness
+
+COMPONENTS: Final = "components"
+
+_MADE_ONCE: Final = "CreateOnly"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One resource.
+
+    ``state``: ``Present`` keeps it as its manifest says, ``Absent`` withdraws it, ``Created`` makes
+    it once and leaves it so. The hooks are pure, and keep what it is called. ``before_create``
+    changes the manifest of one that is not there, ``before_update`` that of one that is, and knows
+    how it was declared; what they return stays until the manifest changes.
+    """
+
+    manifest: Manifest
+    state: PartState = "Present"
+    before_create: Callable[[Manifest], Manifest] | None = None
+    before_update: Callable[[Manifest, Manifest], Manifest] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Parts that are switched on and off together.
+
+    ``waiting``: what it waits for before anybody can say what its parts are; until then they stay
+    as they are.
+    """
+
+    name: str
+    parts: Callable[[Fields], Iterable[Part]]
+    enabled: bool = True
+    values: Fields = field(default_factory=dict[str, Any])
+    waiting: str = ""
+
+
+class ComponentStanding(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How many of a component's parts there should be and can be used, and what is in the way."""
+
+    parts: int
+    ready: int
+    blocked_by: str = ""
+
+
+class ComponentsOutputs(msgspec.Struct, frozen=True):
+    """How each component stands; ``children`` each resource, ``leaving`` what still goes."""
+
+    components: dict[str, ComponentStanding] = {}
+    children: dict[str, Any] = {}
+    leaving: list[str] = []
+
+
+class _Hooked(msgspec.Struct, frozen=True, rename={"source": "from", "made": "as"}):
+    """Digests of a manifest before its hooks, and of what they made of it."""
+
+    source: str
+    made: str
+
+
+class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a content says besides its resources: whose they are, and what is waited for."""
+
+    components: dict[str, list[str]] = {}
+    hooked: dict[str, _Hooked] = {}
+    waiting: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, fields: Fields) -> Recorded:
+        """Read it; what people have written otherwise says nothing, and must not end a listing."""
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError:
+            return cls()
+
+
+def composed(components: Iterable[Component], observed: ExternalObject | None) -> Fields:
+    """Return the content of an object of these components, from what is there.
+
+    Raises ``InvalidManifestError``, which names the component.
+    """
+    content = _Content(_Before(observed))
+    for each in components:
+        content.add(each)
+    return content.fields()
+
+
+def is_usable(child: Child) -> bool:
+    """Return whether a resource is ready; one that is made once is, whatever became of it."""
+    return child.ready or (child.outcome, child.reason) == ("Drifted", _MADE_ONCE)
+
+
+def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
+    """Return how each component stands, for the outputs."""
+    recorded = Recorded.of(fields)
+    standing = {
+        name: _standing(names, children, recorded.waiting.get(name, ""))
+        for name, names in recorded.components.items()
+    }
+    return {COMPONENTS: msgspec.to_builtins(standing)}
+
+
+def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+    """Return whether all parts of all components can be used, and what was switched off is gone."""
+    children, recorded = children_of(seen), Recorded.of(fields)
+    blocked: list[tuple[bool, str]] = []
+    for component, names in recorded.components.items():
+        by = _standing(names, children, recorded.waiting.get(component, "")).blocked_by
+        is_stuck = any(children.get(name, Child()).outcome in STUCK for name in names)
+        blocked += [(not is_stuck, f"{component}: {by}")] if by else []
+    usable = sum(is_usable(children.get(name, Child())) for name in fields[CHILDREN])
+    far = f"{usable} of {len(fields[CHILDREN])} parts are ready"
+    if blocked:
+        moves, why = min(blocked, key=itemgetter(0))  # the first that is stuck, if one is
+        return Readiness(False, "Progressing" if moves else "Stalled", f"{far}; {why}")
+    if leaving := seen.outputs.get("leaving"):
+        return Readiness(False, "Progressing", f"{far}; {leaving[0]} still goes")
+    return READY
+
+
+def _standing(
+    names: Iterable[str], children: Mapping[str, Child], waiting: str
+) -> ComponentStanding:
+    known = {name: children.get(name) for name in names}
+    blocked = [
+        (child is None or child.outcome not in STUCK, _blocker(name, child))
+        for name, child in known.items()
+        if child is None or not is_usable(child)
+    ]
+    by = min(blocked)[1] if blocked else ""  # the stuck ones first
+    return ComponentStanding(len(known), len(known) - len(blocked), by or waiting)
+
+
+def _blocker(name: str, child: Child | None) -> str:
+    if child is None:
+        return f"{name} is not declared yet"
+    why = child.message or child.reason
+    return f"{name} is {child.outcome}" + (f": {why}" if why else "")
+
+
+class _Before:
+    """What is there: of each resource how it stands declared, and as what it was declared."""
+
+    def __init__(self, observed: ExternalObject | None) -> None:
+        fields: Fields = {} if observed is None else observed.fields
+        shown: Mapping[str, str] = fields.get(CHILDREN, {})
+        standing = children_of(observed)
+        self.children = {  # what was refused was never made
+            name: digest
+            for name, digest in shown.items()
+            if name not in standing or standing[name].outcome != REFUSED
+        }
+        recorded = Recorded.of(fields)
+        self.components, self.hooked = recorded.components, recorded.hooked
+        ours = {name: each.made for name, each in self.hooked.items()}
+        # One that somebody declared otherwise shows another digest than ours.
+        self._declared = {
+            str(each.key): each
+            for children in (ours, shown)
+            for each in manifests_of({**fields, CHILDREN: children})
+        }
+
+    def declared(self, name: str) -> Manifest | None:
+        """Return what we declared it as; None if only somebody else's declaration is known."""
+        return self._declared.get(name)
+
+
+class _Content:
+    """What an object should be made of, component by component."""
+
+    def __init__(self, before: _Before) -> None:
+        self._before = before
+        self._whose: dict[str, str] = {}
+        self._manifests: list[Manifest] = []
+        self._let_be: dict[str, str] = {}
+        self._components: dict[str, list[str]] = {}
+        self._hooked: dict[str, _Hooked] = {}
+        self._waiting: dict[str, str] = {}
+        self._seen: set[str] = set()
+
+    def fields(self) -> Fields:
+        """Return all of it."""
+        content = content_of(self._manifests)
+        content[CHILDREN] |= self._let_be
+        components = {name: sorted(each) for name, each in self._components.items()}
+        recorded = Recorded(components, self._hooked, self._waiting)
+        return {**content, **msgspec.to_builtins(recorded)}
+
+    def add(self, component: Component) -> None:
+        """Add the parts of one component, if it is switched on."""
+        name = component.name
+        if name in self._seen:
+            raise InvalidManifestError(
+                f"component {name!r} is there twice: give each a name of its own"
+            )
+        self._seen.add(name)
+        if not component.enabled:
+            return
+        self._components[name] = []
+        if component.waiting:
+            self._waiting[name] = component.waiting
+            for child in self._before.components.get(name, []):
+                self._take(child, component)
+                self._keep(child)
+            return
+        for part in _parts_of(component):
+            if part.state != "Absent":
+                self._add_part(part, component)
+
+    def _add_part(self, part: Part, component: Component) -> None:
+        name = _name_of(part.manifest, component)
+        self._take(name, component)
+        if part.state != "Created":
+            self._manifests.append(self._as_wanted(part, name, component))
+        elif name in self._before.children:
+            self._keep(name)
+        else:
+            made = _hooked("before_create", part.before_create, component, part.manifest)
+            self._manifests.append(_made_once(made))
+
+    def _take(self, name: str, component: Component) -> None:
+        """Have a resource belong to one component alone."""
+        other = self._whose.setdefault(name, component.name)
+        if name in self._components[component.name]:
+            raise InvalidManifestError(f"component {component.name!r} has two parts {name}")
+        if other != component.name:
+            raise InvalidManifestError(
+                f"components {other!r} and {component.name!r} both have {name}: name one otherwise"
+            )
+        self._components[component.name].append(name)
+
+    def _keep(self, name: str) -> None:
+        """Leave a resource as it is declared, by us or by somebody else."""
+        there, declared = self._before.children.get(name), self._before.declared(name)
+        if declared is not None and (there is None or _digest(declared, name) == there):
+            self._manifests.append(declared)
+        elif there is not None:
+            self._let_be[name] = there
+        if name in self._before.hooked:
+            self._hooked[name] = self._before.hooked[name]
+
+    def _as_wanted(self, part: Part, name: str, component: Component) -> Manifest:
+        if part.before_create is None and part.before_update is None:
+            return part.manifest
+        source, before = _digest(part.manifest, name), self._before.hooked.get(name)
+        declared = self._before.declared(name)
+        if name not in self._before.children or declared is None:
+            made = _hooked("before_create", part.before_create, component, part.manifest)
+        elif before is not None and before.source == source:
+            made = declared  # a hook is asked once a change, else its answer would change itself
+        else:
+            made = _hooked("before_update", part.before_update, component, part.manifest, declared)
+        self._hooked[name] = _Hooked(source, _digest(made, name))
+        return made
+
+
+def _parts_of(component: Component) -> list[Part]:
+    try:
+        return list(component.parts(component.values))
+    except InvalidManifestError as error:
+        raise InvalidManifestError(f"component {component.name!r}: {error}") from None
+    except Exception as error:  # its author's code, and a resource's own failure
+        raise InvalidManifestError(
+            f"component {component.name!r}: its parts cannot be made: {_described(error)}"
+        ) from error
+
+
+def _hooked(
+    what: str, hook: Callable[..., Manifest] | None, component: Component, *given: Manifest
+) -> Manifest:
+    """Return what a hook makes of a manifest; without one it stays as it is."""
+    manifest = given[0]
+    if hook is None:
+        return manifest
+    where = f"component {component.name!r}: {what} of {manifest.key}"
+    try:
+        made = hook(*given)
+        key = made.key
+    except Exception as error:  # its author's code, and a resource's own failure
+        raise InvalidManifestError(f"{where} failed: {_described(error)}") from error
+    if key != manifest.key:
+        raise InvalidManifestError(f"{where} made {key} of it: leave kind and name as they are")
+    return made
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _name_of(manifest: Manifest, component: Component) -> str:
+    try:
+        key = manifest.key
+    except InvalidNameError as error:
+        raise InvalidManifestError(f"component {component.name!r}: {error}") from None
+    if key.kind == COMPOSED_SET_KIND:
+        raise InvalidManifestError(
+            f"component {component.name!r}: a {COMPOSED_SET_KIND} is written by providers alone"
+        )
+    return str(key)
+
+
+def _made_once(manifest: Manifest) -> Manifest:
+    """Return a manifest whose object is made and then left alone, too."""
+    said: object = manifest.spec.get("policy", {})
+    if manifest.api_version == RECONCILER_API_VERSION or not isinstance(said, dict):
+        return manifest  # it has no object, or is refused
+    policy = {"mode": _MADE_ONCE, **cast("Fields", said)}
+    return msgspec.structs.replace(manifest, spec={**manifest.spec, "policy": policy})
+
+
+def _digest(manifest: Manifest, name: str) -> str:
+    return content_of([manifest])[CHILDREN][name]

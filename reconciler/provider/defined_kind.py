@@ -1,0 +1,50 @@
+"""The kind that a definition describes, with what it is over: an installed kind, or an engine's."""
+
+from __future__ import annotations
+
+import msgspec
+
+from events.field_hints import with_hint
+from events.kind_definition import KindDefinitionSpec
+from events.manifest import Fields, InvalidManifestError
+from reconciler.provider.definition import check_declarable, kind_of
+from reconciler.provider.engine import COMPOSITION, REST, installed_engine
+from reconciler.provider.kind import Kind, KindRegistry
+
+
+def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> Kind:
+    """Build the kind of a definition; raises ``InvalidManifestError`` with what to do."""
+    try:
+        spec = msgspec.convert(fields, KindDefinitionSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidManifestError(f"spec: {with_hint(error, KindDefinitionSpec)}") from None
+    known = kinds.find(name)
+    if known is not None and known.definition is None:
+        raise InvalidManifestError(f"metadata.name: {name!r} is an installed kind: use another")
+    others = [each for each in kinds.of_provider(spec.provider) if each.name != name]
+    if others:
+        raise InvalidManifestError(
+            f"spec.provider: {spec.provider!r} is the provider of {others[0].name}: use another"
+        )
+    check_declarable(spec)
+    return kind_of(name, spec, generation, _beneath(kinds, name, spec))
+
+
+def _beneath(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
+    if sum(each is not None for each in (spec.over, spec.rest, spec.composition)) != 1:
+        raise InvalidManifestError(
+            "spec: give either over, an installed kind, or rest, how an HTTP API is called, "
+            "or composition, which resources it is made of"
+        )
+    if spec.over is None:
+        return installed_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
+    over = kinds.find(spec.over)
+    if over is not None and over.composes is not None:
+        raise InvalidManifestError(
+            f"spec.over: {spec.over} is made of resources: say by composition that it is a part"
+        )
+    if over is None or over.definition is not None or not over.is_external:
+        usable = (each for each in kinds.values() if each.is_external and not each.definition)
+        names = ", ".join(sorted(each.name for each in usable))
+        raise InvalidManifestError(f"spec.over: {spec.over!r} is no installed kind: use {names}")
+    return over

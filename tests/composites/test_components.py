@@ -1,0 +1,323 @@
+"""Components and their parts, on the pure functions alone: states, hooks, and bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.composition import CHILDREN, Child, children_of, manifests_of
+from events.composition_definition import PartState
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
+from reconciler.composites.components import Component, Part, composed, ready, summary
+
+READY = Child("Converged", ready=True)
+OTHERS = "another declaration, of generation 2"
+
+
+def block(name: str, color: str = "Red", **spec: Any) -> Manifest:
+    return Manifest("tests/v1", "Block", Metadata(name), {"color": color, **spec})
+
+
+def component(name: str, *parts: Part, enabled: bool = True) -> Component:
+    return Component(name, lambda _values: parts, enabled)
+
+
+class Object:
+    """What is there of one object: as it was made, and as others have declared it since."""
+
+    def __init__(self) -> None:
+        self.there: ExternalObject | None = None
+
+    def made(self, *components: Component, **standing: Child) -> Fields:
+        """Have it made of some components, and tell how each resource stands."""
+        content = composed(components, self.there)
+        self.show(content, {f"default/Block/{name}": each for name, each in standing.items()})
+        return content
+
+    def show(self, fields: Fields, standing: Mapping[str, Child] = {}) -> None:
+        children = {name: standing.get(name, READY) for name in fields[CHILDREN]}
+        outputs = {CHILDREN: msgspec.to_builtins(children), **summary(fields, children)}
+        self.there = ExternalObject("x", fields, outputs=outputs)
+
+    def edited(self, name: str) -> None:
+        assert self.there is not None
+        children = {**self.there.fields[CHILDREN], f"default/Block/{name}": OTHERS}
+        self.show({**self.there.fields, CHILDREN: children})
+
+    def withdrawn(self, name: str) -> None:
+        assert self.there is not None
+        children = dict(self.there.fields[CHILDREN])
+        del children[f"default/Block/{name}"]
+        self.show({**self.there.fields, CHILDREN: children})
+
+
+def specs(content: Fields) -> dict[str, Fields]:
+    return {each.metadata.name: each.spec for each in manifests_of(content)}
+
+
+def colors(content: Fields) -> dict[str, str]:
+    return {name: spec["color"] for name, spec in specs(content).items()}
+
+
+# --- states
+
+
+def test_what_is_present_follows_its_manifest_and_what_is_absent_goes():
+    its = Object()
+    states: tuple[tuple[PartState, str], ...] = (("Present", "a"), ("Absent", "b"))
+    parts = [Part(block(name), state) for state, name in states]
+    assert colors(its.made(component("one", *parts))) == {"a": "Red"}
+    assert colors(its.made(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}
+    its.edited("a")
+    assert colors(its.made(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}, "put back"
+
+
+def test_what_was_created_is_never_updated_or_put_back():
+    its = Object()
+    first = its.made(component("one", Part(block("a"), "Created")))
+    assert specs(first) == {"a": {"color": "Red", "policy": {"mode": "CreateOnly"}}}
+    for _ in range(3):
+        assert its.made(component("one", Part(block("a", "Blue"), "Created"))) == first
+
+    its.edited("a")
+    content = its.made(component("one", Part(block("a", "Green"), "Created")))
+    assert content[CHILDREN] == {"default/Block/a": OTHERS}, "theirs is left as it is"
+    assert specs(content) == {}
+
+    its.withdrawn("a")
+    again = its.made(component("one", Part(block("a", "Green"), "Created")))
+    assert colors(again) == {"a": "Green"}, "one that is not there is made"
+
+
+def test_what_was_refused_was_never_created():
+    its = Object()
+    part = Part(block("a"), "Created", before_create=stamped)
+    its.made(component("one", part), a=Child("Refused", message="a prefix rule"))
+    content = its.made(component("one", Part(block("a", "Blue"), "Created", before_create=stamped)))
+    assert specs(content)["a"]["color"] == "Blue"
+    its.show(content, {"default/Block/a": Child("Refused")})
+    waiting = its.made(Component("one", lambda _values: [], waiting="for two"))
+    assert waiting[CHILDREN] == content[CHILDREN]
+
+
+def test_what_was_present_and_is_to_be_created_only_stays_as_it_is():
+    its = Object()
+    first = its.made(component("one", Part(block("a"))))
+    assert its.made(component("one", Part(block("a", "Blue"), "Created"))) == first
+
+
+def test_a_policy_of_its_own_goes_before_that_of_its_state():
+    policy = {"mode": "ObserveOnly", "deletion": "Orphan"}
+    content = Object().made(component("one", Part(block("a", policy=policy), "Created")))
+    assert specs(content)["a"]["policy"] == policy
+    definition = Manifest("reconciler/v1", "ShapeRef", Metadata("r"), {"target": {}})
+    content = Object().made(component("one", Part(definition, "Created")))
+    assert specs(content) == {"r": {"target": {}}}, "it has no object, and so no policy"
+
+
+def test_a_component_that_is_switched_off_goes_with_all_of_its_parts_and_no_other():
+    its = Object()
+    one = component("one", Part(block("a")), Part(block("b"), "Created"))
+    two = component("two", Part(block("c")))
+    before = its.made(one, two)
+    off = its.made(component("one", Part(block("a")), enabled=False), two)
+    assert colors(off) == {"c": "Red"}
+    assert off[CHILDREN]["default/Block/c"] == before[CHILDREN]["default/Block/c"]
+    assert its.made(one, two) == before
+
+
+# --- hooks
+
+
+def stamped(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, spec={**manifest.spec, "made": "here"})
+
+
+def with_size(manifest: Manifest, declared: Manifest) -> Manifest:
+    kept = {name: declared.spec[name] for name in ("size", "made") if name in declared.spec}
+    return msgspec.structs.replace(manifest, spec={**manifest.spec, **kept})
+
+
+def hooked(color: str, size: int) -> Component:
+    return component(
+        "one",
+        Part(block("a", color, size=size), before_create=stamped, before_update=with_size),
+    )
+
+
+def test_a_hook_is_asked_once_for_each_change():
+    its = Object()
+    first = its.made(hooked("Red", 1))
+    assert specs(first)["a"] == {"color": "Red", "size": 1, "made": "here"}
+    assert its.made(hooked("Red", 1)) == first, "what was made is no update"
+    changed = its.made(hooked("Blue", 2))
+    assert specs(changed)["a"] == {"color": "Blue", "size": 1, "made": "here"}
+    assert its.made(hooked("Blue", 2)) == changed
+    its.edited("a")
+    assert its.made(hooked("Blue", 2)) == changed, "it is put back to what the hook returned"
+    its.edited("a")
+    assert specs(its.made(hooked("Green", 3)))["a"]["size"] == 1, "as we declared it"
+
+
+def test_a_hook_before_create_alone_is_not_undone_by_the_next_look():
+    its, part = Object(), Part(block("a"), before_create=stamped)
+    first = its.made(component("one", part))
+    assert its.made(component("one", part)) == first
+    its.withdrawn("a")
+    assert its.made(component("one", part)) == first
+
+
+def test_a_hook_before_what_is_created_is_asked_when_it_is_made():
+    its, part = Object(), Part(block("a"), "Created", before_create=stamped)
+    first = its.made(component("one", part))
+    assert specs(first)["a"]["made"] == "here"
+    assert its.made(component("one", part)) == first
+
+
+@given(st.lists(st.tuples(st.sampled_from(["Red", "Blue"]), st.integers(1, 3)), max_size=6))
+def test_asked_twice_nothing_changes(changes: list[tuple[str, int]]):
+    its = Object()
+    for color, size in changes:
+        kept = component("two", Part(block("b", color), "Created"))
+        assert its.made(hooked(color, size), kept) == its.made(hooked(color, size), kept)
+
+
+# --- bad input
+
+
+def _renamed(manifest: Manifest) -> Manifest:
+    return block(f"{manifest.metadata.name}-2")
+
+
+def _failing(_values: object) -> Any:
+    raise KeyError("size")
+
+
+BAD: list[tuple[list[Component], str]] = [
+    (
+        [component("one", Part(block("a"))), component("two", Part(block("a")))],
+        "components 'one' and 'two' both have default/Block/a: name one otherwise",
+    ),
+    (
+        [component("one", Part(block("a")), Part(block("a", "Blue")))],
+        "component 'one' has two parts default/Block/a",
+    ),
+    (
+        [component("one"), component("one")],
+        "component 'one' is there twice: give each a name of its own",
+    ),
+    (
+        [Component("one", _failing)],
+        "component 'one': its parts cannot be made: KeyError: 'size'",
+    ),
+    (
+        [component("one", Part(block("a b")))],
+        "component 'one': name 'a b' is not allowed: use 1 to 63 of the characters",
+    ),
+    (
+        [component("one", Part(block("a"), before_create=_renamed))],
+        "component 'one': before_create of default/Block/a made default/Block/a-2 of it: leave",
+    ),
+    (
+        [component("one", Part(block("a"), before_create=_failing))],
+        "component 'one': before_create of default/Block/a failed: KeyError: 'size'",
+    ),
+    (
+        [component("one", Part(Manifest("reconciler/v1", "ComposedSet", Metadata("s"))))],
+        "component 'one': a ComposedSet is written by providers alone",
+    ),
+]
+
+
+@pytest.mark.parametrize(("components", "said"), BAD)
+def test_bad_input_names_the_component(components: list[Component], said: str):
+    with pytest.raises(InvalidManifestError) as caught:
+        composed(components, None)
+    assert str(caught.value).startswith(said)
+
+
+def test_of_two_that_name_one_resource_only_one_may_be_there():
+    off = component("two", Part(block("a", "Blue")), enabled=False)
+    absent = component("three", Part(block("a", "Green"), "Absent"))
+    assert colors(composed([component("one", Part(block("a"))), off, absent], None)) == {"a": "Red"}
+
+
+# --- how it stands
+
+Stands = Callable[..., Any]
+ONE = component("one", Part(block("a")), Part(block("b")))
+TWO = component("two", Part(block("c")))
+
+
+def standing(**children: Child) -> tuple[Any, Fields]:
+    its = Object()
+    content = its.made(ONE, TWO, **children)
+    assert its.there is not None
+    return ready(content, its.there), its.there.outputs["components"]
+
+
+def test_it_is_ready_when_all_parts_are():
+    told, components = standing()
+    assert told.is_ready
+    assert components == {"one": {"parts": 2, "ready": 2}, "two": {"parts": 1, "ready": 1}}
+
+
+def test_what_blocks_a_component_is_named_and_what_is_stuck_first():
+    told, components = standing(a=Child(), b=Child("Failed", message="no image"))
+    assert components["one"] == {
+        "parts": 2,
+        "ready": 0,
+        "blockedBy": "default/Block/b is Failed: no image",
+    }
+    assert (told.reason, told.message) == (
+        "Stalled",
+        "1 of 3 parts are ready; one: default/Block/b is Failed: no image",
+    )
+    told, _ = standing(a=Child(), c=Child("Held", message="approve it"))
+    assert told.message == "1 of 3 parts are ready; two: default/Block/c is Held: approve it"
+    told, _ = standing(c=Child("Converged", reason="Starting", message="2 s"))
+    assert told.reason == "Progressing"
+    assert told.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
+
+
+def test_what_people_made_of_one_that_is_created_once_is_no_obstacle():
+    told, components = standing(a=Child("Drifted", reason="CreateOnly", message="would change"))
+    assert told.is_ready
+    assert components["one"]["ready"] == 2
+    assert not standing(a=Child("Drifted", reason="ObserveOnly"))[0].is_ready
+
+
+def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
+    its = Object()
+    content = its.made(ONE, TWO)
+    its.withdrawn("a")
+    assert its.there is not None
+    told = ready(content, its.there)
+    assert told.message == "2 of 3 parts are ready; one: default/Block/a is not declared yet"
+    its.show(content)
+    leaving = {**its.there.outputs, "leaving": ["default/Block/x"]}
+    told = ready(content, msgspec.structs.replace(its.there, outputs=leaving))
+    assert (told.is_ready, told.message) == (
+        False,
+        "3 of 3 parts are ready; default/Block/x still goes",
+    )
+
+
+def test_one_that_waits_keeps_what_it_has_and_says_for_what():
+    its = Object()
+    before = its.made(ONE, TWO)
+    waits = Component("one", lambda _values: [], waiting="waits for two")
+    content = its.made(waits, TWO)
+    assert content == {**before, "waiting": {"one": "waits for two"}}
+    assert its.there is not None
+    told = ready(content, its.there)
+    assert (told.is_ready, told.message) == (False, "3 of 3 parts are ready; one: waits for two")
+    new = Object().made(waits, TWO)
+    assert colors(new) == {"c": "Red"}
+    assert children_of(its.there).keys() == before[CHILDREN].keys()

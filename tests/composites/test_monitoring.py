@@ -1,0 +1,160 @@
+"""The page of the monitoring example, command by command, on an Engine of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.runner import REPOSITORY, Cli, up
+from tests.engines import Hands, short_folder
+from tests.needs import skip_unless_in_ci
+from tests.shop.test_page import Shell
+
+pytestmark = [pytest.mark.own_dockerd, pytest.mark.slow]
+
+FOLDER = REPOSITORY / "examples" / "monitoring"
+ROOT = "/srv/monitoring"
+PATIENCE_SECONDS = 60
+PULLED = "docker pull busybox:1"
+GRAFANA = {"Container/mon-grafana", "File/mon-grafana-dashboard"}
+
+
+def commands(root: str) -> list[str]:
+    """Every line of the page, without the one that starts `up`."""
+    blocks = re.findall(r"```sh\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    first, *rest = [line for block in blocks for line in block.splitlines()]
+    assert first == "./run up --with docker,composition --resync 2"
+    return [line.replace(ROOT, root) for line in rest]
+
+
+class Monitoring:
+    """The stack as its people see it."""
+
+    def __init__(self, shell: Shell, root: Path, hands: Hands) -> None:
+        self.shell, self.root, self.hands = shell, root, hands
+        self._rest = iter(commands(str(root)))
+
+    def go_on(self, last: str) -> str:
+        """Run the page's commands up to one that begins so; return what it said."""
+        for line in self._rest:
+            if line == PULLED:
+                continue  # the image is there: it is made of what this machine has
+            said = self.shell.run(line)
+            if line.startswith(last):
+                return said
+        raise AssertionError(f"{last!r} is not on the page")
+
+    def declared(self) -> dict[str, Any]:
+        """Who is there: by kind and name its uid and its generation."""
+        found = json.loads(self.shell.run("./run reconciler get -o json"))
+        return {
+            f"{each['kind']}/{each['metadata']['name']}": (
+                each["status"].get("uid"),
+                each["metadata"]["generation"],
+                each["status"].get("outcome"),
+            )
+            for each in found
+            if each["kind"] in ("Container", "File", "Volume", "Monitoring")
+        }
+
+    def parts(self) -> dict[str, Any]:
+        return {
+            name: each for name, each in self.declared().items() if not name.startswith("Monitor")
+        }
+
+    def until_ready(self) -> Any:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            said = self.shell.run("./run reconciler get Monitoring mon -o json")
+            status = json.loads(said)["status"]
+            conditions = {each["type"]: each["status"] for each in status["conditions"]}
+            if status["outcome"] == "Converged" and conditions.get("Ready", "True") == "True":
+                return status
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+
+    def made(self) -> set[str]:
+        """What there is of it in the Engine and in the folder."""
+        files = {
+            f"File/{path.relative_to(self.root)}"
+            for path in self.root.rglob("*")
+            if path.is_file() and not path.name.startswith(".reconciler-")
+        }
+        containers = {f"Container{each['Names'][0]}" for each in self.hands.containers("")}
+        volumes = self.hands.http.get("/volumes").json()["Volumes"] or ()
+        return files | containers | {f"Volume/{each['Name']}" for each in volumes}
+
+
+@pytest.fixture
+def monitoring() -> Iterator[Monitoring]:
+    if shutil.which("docker") is None:
+        skip_unless_in_ci("docker is not installed")
+    with short_folder() as folder:
+        shutil.copytree(FOLDER, folder / "examples/monitoring")
+        root = folder / "files"
+        cli = Cli(folder)
+        with up(cli, "--no-api", "--with", "docker,composition", "--resync", "2") as running:
+            manifests = folder / "examples/monitoring/manifests.yaml"
+            text = manifests.read_text().replace(ROOT, str(root))
+            assert "nats://127.0.0.1:4222" in text
+            manifests.write_text(text.replace("nats://127.0.0.1:4222", running.ready["natsUrl"]))
+            hands = Hands(running.ready["components"]["docker"])
+            hands.import_image("busybox:1", "ENV PATH=/bin")
+            yield Monitoring(Shell(cli), root, hands)
+            hands.remove_all("")
+            assert running.stop()[0] == 0
+
+
+@pytest.mark.timeout(300)  # as many commands as a person types, one after the other
+def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
+    monitoring: Monitoring,
+) -> None:
+    monitoring.go_on("./run reconciler get Monitoring mon -o yaml")
+    status = monitoring.until_ready()
+    assert status["outputs"]["components"]["node-exporter"] == {"parts": 2, "ready": 2}
+    before, made = monitoring.parts(), monitoring.made()
+    assert all(uid for uid, _, _ in before.values())
+    assert len(before) == 11
+    assert len(made) == 11
+    assert before.keys() > GRAFANA
+    config = (monitoring.root / "mon/prometheus.yml").read_text()
+    alertmanager = monitoring.hands.inspect("mon-alertmanager")
+    assert alertmanager is not None
+    address = alertmanager["NetworkSettings"]["IPAddress"]
+    assert config == f"retention: 30d\nalertmanager: {address}\n"
+
+    said = monitoring.go_on("docker ps")
+    assert "grafana" not in said
+    off = monitoring.parts()
+    assert off == {name: each for name, each in before.items() if name not in GRAFANA}
+    assert made - monitoring.made() == {"Container/mon-grafana", "File/mon/dashboard.json"}
+
+    monitoring.go_on("./run reconciler apply")
+    monitoring.until_ready()
+    on = monitoring.parts()
+    assert {name for name in before if on[name] != before[name]} == GRAFANA
+    assert monitoring.made() == made
+
+    assert monitoring.go_on("cat") == '{"title": "Mine"}\n'
+    monitoring.until_ready()
+    running = monitoring.parts()
+    assert monitoring.made() == made
+    assert {name for name in on if on[name][1] != running[name][1]} == set()
+
+    said = monitoring.go_on("./run reconciler get Monitoring")
+    assert "Failed" in said
+    named = "component 'node-exporter' has two parts default/Container/mon-node-exporter-cpu"
+    assert named in said
+    assert monitoring.parts() == running
+
+    said = monitoring.go_on("docker volume ls")
+    assert "mon" not in said
+    assert monitoring.parts() == {}
+    assert monitoring.made() == set()

@@ -1,0 +1,544 @@
+"""A composition without code: what its expressions make, and what is said of those that fail."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.composition import CHILDREN, Child, manifests_of
+from events.external import ExternalObject
+from events.intake import DefinitionSeen
+from events.log import ActionDecided, SpecDeclared, SpecResolved
+from events.manifest import Fields, InvalidManifestError
+from infra.providers.composition.kind import CompositionFactory
+from infra.providers.rest.expressions import Expression
+from reconciler.cli.explain import explanation_of
+from reconciler.provider.defined_kind import defined
+from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.resource.evolve import evolve
+from reconciler.resource.state import NEW
+from tests.composites.palette import PALETTE
+from tests.composites.trio import DEFINITION, KEY, SPEC, content, kind_from, shape, spec, with_part
+from tests.resource.building import BLOCK, Story, every, names, only
+
+READY = Child("Converged", ready=True)
+
+
+def colors(made: Fields) -> dict[str, str]:
+    return {each.metadata.name: each.spec["color"] for each in manifests_of(made)}
+
+
+def shown(made: Fields, kind: Kind | None = None, **standing: Child) -> ExternalObject:
+    """What the provider shows of an object; what is not mentioned is ready."""
+    children = {
+        name: standing.get(name.rpartition("/")[2].replace("-", "_"), READY)
+        for name in made[CHILDREN]
+    }
+    connect = (kind or kind_from()).connect
+    assert isinstance(connect, CompositionFactory)
+    outputs = {CHILDREN: msgspec.to_builtins(children), **connect.summary(made, children)}
+    return ExternalObject("default.t", made, uid="set-1", version="1", outputs=outputs)
+
+
+# --- what is made
+
+
+def test_parts_are_made_of_what_is_declared():
+    made = content(dots=["a", "b"])
+    assert colors(made) == {
+        "t-middle": "Red",
+        "t-side": "White",
+        "t-dot-a": "Black",
+        "t-dot-b": "Black",
+        "t-base": "Red",
+    }
+    labels = {each.metadata.name: each.metadata.labels for each in manifests_of(made)}
+    assert (labels["t-dot-a"], labels["t-side"]) == ({"dot": "a"}, {})
+    assert {each.metadata.namespace for each in manifests_of(made)} == {"default"}
+
+
+def test_another_order_of_what_is_declared_is_no_change():
+    assert content(dots=["a", "b"]) == content(dots=["b", "a"])
+
+
+def test_a_part_that_is_switched_off_is_absent_and_the_others_stay_the_same():
+    on, off = content(), content(side=False)
+    gone = on[CHILDREN].keys() - off[CHILDREN].keys()
+    assert gone == {"default/Shape/t-side"}
+    assert {name: on[CHILDREN][name] for name in off[CHILDREN]} == off[CHILDREN]
+
+
+def test_what_is_created_keeps_what_it_was_made_of():
+    there = shown(content(color="Red"))
+    assert colors(content(seen=there, color="Blue")) == {
+        "t-middle": "Blue",
+        "t-side": "White",
+        "t-base": "Red",
+    }
+
+
+def test_one_that_is_absent_is_not_evaluated():
+    definition = with_part(
+        name="never", when="spec.divisor > 1", manifest=shape("= string(1 / (spec.divisor - 1))")
+    )
+    assert "t-never" not in colors(content(definition))
+    absent = with_part(name="never", state="Absent", manifest=shape("= string(1 / 0)"))
+    assert "t-never" not in colors(content(absent))
+
+
+def test_references_and_secrets_are_the_parts_own():
+    host = {"$ref": "= 'Database/' + name + '-db'", "field": "outputs.host"}
+    secret = {"$secret": "password"}
+    definition = with_part(
+        name="user", manifest=shape("Red", spec={"host": host, "password": secret})
+    )
+    [made] = [each for each in manifests_of(content(definition)) if "user" in each.metadata.name]
+    assert made.spec == {
+        "host": {"$ref": "Database/t-db", "field": "outputs.host"},
+        "password": secret,
+    }
+
+
+def test_a_definition_itself_refers_to_nothing_and_has_no_secret():
+    its = {"$ref": "= 'Volume/' + name + '-data'", "field": "name"}
+    user = with_part(name="user", manifest=shape("Red", spec={"at": its, "by": {"$secret": "x"}}))
+    told = Story(kind=KIND_DEFINITION, configs={}, key=DEFINITION)
+    told.declare(user, api_version="reconciler/v1")
+    declared = only(SpecDeclared, [each.data for each in told.log])
+    assert (declared.references, declared.secrets) == ((), ())
+    assert told.outcome == "Converged"
+
+
+# --- what follows from other parts
+
+
+FOLLOWS = with_part(name="after", manifest=shape("= children.middle.outputs.color"))
+STAGED = with_part(
+    name="after",
+    when="children['middle'].ready && children.dots.all(d, children.dots[d].ready)",
+    manifest=shape("Green"),
+)
+
+
+def test_a_part_can_follow_when_another_is_ready():
+    assert "t-after" not in colors(content(STAGED, dots=["a"]))
+    first = content(STAGED, dots=["a"])
+    waiting = shown(first, t_dot_a=Child("Pending"))
+    assert "t-after" not in colors(content(STAGED, waiting, dots=["a"]))
+    assert "t-after" in colors(content(STAGED, shown(first), dots=["a"]))
+
+
+def test_a_value_that_is_not_there_yet_is_waited_for_and_keeps_what_there_is():
+    first = content(FOLLOWS)
+    assert "t-after" not in colors(first)
+    assert first["waiting"]["after"].startswith("waits for middle: 'children.middle.outputs.color'")
+    told = kind_from(FOLLOWS).ready(first, shown(first))
+    assert (told.is_ready, told.message) == (
+        False,
+        f"3 of 3 parts are ready; after: {first['waiting']['after']}",
+    )
+
+    given = shown(first, t_middle=Child("Converged", ready=True, outputs={"color": "Green"}))
+    second = content(FOLLOWS, given)
+    assert colors(second)["t-after"] == "Green"
+    assert "waiting" not in second
+
+    gone = shown(second, t_middle=Child("Degraded", message="its API does not answer"))
+    third = content(FOLLOWS, gone)
+    assert colors(third)["t-after"] == "Green", "it stays as it is"
+    assert third["waiting"].keys() == {"after"}
+
+
+def test_a_value_that_a_ready_part_does_not_give_is_an_error():
+    with pytest.raises(InvalidManifestError) as caught:
+        content(FOLLOWS, shown(content()))
+    assert str(caught.value) == (
+        "spec.composition.parts[4] (after): 'children.middle.outputs.color' finds nothing at"
+        " 'color'"
+    )
+
+
+def test_what_is_wrong_with_a_declaration_is_said_though_another_part_is_not_ready():
+    both = shape("= children.middle.outputs.color", metadata={"name": "= string(1 / spec.divisor)"})
+    with pytest.raises(InvalidManifestError, match="cannot be evaluated: division by zero"):
+        content(with_part(name="after", manifest=both), divisor=0)
+
+
+def test_a_loop_over_a_map_goes_through_its_keys_in_their_order():
+    made = {
+        tuple(
+            Expression("spec.map(k, k + spec[k]).filter(e, e != 'x')", "here", ("spec",)).value(
+                {"spec": {"c": "1", "a": "2", "b": "3", "d": "4"}}
+            )
+        )
+        for _ in range(20)
+    }
+    assert made == {("a2", "b3", "c1", "d4")}
+
+
+# --- what it gives
+
+
+TOLD = spec(
+    ready="children.middle.ready && spec.divisor / (spec.divisor - 1) > 0",
+    outputs={
+        "title": {"value": "name + ' of ' + spec.color", "about": "What it is."},
+        "outcome": {"value": "children.middle.outcome"},
+        "dots": {"value": "size(children.dots)", "type": "Integer"},
+    },
+)
+
+
+def test_what_it_gives_is_found_where_it_is_read_and_kept_in_the_log():
+    kind = kind_from(TOLD)
+    made = content(TOLD, dots=["a"], divisor=2)
+    seen = shown(made, kind, t_side=Child("Pending"))
+    assert {name: seen.outputs[name] for name in ("title", "outcome", "dots", "ready")} == {
+        "title": "t of Red",
+        "outcome": "Converged",
+        "dots": 1,
+        "ready": True,
+    }
+    assert kind.ready(made, seen).is_ready, "as the definition says it, with a part that is not"
+    fields = {each.field: each.about for each in explanation_of(kind).outputs}
+    assert fields["title"] == "What it is."
+    assert {"ready", "problem", "components", "children", "leaving"} < fields.keys()
+
+
+def test_what_it_gives_and_cannot_be_found_is_said_where_people_look():
+    kind = kind_from(TOLD)
+    made = content(TOLD, divisor=1)
+    seen = shown(made, kind)
+    said = (
+        "spec.composition.ready: 'children.middle.ready && spec.divisor / (spec.divisor - 1) > 0'"
+    )
+    assert seen.outputs["problem"].startswith(said)
+    told = kind.ready(made, seen)
+    assert (told.is_ready, told.message) == (False, seen.outputs["problem"])
+
+    wrong = spec(outputs={"dots": {"value": "children.dots", "type": "Integer"}})
+    seen = shown(content(wrong), kind_from(wrong))
+    assert seen.outputs["problem"].startswith("spec.composition.outputs.dots: Expected `int`")
+    assert kind_from(wrong).ready(seen.fields, seen).is_ready
+
+
+# --- definitions that cannot work
+
+
+def _renamed(path: str, value: Any) -> Fields:
+    made = deepcopy(SPEC)
+    *above, last = path.split(".")
+    place: Any = made
+    for step in above:
+        place = place[int(step) if step.isdigit() else step]
+    place[last] = value
+    return made
+
+
+REFUSED: list[tuple[Fields, str]] = [
+    (_renamed("over", "Shape"), "spec: give either over, an installed kind, or rest, how an HTTP"),
+    (_renamed("namePrefix", "x-"), "spec.namePrefix: say in the parts' metadata.name"),
+    (_renamed("constants", {"a": 1}), "spec.constants: write them into the parts"),
+    (_renamed("fields.color.to", "x"), "spec.fields.color.to: the parts say where it goes"),
+    (spec(parts=[]), "spec: Expected `array` of length >= 1 - at `$.composition.parts`"),
+    (
+        _renamed("composition.parts.1.name", "middle"),
+        "spec.composition.parts[1].name: 'middle' is there already: give each a name of its own",
+    ),
+    (
+        _renamed("composition.parts.1.name", "a b"),
+        "spec: Expected `str` matching regex",
+    ),
+    (
+        _renamed("composition.parts.1.when", "spek.side"),
+        "spec.composition.parts[1] (side).when: nothing is called 'spek': use children, name,",
+    ),
+    (
+        _renamed("composition.parts.1.when", "spec.side &&"),
+        "spec.composition.parts[1] (side).when: 'spec.side &&' is no CEL expression: at 1:",
+    ),
+    (
+        _renamed("composition.parts.1.when", "item"),
+        "spec.composition.parts[1] (side).when: nothing is called 'item': use children, name,",
+    ),
+    (
+        _renamed("composition.parts.1.state", "Gone"),
+        "spec: Invalid enum value 'Gone' - at `$.composition.parts[1].state`: one of",
+    ),
+    (
+        _renamed("composition.parts.1.manifest.kind", "Trio"),
+        "spec.composition.parts[1].manifest.kind: a Trio cannot be made of a Trio",
+    ),
+    (
+        _renamed("composition.parts.1.manifest.metadata", {"namespace": "system"}),
+        "spec: Object contains unknown field `namespace` - at `$.composition.parts[1].manifest",
+    ),
+    (
+        _renamed("composition.parts.2.manifest.metadata", {}),
+        "spec.composition.parts[2] (dots).manifest.metadata.name: say how each item's resource",
+    ),
+    (
+        _renamed("composition.parts.1.when", "children.sid.ready"),
+        "spec.composition.parts[1] (side): 'children.sid.ready': name a part that it follows",
+    ),
+    (
+        _renamed("composition.parts.1.when", "children.all(c, children[c].ready)"),
+        "spec.composition.parts[1] (side): 'children.all(c, children[c].ready)': name a part",
+    ),
+    (
+        _renamed("composition.parts.1.when", "!children.side.ready"),
+        "spec.composition.parts: each would follow from itself, and never stand still: side → side",
+    ),
+    (
+        spec(
+            parts=[
+                {"name": "a", "when": "!children.b.ready", "manifest": shape("Red")},
+                {"name": "b", "when": "children['a'].ready", "manifest": shape("Red")},
+            ]
+        ),
+        "spec.composition.parts: each would follow from itself, and never stand still:",
+    ),
+    (
+        spec(outputs={"children": {"value": "1"}}),
+        "spec.composition.outputs.children: it is given already: name it otherwise",
+    ),
+    (
+        spec(outputs={"x": {"value": "item"}}),
+        "spec.composition.outputs.x.value: nothing is called 'item'",
+    ),
+    (spec(ready="children."), "spec.composition.ready: 'children.' is no CEL expression"),
+]
+
+
+@pytest.mark.parametrize(("definition", "said"), REFUSED)
+def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
+    definition: Fields, said: str
+):
+    with pytest.raises(InvalidManifestError) as caught:
+        kind_from(definition)
+    assert str(caught.value).startswith(said), caught.value
+
+
+def test_a_text_that_speaks_of_children_is_no_mention():
+    definition = with_part(
+        name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
+    )
+    assert kind_from(definition).composes is not None
+    plain = with_part(name="x", manifest=shape("= spec.children.x"))
+    assert kind_from(plain).composes is not None
+
+
+def test_no_kind_is_defined_over_one_that_is_made_of_others():
+    over = {**SPEC, "over": "Palette", "composition": None}
+    with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is made of"):
+        defined(KindRegistry([PALETTE]), "Trio", over, 1)
+
+
+def test_a_name_leaves_room_for_those_of_its_parts():
+    long = with_part(name="n" * 40, manifest=shape("Red"))
+    problem = kind_from(long).name_problem(f"default.{'t' * 23}")
+    assert problem == "use at most 22 characters: names are made of it"
+    assert kind_from().name_problem(f"default.{'t' * 46}") is None
+    with pytest.raises(InvalidManifestError, match="is too long: sets are named by it"):
+        defined(KindRegistry([]), "T" * 62, SPEC, 1)
+
+
+# --- declarations that cannot work
+
+
+BAD: list[tuple[Fields, Fields, str]] = [
+    (
+        with_part(name="x", when="spec.color", manifest=shape("Red")),
+        {},
+        "spec.composition.parts[4] (x).when: 'spec.color' gives str, and true or false is wanted",
+    ),
+    (
+        with_part(name="x", when="spec.missing", manifest=shape("Red")),
+        {},
+        "spec.composition.parts[4] (x): 'spec.missing' finds nothing at 'missing'",
+    ),
+    (
+        with_part(
+            name="x", forEach="spec.color", manifest=shape("Red", metadata={"name": "= item"})
+        ),
+        {},
+        "spec.composition.parts[4] (x).forEach: 'spec.color' gives str, and a list is wanted",
+    ),
+    (
+        with_part(name="x", manifest=shape("= string(1 / spec.divisor)")),
+        {"divisor": 0},
+        "spec.composition.parts[4] (x): 'string(1 / spec.divisor)' cannot be evaluated:",
+    ),
+    (
+        with_part(
+            name="x",
+            manifest=shape("Red", metadata={"name": "x", "labels": {"a": "= spec.divisor"}}),
+        ),
+        {},
+        "spec.composition.parts[4] (x).manifest: Expected `str`, got `int` - at `$.metadata.labels",
+    ),
+    (
+        with_part(name="x", manifest=shape("Red", metadata={"name": "= name + '-middle'"})),
+        {},
+        "components 'middle' and 'x' both have default/Shape/t-middle: name one otherwise",
+    ),
+    (SPEC, {"dots": ["a", "a"]}, "component 'dots' has two parts default/Shape/t-dot-a"),
+    (SPEC, {"dots": ["a b"]}, "component 'dots': name 't-dot-a b' is not allowed"),
+    (
+        SPEC,
+        {"dots": [str(number) for number in range(501)]},
+        "spec.composition.parts[1] (side): 'spec.side' works on at most 500 members and 32 levels",
+    ),
+    (
+        SPEC,
+        {"dots": [str(number) for number in range(500)]},
+        "spec.composition.parts[2] (dots): with it there are more than 500 resources: divide",
+    ),
+]
+
+
+@pytest.mark.parametrize(("definition", "fields", "said"), BAD)
+def test_an_expression_that_fails_names_its_part(definition: Fields, fields: Fields, said: str):
+    with pytest.raises(InvalidManifestError) as caught:
+        content(definition, **fields)
+    assert str(caught.value).startswith(said), caught.value
+
+
+def test_expressions_take_no_more_time_than_others_can_spare():
+    dots = [str(number) for number in range(490)]
+    assert len(content(dots=dots)[CHILDREN]) == 493
+    by_index = deepcopy(SPEC)
+    labels = by_index["composition"]["parts"][2]["manifest"]["metadata"]["labels"]
+    labels["first"] = "= spec.dots[0]"
+    content(by_index, dots=dots[:300])
+    with pytest.raises(InvalidManifestError, match=r"parts\[2\] \(dots\): its expressions would"):
+        content(by_index, dots=dots)
+
+
+# --- one resource's story
+
+
+def story(**fields: Any) -> Story:
+    told = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
+    told.declare(fields, api_version="trios/v1")
+    return told
+
+
+def redefined(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
+    told.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
+    assert told.kind.definition is not None
+    return list(told.turn(DefinitionSeen(generation, told.kind.definition.digest, 1, 1)))
+
+
+def seen_again(told: Story, **standing: Child) -> list[Any]:
+    known = told.state.observed.object
+    assert known is not None
+    fresh = shown(known.fields, told.kind, **standing)
+    seen = msgspec.structs.replace(
+        fresh, name=known.name, uid=known.uid, version=f"{known.version}+", labels=known.labels
+    )
+    return list(told.see(seen, name=known.name))
+
+
+def test_what_it_is_made_of_is_in_the_log_with_the_digest_of_its_definition():
+    told = story(color="Blue")
+    events = [each.data for each in told.log]
+    assert told.kind is not None
+    assert told.kind.definition is not None
+    assert only(SpecDeclared, events).definition == told.kind.definition
+    resolved = only(SpecResolved, events)
+    assert resolved.definition == told.kind.definition.digest
+    action = only(ActionDecided, events).action
+    assert (action.fields, action.definition) == (resolved.fields, resolved.definition)
+    assert action.external_name == "default.t"
+    told.succeed()
+    assert seen_again(told) != []  # the outputs of its parts are new
+    assert told.outcome == "Converged"
+    assert seen_again(told) == [], "an idle one is silent"
+
+
+def test_a_value_that_is_not_allowed_is_refused_when_it_is_declared():
+    told = story(color="Pink")
+    [answer] = told.answers
+    assert answer is not None
+    assert answer.message == "spec.color: 'Pink' is not allowed: use Red, Blue, Green"
+
+
+def test_a_changed_definition_changes_what_is_there():
+    told = story()
+    told.succeed()
+    events = redefined(told, with_part(name="fourth", manifest=shape("Green")))
+    assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
+    assert "t-fourth" in colors(only(ActionDecided, events).action.fields)
+
+
+def test_a_definition_that_says_the_same_is_known_and_changes_nothing():
+    told = story()
+    told.succeed()
+    about = deepcopy(SPEC)
+    about["fields"]["color"]["about"] = "Of the middle."
+    assert names(redefined(told, about)) == ["DefinitionObserved", "SpecResolved"]
+
+
+def test_what_was_declared_before_has_the_defaults_of_what_was_defined_since():
+    told = story(color="blue")
+    told.succeed()
+    newer = with_part(name="fourth", manifest=shape("= spec.edge"))
+    newer["fields"]["edge"] = {"default": "Green"}
+    action = only(ActionDecided, redefined(told, newer)).action
+    assert (colors(action.fields)["t-fourth"], colors(action.fields)["t-middle"]) == (
+        "Green",
+        "Blue",
+    )
+    told.succeed()
+    less = deepcopy(SPEC)
+    del less["fields"]["divisor"]
+    assert every(ActionDecided, redefined(told, less, 3)) == []
+    assert told.state.outcome is not None
+    assert told.state.outcome.message.startswith("spec: Object contains unknown field `divisor`")
+
+
+def test_an_older_definition_takes_nothing_back():
+    told = story()
+    told.succeed()
+    redefined(told, with_part(name="fourth", manifest=shape("Green")))
+    told.succeed()
+    told.kind = replace(kind_from(), provider=BLOCK.provider)
+    assert every(SpecResolved, seen_again(told)) == []
+    assert every(ActionDecided, seen_again(told)) == []
+
+
+def test_an_expression_that_fails_later_keeps_the_last_good_state():
+    told = story(divisor=1)
+    told.succeed()
+    broken = with_part(name="x", manifest=shape("= string(1 / (spec.divisor - 1))"))
+    events = redefined(told, broken)
+    assert every(ActionDecided, events) == []
+    assert told.state.outcome is not None
+    assert (told.outcome, told.state.outcome.reason) == ("Failed", "InvalidInput")
+    assert told.state.outcome.message.startswith("spec.composition.parts[4] (x): 'string(1 / (")
+    assert every(ActionDecided, seen_again(told)) == []
+
+    assert every(ActionDecided, redefined(told, SPEC, 3)) == [], "nothing was lost meanwhile"
+    assert told.outcome == "Converged"
+
+
+def test_a_replay_and_a_withdrawal_need_no_expression():
+    told = story()
+    told.succeed()
+    assert told.kind is not None
+
+    def never(*_given: object) -> Fields:
+        raise AssertionError("nothing is evaluated")
+
+    told.kind = replace(told.kind, composes=never, maps=never, is_withdrawn=True)
+    state = NEW
+    for each in told.log:
+        state = evolve(state, each)
+    assert state == told.state
+    told.withdraw()
+    assert told.action.operation == "Delete"

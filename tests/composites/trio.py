@@ -1,0 +1,81 @@
+"""``Trio``: a kind that a definition makes of shapes, without code."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from events.external import ExternalObject
+from events.intake import Declared
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from reconciler.provider.defined_kind import defined
+from reconciler.provider.kind import Kind, KindRegistry
+
+KIND = "Trio"
+CONFIG = "trios"
+DEFINITION = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, KIND)
+KEY = ResourceKey("default", KIND, "t")
+
+
+def shape(color: str, **more: Any) -> Fields:
+    spec = {"type": "Square", "color": color}
+    return {"apiVersion": "shapes/v1", "kind": "Shape", "spec": spec, **more}
+
+
+SPEC: Fields = {
+    "apiVersion": "trios/v1",
+    "provider": CONFIG,
+    "fields": {
+        "color": {"default": "Red", "normalize": ["Title"], "values": ["Red", "Blue", "Green"]},
+        "side": {"type": "Boolean", "default": True},
+        "dots": {"type": "Strings", "default": []},
+        "divisor": {"type": "Integer", "default": 1},
+    },
+    "composition": {
+        "parts": [
+            {"name": "middle", "manifest": shape("= spec.color")},
+            {"name": "side", "when": "spec.side", "manifest": shape("White")},
+            {
+                "name": "dots",
+                "forEach": "spec.dots",
+                "manifest": shape(
+                    "Black",
+                    metadata={"name": "= name + '-dot-' + item", "labels": {"dot": "= item"}},
+                ),
+            },
+            {"name": "base", "state": "Created", "manifest": shape("= spec.color")},
+        ],
+    },
+}
+
+
+def spec(**changes: Any) -> Fields:
+    """The definition with other members of ``composition``."""
+    return {**deepcopy(SPEC), "composition": {**deepcopy(SPEC["composition"]), **changes}}
+
+
+def with_part(**part: Any) -> Fields:
+    return spec(parts=[*deepcopy(SPEC["composition"]["parts"]), part])
+
+
+def kind_from(definition: Fields = SPEC, generation: int = 1) -> Kind:
+    return defined(KindRegistry([]), KIND, definition, generation)
+
+
+def content(definition: Fields = SPEC, seen: ExternalObject | None = None, **fields: Any) -> Fields:
+    """What an object is made of, for a declaration and what is there."""
+    kind = kind_from(definition)
+    assert kind.composes is not None
+    return kind.composes(KEY, kind.object_fields(kind.check_declared(fields)), seen)
+
+
+def definition(fields: Fields = SPEC) -> Declared:
+    metadata = Metadata(DEFINITION.name, DEFINITION.namespace)
+    return Declared(Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, fields))
+
+
+def trio(name: str = KEY.name, **fields: Any) -> Manifest:
+    """Declare one."""
+    its = {**fields, "providerConfigRef": {"name": CONFIG}}
+    return Manifest("trios/v1", KIND, Metadata(name), its)
