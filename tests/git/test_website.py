@@ -1,0 +1,276 @@
+"""From Git to the browser: a commit becomes a website over four systems, and each part says so."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.cli.runner import REPOSITORY, Cli, Up, up
+from tests.engines import Hands, short_folder
+from tests.git.repositories import AUTHOR, Repository
+
+pytestmark = [pytest.mark.own_dockerd, pytest.mark.caddy, pytest.mark.nftables, pytest.mark.slow]
+
+EXAMPLE = REPOSITORY / "examples" / "website"
+HOST = "hello.example.org"
+TABLE = "websites"
+PATIENCE_SECONDS = 90.0
+
+
+class Website:
+    """The example, with what people do to it and see of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cli = Cli(folder)
+        self.repository = Repository(folder / "git")
+        self.running: Up
+        self.docker: Hands
+        self._up = ExitStack()
+
+    # --- its systems
+
+    def start(self) -> None:
+        systems = ("--no-api", "--with", "docker,caddy,composition", "--resync", "2")
+        self.running = self._up.enter_context(up(self.cli, *systems))
+        self.docker = Hands(self.running.ready["components"]["docker"])
+
+    def kill(self) -> None:
+        self.running.process.kill()
+        self.running.process.wait()
+        self._up.close()
+
+    def end(self) -> None:
+        """Leave nothing, however it went."""
+        self._up.close()
+        subprocess.run(["nft", "delete", "table", "ip", TABLE], capture_output=True, check=False)
+
+    def configure(self) -> None:
+        """Make the image, and apply the page's own files with the places of this run."""
+        self.docker.import_image("busybox:1", "ENV PATH=/bin")
+        tls = self.cli.folder / "tls"
+        tls.mkdir()
+        (tls / ".reconciler-root").touch()
+        self.cli.ok("apply", "-f", str(EXAMPLE / "kind.yaml"))
+        self.find_systems()
+        self.repository.write(
+            {"deploy/website.yaml": (EXAMPLE / "deploy/website.yaml").read_text()}
+        )
+        self.repository.commit("Say hello")
+
+    def find_systems(self) -> None:
+        """Say where they are: after a restart the bus of `up` has another port here."""
+        tls = f"file://{self.cli.folder / 'tls'}"
+        places = {"nats://127.0.0.1:4222": self.running.ready["natsUrl"], "file:///srv/tls": tls}
+        self._apply("systems.yaml", places)
+
+    def declare(self) -> None:
+        places = {"file:///srv/git/websites": self.repository.url, "Seconds: 10": "Seconds: 1"}
+        self._apply("source.yaml", places)
+
+    def _apply(self, name: str, replaced: dict[str, str]) -> None:
+        text = (EXAMPLE / name).read_text()
+        for before, after in replaced.items():
+            assert before in text, before
+            text = text.replace(before, after)
+        self.cli.ok("apply", "-f", "-", text=text)
+
+    def commit(self, before: str, after: str) -> str:
+        file = self.repository.folder / "deploy/website.yaml"
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after))
+        return self.repository.commit(f"{before} is {after}")
+
+    # --- using it
+
+    def visit(self, url: str) -> str:
+        """Ask as a browser does, by TLS with the authority."""
+        context = ssl.create_default_context(cafile=str(self.cli.folder / "tls/hello/ca.crt"))
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port or 443), 10) as plain:
+            connection = HTTPSConnection(HOST, context=context)
+            connection.sock = context.wrap_socket(plain, server_hostname=HOST)
+            connection.request("GET", "/")
+            answer = connection.getresponse()
+            text = answer.read().decode().strip()
+            assert answer.status == 200, (answer.status, text)
+            return text
+
+    def url(self) -> str:
+        [url] = self.cli.ok("get", "Route", "hello", "-o", "json").json["status"]["outputs"]["urls"]
+        return url
+
+    def until_says(self, text: str) -> None:
+        def says() -> bool:
+            with suppress(AssertionError, OSError, HTTPException, KeyError):
+                return self.visit(self.url()) == text
+            return False
+
+        self.until(says, f"it says {text!r}")
+
+    def until(self, holds: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not holds():
+            said = self.cli.run("get").out + self.cli.run("get", "-o", "yaml").out[-6000:]
+            assert time.monotonic() < deadline, f"{what}\n{said}"
+            time.sleep(0.2)
+
+    def is_ready(self) -> bool:
+        found = self.cli.run("get", "GitSource", "websites", "-o", "json")
+        conditions: list[Any] = [] if found.status else found.json["status"]["conditions"]
+        return bool(conditions) and all(each["status"] == "True" for each in conditions)
+
+    def message(self) -> str:
+        found = self.cli.ok("get", "GitSource", "websites", "-o", "json").json
+        return " ".join(each.get("message", "") for each in found["status"]["conditions"])
+
+    def texts(self) -> Counter[str]:
+        """What each container that runs would say."""
+        found = self.docker.http.get("/containers/json").json()
+        inspected = [self.docker.inspect(each["Id"]) or {} for each in found]
+        return Counter(
+            variable.removeprefix("TEXT=")
+            for each in inspected
+            for variable in each["Config"]["Env"]
+            if variable.startswith("TEXT=")
+        )
+
+    def kinds(self) -> Counter[str]:
+        return Counter(each["kind"] for each in self.cli.ok("get", "-o", "json").json)
+
+    def left_behind(self) -> list[str]:
+        rules = subprocess.run(
+            ["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=False
+        )
+        admin = self.running.ready["components"]["caddy"].removeprefix("unix://")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=admin)) as client:
+            routes = client.get("http://localhost/config/").text
+        containers = self.docker.http.get("/containers/json", params={"all": "1"}).json()
+        files = list((self.cli.folder / "tls/hello").glob("tls.*"))
+        seen = {"rules": "198.18.0.81" in rules.stdout, "routes": HOST in routes}
+        return [
+            *(name for name, is_there in seen.items() if is_there),
+            *map(str, (*containers, *files)),
+        ]
+
+
+class Visitors:
+    """People who ask all the time, and remember who was not answered."""
+
+    def __init__(self, website: Website, url: str) -> None:
+        self.said: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self._website, self._url = website, url
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._ended.wait(0.02):
+            try:
+                self.said[self._website.visit(self._url)] += 1
+            except (AssertionError, OSError, HTTPException) as error:
+                self.failed.append(repr(error))
+
+
+@pytest.fixture
+def website() -> Iterator[Website]:
+    with short_folder() as folder:
+        website = Website(folder)
+        try:
+            website.start()
+            website.configure()
+            yield website
+        finally:
+            website.end()
+
+
+@pytest.mark.timeout(300)
+def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) -> None:
+    first = website.repository.head
+    website.declare()
+    website.until_says("version 1")
+    website.until(website.is_ready, "all of it is ready")
+    kinds = website.kinds()
+    assert {name: kinds[name] for name in ("Website", "Deployment", "Service", "Route")} == {
+        "Website": 1,
+        "Deployment": 1,
+        "Service": 1,
+        "Route": 1,
+    }
+    assert (kinds["Container"], kinds["Certificate"]) == (3, 1)
+
+    containers = website.cli.ok("get", "Container", "-o", "json").json
+    why = website.cli.ok("why", f"Container/{containers[0]['metadata']['name']}").out
+    told = " ".join(why.split())
+    for words in (f"commit {first[:12]} by {AUTHOR}", "deploy/website.yaml:2", "Deployment/hello"):
+        assert words in told, why
+
+    with Visitors(website, website.url()) as visitors:
+        website.until(lambda: visitors.said["version 1"] > 20, "it is used")
+        website.commit("version 1", "version 2")
+        website.until(lambda: visitors.said["version 2"] > 20, "it is rolled")
+        website.until(lambda: website.texts() == {"version 2": 3}, "all are of the new version")
+    assert visitors.failed == []
+    assert visitors.said.keys() == {"version 1", "version 2"}
+
+    bad = website.commit("replicas: 3", "replicas: many")
+    words = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:2: default/Website/hello: "
+    website.until(lambda: words in website.message(), "the mistake is told")
+    assert website.visit(website.url()) == "version 2"
+    website.commit("replicas: many", "replicas: 2")
+    website.until(lambda: website.texts() == {"version 2": 2}, "it is mended")
+
+    website.cli.ok("delete", "GitSource", "websites", "--wait", "--timeout", "60s")
+    website.until(lambda: website.left_behind() == [], "nothing is left")
+    assert website.kinds() == {"Issuer": 1}
+    website.cli.ok("replay", "--verify")
+
+
+@pytest.mark.timeout(400)
+def test_it_goes_on_where_it_stood_whoever_is_killed_when(website: Website) -> None:
+    chance = random.Random(15)
+
+    def die_within(seconds: float) -> None:
+        time.sleep(chance.uniform(0.1, seconds))
+        website.kill()
+        website.start()
+        website.find_systems()
+
+    website.declare()
+    die_within(4)
+    website.until_says("version 1")
+    for number in (2, 3):
+        website.commit(f"version {number - 1}", f"version {number}")
+        die_within(4)
+        die_within(4)
+        wanted = {f"version {number}": 3}
+        website.until(lambda wanted=wanted: website.texts() == wanted, f"it is rolled: {wanted}")
+        website.until_says(f"version {number}")
+    website.until(website.is_ready, "all of it is ready")
+    assert website.kinds()["Container"] == 3
+    website.cli.ok("delete", "GitSource", "websites")
+    die_within(3)
+    website.until(lambda: website.left_behind() == [], "nothing is left")
+    website.until(lambda: website.kinds() == {"Issuer": 1}, "nothing is declared")
+    website.cli.ok("replay", "--verify")
