@@ -15,7 +15,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, ManifestStruct, Metadata
-from events.names import ResourceKey
+from events.names import InvalidNameError, ResourceKey
 
 COMPOSED_SET_KIND: Final = "ComposedSet"
 
@@ -75,6 +75,14 @@ class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     outputs: Fields = {}
+
+
+def parent_of(labels: Mapping[str, str]) -> ResourceKey | None:
+    """Return what a resource with these labels is a part of; None for nothing that has a name."""
+    try:
+        return ResourceKey.parse(labels.get(PART_OF_LABEL, "").replace(".", "/"))
+    except InvalidNameError:  # anybody may write a label
+        return None
 
 
 def content_of(children: Iterable[Manifest]) -> Fields:
