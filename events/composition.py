@@ -85,6 +85,22 @@ def parent_of(labels: Mapping[str, str]) -> ResourceKey | None:
         return None
 
 
+def as_part(manifest: Manifest, parent: str) -> Manifest:
+    """Return a child with the label that says whose it is."""
+    labels = {**manifest.metadata.labels, PART_OF_LABEL: parent.replace("/", ".")}
+    metadata = msgspec.structs.replace(manifest.metadata, labels=labels)
+    return msgspec.structs.replace(manifest, metadata=metadata)
+
+
+def taken_by(name: str, labels: Mapping[str, str], part_of: str) -> str:
+    """Say why a resource that is declared with these labels cannot be a part; empty if it can."""
+    whose = labels.get(PART_OF_LABEL, "")
+    if whose == part_of:
+        return ""
+    by = f"is a part of {whose}" if whose else "is declared by somebody else"
+    return f"{name} {by}: withdraw it there, or name it otherwise"
+
+
 def content_of(children: Iterable[Manifest]) -> Fields:
     """Return the fields of an object that is made of these resources.
 

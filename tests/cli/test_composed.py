@@ -62,3 +62,45 @@ def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(composed: Cli)
     assert parent["reason"] == "part of default/Deployment/why"
     assert [each["event"] for each in parent["chain"]] == ["SpecDeclared", "ActionDecided"]
     assert composed.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
+
+
+def planned(cli: Cli, *command: str) -> list[str]:
+    ran = cli.run(*command)
+    assert ran.status == 2, ran
+    return [line.rstrip() for line in ran.out.splitlines()]
+
+
+def test_27_a_plan_names_the_containers(composed: Cli) -> None:
+    lines = planned(composed, "plan", "-f", write(composed, "plan"))
+    assert lines[:2] == ["default/Deployment/plan", "  + Create default.plan"]
+    new = [line for line in lines if line.startswith("      + default/Container/plan-")]
+    assert len(new) == 2
+    assert not [line for line in lines if "manifests" in line]
+    assert lines[-1].startswith("Plan: 1 to create, 2 held (as of")
+    apply(composed, "plan")
+    names = parts(composed, "plan")
+    assert [line.rpartition("/")[2] for line in new] == names
+
+    lines = planned(composed, "apply", "--dry-run=server", "-f", write(composed, "plan", "web:2"))
+    [new] = [line for line in lines if line.startswith("      + ")]
+    assert new.startswith("      + default/Container/plan-")
+    assert new.rpartition("/")[2] not in names
+    assert not [line for line in lines if line.startswith("      - ")], "no old one goes yet"
+    assert "      it goes on step by step, as its parts become ready" in lines
+    assert planned(composed, "diff", "-f", "plan.yaml")[:-1] == lines[:-1]
+
+    lines = planned(composed, "delete", "Deployment", "plan", "--dry-run")
+    gone = [line for line in lines if line.startswith("      - ")]
+    assert [line.rpartition("/")[2] for line in gone] == names
+
+
+def test_27_a_plan_of_many_names_some(composed: Cli) -> None:
+    file = write(composed, "many", replicas=30)
+    lines = planned(composed, "plan", "-f", file)
+    assert len([line for line in lines if line.startswith("      + ")]) == 10
+    assert "      … and 20 to declare" in lines
+    assert "… and 27 more parts of default/Deployment/many: -o json has all" in lines
+    ran = composed.run("plan", "-f", file, "-o", "json")
+    [many, *others] = ran.json["resources"]
+    assert len(many["actions"][0]["parts"]) == 30
+    assert [each["partOf"] for each in others] == ["default/Deployment/many"] * 30

@@ -18,10 +18,16 @@ CONFIG = "palettes"
 
 
 class PaletteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which colours there are; ``name`` is what the shapes' names begin with."""
+    """Which colours there are; ``name`` is what the shapes' names begin with.
+
+    ``copies``: which colour's shape refers to which other one.
+    """
 
     colors: list[str]
     name: str = ""
+    type: str = "Square"
+    copies: dict[str, str] = {}
+    parts_policy: dict[str, str] = {}
 
 
 class PaletteOutputs(msgspec.Struct, frozen=True):
@@ -35,12 +41,19 @@ class PaletteOutputs(msgspec.Struct, frozen=True):
 def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) -> Fields:
     """Return a shape for each colour."""
     prefix = spec["name"] or key.name
+
+    def shape_of(color: str) -> Fields:
+        other = spec["copies"].get(color)
+        copied = {"$ref": f"Shape/{prefix}-{str(other).lower()}", "field": "uid"}
+        policy = {"policy": spec["parts_policy"]} if spec["parts_policy"] else {}
+        return {"type": copied if other else spec["type"], "color": color, **policy}
+
     return content_of(
         Manifest(
             "shapes/v1",
             "Shape",
             Metadata(f"{prefix}-{color.lower()}", key.namespace, {"palette": key.name}),
-            {"type": "Square", "color": color},
+            shape_of(color),
         )
         for color in spec["colors"]
     )
@@ -70,9 +83,11 @@ PALETTE = composed_kind(
 )
 
 
-def palette(name: str, *colors: str, prefix: str = "", namespace: str = "default") -> Manifest:
+def palette(
+    name: str, *colors: str, prefix: str = "", namespace: str = "default", **rest: object
+) -> Manifest:
     """Declare one."""
-    spec: Fields = {"colors": list(colors), "providerConfigRef": {"name": CONFIG}}
+    spec: Fields = {"colors": list(colors), "providerConfigRef": {"name": CONFIG}, **rest}
     if prefix:
         spec["name"] = prefix
     return Manifest("palettes/v1", KIND, Metadata(name, namespace), spec)

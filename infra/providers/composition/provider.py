@@ -17,7 +17,9 @@ from events.composition import (
     REFUSED,
     Child,
     ComposedSetSpec,
+    as_part,
     manifests_of,
+    taken_by,
 )
 from events.external import ExternalObject
 from events.intake import Answer, Declared, IntakeData, Withdrawn
@@ -131,7 +133,7 @@ class CompositionProvider:
 
     async def _write(self, action: Action, found: ComposedSet, uid: str) -> Effect:
         manifests = [
-            _of_parent(each, _parent(self._kind, action.external_name))
+            as_part(each, _parent(self._kind, action.external_name))
             for each in manifests_of(action.fields)
         ]
         before = found.spec
@@ -202,10 +204,9 @@ class CompositionProvider:
         for each in manifests:
             found = declared[str(each.key)]
             generations[str(each.key)] = found.generation
-            whose = found.labels.get(PART_OF_LABEL, "")
-            if found.is_declared and whose != each.metadata.labels[PART_OF_LABEL]:
-                by = f"is a part of {whose}" if whose else "is declared by somebody else"
-                raise TransientError(f"{each.key} {by}: withdraw it there, or name it otherwise")
+            part_of = each.metadata.labels[PART_OF_LABEL]
+            if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
+                raise TransientError(taken)
         return generations
 
     async def _declare(
@@ -431,13 +432,6 @@ def _parent(kind: str, external_name: str) -> str:
 def _external_name(spec: ComposedSetSpec) -> str:
     namespace, _, name = spec.parent.split("/")
     return f"{namespace}.{name}"
-
-
-def _of_parent(manifest: Manifest, parent: str) -> Manifest:
-    """Return a child with the label that says whose it is."""
-    labels = {**manifest.metadata.labels, PART_OF_LABEL: parent.replace("/", ".")}
-    metadata = msgspec.structs.replace(manifest.metadata, labels=labels)
-    return msgspec.structs.replace(manifest, metadata=metadata)
 
 
 def _message(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:
