@@ -101,6 +101,15 @@ def taken_by(name: str, labels: Mapping[str, str], part_of: str) -> str:
     return f"{name} {by}: withdraw it there, or name it otherwise"
 
 
+def blocker(children: Mapping[str, Child]) -> str:
+    """Name the first child that cannot be used, and why; empty if all can."""
+    for name, child in children.items():
+        if not child.ready:
+            why = ": ".join(each for each in (child.reason, child.message) if each)
+            return f"waits for {name}: {why or child.outcome}"
+    return ""
+
+
 def content_of(children: Iterable[Manifest]) -> Fields:
     """Return the fields of an object that is made of these resources.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from events.composition import MANIFESTS, REFUSED, Child, children_of, content_of
+from events.composition import MANIFESTS, REFUSED, Child, blocker, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -160,7 +160,8 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
         if child.outcome in _STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
             return Readiness(False, "Stalled", f"{far}; {why}")
-    return Readiness(False, "Progressing", far)
+    waits = blocker(updated)
+    return Readiness(False, "Progressing", f"{far}; {waits}" if waits else far)
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:

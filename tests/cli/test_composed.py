@@ -64,6 +64,34 @@ def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(composed: Cli)
     assert composed.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
 
 
+def test_33_describe_shows_the_parts_each_with_what_it_waits_for_and_since_when(
+    composed: Cli,
+) -> None:
+    apply(composed, "told")
+    names = parts(composed, "told")
+    composed.ok("wait", f"Container/{names[0]}", "--for", "Held", "--timeout", "30s")
+    composed.ok("wait", f"Container/{names[1]}", "--for", "Held", "--timeout", "30s")
+    shown = composed.ok("describe", "Deployment/told").out
+    table = shown.partition("\nParts\n")[2].partition("\n\n")[0].splitlines()
+    assert table[0].split() == ["NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"]
+    for name, line in zip(names, table[1:], strict=True):
+        name_, outcome, is_ready, since, reason, message = line.split(maxsplit=5)
+        assert (name_, outcome, is_ready) == (f"default/Container/{name}", "Held", "no")
+        assert since.startswith("20")
+        assert (reason, message[:23]) == ("ProviderConfigMissing", "ProviderConfig 'nowhere")
+
+    conditions = shown.partition("\nConditions\n")[2]
+    [ready] = [line.split() for line in conditions.splitlines() if line.startswith("Ready")]
+    assert ready[1] == "False"
+    assert ready[2].startswith("20")
+    assert composed.ok("describe", "Deployment/told", "-o", "json").json["parts"][0]["since"]
+
+    shown = composed.ok("describe", f"Container/{names[0]}").out
+    assert "part of          default/Deployment/told" in shown
+    wide = composed.ok("get", "Container", names[0], "-o", "wide").out.splitlines()
+    assert "WAITS SINCE" in wide[0]
+
+
 def planned(cli: Cli, *command: str) -> list[str]:
     ran = cli.run(*command)
     assert ran.status == 2, ran

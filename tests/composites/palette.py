@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from events.composition import CHILDREN, Child, children_of, content_of
+from events.composition import CHILDREN, Child, blocker, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -61,10 +61,10 @@ def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) ->
 
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     """It can be used when all of its shapes can."""
-    waiting = [name for name, child in children_of(seen).items() if not child.ready]
-    if not waiting and len(children_of(seen)) == len(fields[CHILDREN]):
+    waits = blocker(children_of(seen))
+    if not waits and len(children_of(seen)) == len(fields[CHILDREN]):
         return READY
-    return Readiness(False, "Progressing", f"waits for {', '.join(waiting)}")
+    return Readiness(False, "Progressing", waits)
 
 
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:

@@ -104,7 +104,7 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     assert fleet.object is not None
     told = ready(fleet.object.fields, fleet.object)
     assert (told.is_ready, told.reason) == (False, "Progressing")
-    assert told.message == "0 of 3 are ready, 3 of the old template are left"
+    assert told.message.startswith("0 of 3 are ready, 3 of the old template are left; waits for d")
 
     kept = set(fleet.object.fields[CHILDREN])
     fleet.spec = spec(GOOD)
@@ -169,6 +169,23 @@ def test_a_stuck_container_is_named():
     told = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
     assert told.reason == "Stalled"
     assert told.message == f"0 of 1 are ready; {name} is Failed: no such image"
+
+
+def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
+    fleet = Fleet(spec(GOOD, 2))
+    fleet.step()
+    assert fleet.object is not None
+    first, second = fleet.object.fields[CHILDREN]
+    starting = Child("Converged", reason="Starting", message="no health check has passed")
+    children = {first: Child("Converged", ready=True), second: starting}
+    outputs = {CHILDREN: msgspec.to_builtins(children)}
+    seen = msgspec.structs.replace(fleet.object, outputs=outputs)
+    assert ready(seen.fields, seen).message == (
+        f"1 of 2 are ready; waits for {second}: Starting: no health check has passed"
+    )
+    children[second] = Child()
+    seen = msgspec.structs.replace(seen, outputs={CHILDREN: msgspec.to_builtins(children)})
+    assert ready(seen.fields, seen).message.endswith(f"waits for {second}: Pending")
 
 
 def test_only_what_the_user_wrote_is_in_a_templates_hash():
