@@ -43,6 +43,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ProgressNoted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -317,6 +318,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retry_seconds = seconds
         case DueScheduled(_, at):
             row.due_at = at
+        case ProgressNoted() as data:
+            row.due_at = data.at
         case ApiThrottled(until):
             row.throttled_until = until
         case BreakerOpened(until):

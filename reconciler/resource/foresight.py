@@ -17,7 +17,7 @@ import msgspec
 from events.composition import CHILDREN, Child, as_part, manifests_of
 from events.external import ExternalObject
 from events.intake import Reported
-from events.log import Action, DueScheduled, LogEvent, RetryScheduled, SpecDeclared
+from events.log import Action, DueScheduled, LogEvent, ProgressNoted, RetryScheduled, SpecDeclared
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
 from reconciler.provider.kind import READY, Kind, Readiness
@@ -45,7 +45,7 @@ def turn_digest(events: Iterable[LogEvent]) -> str:
     return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
 
 
-_OF_THE_MOMENT = (RetryScheduled, DueScheduled)
+_OF_THE_MOMENT = (RetryScheduled, DueScheduled, ProgressNoted)
 
 
 def expected_report(

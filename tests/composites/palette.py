@@ -11,7 +11,7 @@ from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
 from infra.providers.composition.kind import composed_kind
-from reconciler.provider.kind import READY, Readiness
+from reconciler.provider.kind import READY, Progress, Readiness
 
 KIND = "Palette"
 CONFIG = "palettes"
@@ -28,6 +28,7 @@ class PaletteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str = "Square"
     copies: dict[str, str] = {}
     parts_policy: dict[str, str] = {}
+    deadline: float | None = None  # seconds
 
 
 class PaletteOutputs(msgspec.Struct, frozen=True):
@@ -67,6 +68,12 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     return Readiness(False, "Progressing", waits)
 
 
+def progress(spec: Fields, seen: ExternalObject) -> Progress | None:
+    """It moves when another shape can be used."""
+    done = ",".join(name for name, child in children_of(seen).items() if child.ready)
+    return None if spec["deadline"] is None else Progress(f"ready: {done}", spec["deadline"])
+
+
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
     """Count what can be used."""
     return {"ready": sum(each.ready for each in children.values())}
@@ -80,6 +87,7 @@ PALETTE = composed_kind(
     summary=summary,
     ready=ready,
     outputs=PaletteOutputs,
+    progress=progress,
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import FinalizerReleased, FinalizerRequested, Withdrawn
-from events.log import ActionDecided, SpecDeclared, SpecWithdrawn
+from events.log import ActionDecided, ProgressNoted, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from tests.composites.conftest import WARM, colors, until_ready
@@ -137,6 +137,35 @@ async def test_two_namespaces_have_one_each_of_the_same_name(world: World):
     await until_ready(world, WARM)
     await until_ready(world, ResourceKey("b", KIND, "warm"))
     assert await colors(world) == {"warm-red": "Red", "warm-blue": "Blue"}
+
+
+async def why_not_ready(world: World) -> tuple[str, str]:
+    row = await world.client.status(WARM)
+    not_ready = None if row is None else row.not_ready
+    return ("", "") if not_ready is None else (not_ready.reason, not_ready.message)
+
+
+async def test_37_what_makes_no_progress_is_stalled_over_a_restart_until_it_moves(world: World):
+    await world.human.breaks(error_rate=1.0)
+    await world.declare_all([palette("warm", "Red", deadline=2.0)])
+
+    async def is_stalled() -> bool:
+        return (await why_not_ready(world))[0] == "Stalled"
+
+    async def is_under_way() -> bool:
+        return (await why_not_ready(world))[0] == "Progressing"
+
+    await world.until(is_under_way, "it is under way")
+    await world.restart_reconciler()
+    await world.until(is_stalled, "it is stalled")
+    assert "no progress since 20" in (await why_not_ready(world))[1]
+    assert "waits for default/Shape/warm-red" in (await why_not_ready(world))[1]
+
+    await world.human.mends()
+    await until_ready(world, WARM)
+    noted = every(ProgressNoted, await world.facts(WARM))
+    assert [bool(each.at) for each in noted] == [True, False, False]
+    assert [bool(each.mark) for each in noted] == [True, True, False]
 
 
 async def test_a_replay_needs_none_of_the_code_that_composes(world: World):

@@ -19,6 +19,7 @@ from reconciler.composites.deployment import (
     Strategy,
     compose,
     next_replicas,
+    progress,
     ready,
     summary,
     template_hash,
@@ -186,6 +187,30 @@ def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
     children[second] = Child()
     seen = msgspec.structs.replace(seen, outputs={CHILDREN: msgspec.to_builtins(children)})
     assert ready(seen.fields, seen).message.endswith(f"waits for {second}: Pending")
+
+
+def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_has_no_deadline():
+    fleet = Fleet(spec(GOOD, 2))
+    fleet.step()
+
+    def mark(seen: ExternalObject | None, **rest: object) -> str:
+        assert seen is not None
+        found = progress(spec(GOOD, 2, **rest), seen)
+        return "" if found is None else found.mark
+
+    begun = mark(fleet.object)
+    assert begun
+    assert fleet.object is not None
+    [first, _] = fleet.object.outputs[CHILDREN]
+    told = msgspec.to_builtins(Child("Degraded", reason="Transient", message="once more"))
+    others = {**fleet.object.outputs, CHILDREN: {**fleet.object.outputs[CHILDREN], first: told}}
+    assert mark(msgspec.structs.replace(fleet.object, outputs=others)) == begun, "no progress"
+    fleet.start(lambda _image: True)
+    assert mark(fleet.object) not in ("", begun)
+    assert mark(fleet.object, paused=True) == ""
+    assert spec(GOOD)["progressDeadlineSeconds"] == 600
+    with pytest.raises(msgspec.ValidationError, match="progressDeadlineSeconds"):
+        spec(GOOD, progressDeadlineSeconds=0)
 
 
 def test_only_what_the_user_wrote_is_in_a_templates_hash():

@@ -17,7 +17,7 @@ from infra.providers.composition.provider import (
     name_problem,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import Kind, Readiness, refers_to_nothing
+from reconciler.provider.kind import Kind, Progress, Readiness, refers_to_nothing
 
 CAPABILITIES = Capabilities(
     idempotency_keys=False,  # the newest key is known, and no older one
@@ -37,6 +37,7 @@ def composed_kind(
     summary: Summary,
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
+    progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
 ) -> Kind:
     """Make a kind whose objects are sets of other resources."""
     return Kind(
@@ -50,5 +51,6 @@ def composed_kind(
         outputs=outputs,
         refers=refers_to_nothing,
         ready=ready,
+        progress=progress,
         composes=composes,
     )
