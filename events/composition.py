@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final, cast
 
 import msgspec
@@ -29,6 +30,7 @@ MAX_CONTENT_BYTES: Final = 128 * 1024
 """Half of what an object may have: how its children stand is in it, too."""
 
 CHILDREN: Final = "children"
+RETRY_AT: Final = "retryAt"
 MANIFESTS: Final = "manifests"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -39,8 +41,8 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
 
     ``uid`` is made from the key of the action that began it, ``key`` is of the newest one.
     ``generations``: of each child the one that was declared for it; another one is somebody
-    else's. ``refused``: why a child was not taken in. ``leaving`` were withdrawn, and may still be
-    there.
+    else's. ``refused``: why a child was not taken in, ``refusals`` how often in a row, and
+    ``retry_at`` when it is declared again. ``leaving`` were withdrawn, and may still be there.
     """
 
     parent: str
@@ -50,6 +52,8 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
     fields: Fields = {}  # noqa: RUF012 - msgspec copies it
     generations: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
     refused: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    refusals: int = 0
+    retry_at: datetime | None = None
     leaving: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
-from events.intake import FinalizerReleased, FinalizerRequested, Withdrawn
+from events.intake import FinalizerReleased, FinalizerRequested, LookRequested, Withdrawn
 from events.log import ActionDecided, ProgressNoted, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
+from events.provider_config import Retry
 from tests.composites.conftest import WARM, colors, until_ready
-from tests.composites.palette import KIND, palette
-from tests.scenarios.harness import World, every, manifest, shape
+from tests.composites.palette import CONFIG, KIND, palette
+from tests.scenarios.harness import World, api_config, every, manifest, shape
 
 
 async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
@@ -137,6 +138,54 @@ async def test_two_namespaces_have_one_each_of_the_same_name(world: World):
     await until_ready(world, WARM)
     await until_ready(world, ResourceKey("b", KIND, "warm"))
     assert await colors(world) == {"warm-red": "Red", "warm-blue": "Blue"}
+
+
+async def refuse_parts(world: World, retry: Retry) -> None:
+    """Have the decider refuse what the kind accepts: a name that says that it is another's."""
+    await world.configure(
+        api_config(world.human.url, ownership="Prefix", owner_prefix="x-", retry=retry)
+    )
+    palettes = api_config(world.server.url, provider="composition", retry=retry)
+    await world.configure(palettes, CONFIG)
+    await world.declare_all([palette("warm", "Red")])
+
+    async def is_refused() -> bool:
+        reason, message = await why_not_ready(world)
+        return reason == "Progressing" and "warm-red: Refused: Invalid: name 'warm-red'" in message
+
+    await world.until(is_refused, "it is named")
+
+
+async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: World):
+    await refuse_parts(world, Retry(initial_seconds=0.2, max_seconds=0.8))
+
+    async def tries() -> int:
+        return len(every(ActionDecided, await world.facts(WARM)))
+
+    async def has_tried_thrice() -> bool:
+        return await tries() >= 3
+
+    await world.until(has_tried_thrice, "it is tried again")
+    actions = [each.action for each in every(ActionDecided, await world.facts(WARM))]
+    assert [each.purpose for each in actions[:3]] == ["Converge", "Renew", "Renew"]
+    times = [each.time for each in await world.history(WARM) if type(each.data) is ActionDecided]
+    assert (times[2] - times[1]).total_seconds() > 0.6, "less and less often"
+    await world.configure(api_config(world.human.url))
+    await until_ready(world, WARM)
+    done = await tries()
+    await world.observed_again(3)
+    assert await tries() == done
+    row = await world.client.status(WARM)
+    assert row is not None
+    assert "retryAt" not in row.outputs
+
+
+async def test_a_part_that_was_refused_is_declared_again_when_somebody_looks(world: World):
+    await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
+    await world.configure(api_config(world.human.url))
+    await world.tell(WARM, LookRequested("the prefix is gone"))
+    await until_ready(world, WARM)
+    assert await colors(world) == {"warm-red": "Red"}
 
 
 async def why_not_ready(world: World) -> tuple[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 
 import msgspec
 
+from events.composition import RETRY_AT
 from events.external import ExternalObject
 from events.manifest import Fields
 from events.names import ResourceKey
@@ -26,6 +28,12 @@ CAPABILITIES = Capabilities(
     conditional_writes=True,
     watch=True,
 )
+
+
+def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+    """Return when a part that a decider has refused is declared again."""
+    at = shown.outputs.get(RETRY_AT)
+    return None if at is None else datetime.fromisoformat(at)
 
 
 def composed_kind(
@@ -51,6 +59,7 @@ def composed_kind(
         outputs=outputs,
         refers=refers_to_nothing,
         ready=ready,
+        due=_due,
         progress=progress,
         composes=composes,
     )

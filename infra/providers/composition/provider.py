@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from events.composition import (
     COMPOSED_SET_KIND,
     PART_OF_LABEL,
     REFUSED,
+    RETRY_AT,
     Child,
     ComposedSetSpec,
     as_part,
@@ -55,6 +57,7 @@ MAX_NAME_CHARACTERS: Final = 46
 
 _LEAVING_LOOK_SECONDS: Final = 0.1
 _MAX_NAMED: Final = 3
+_MAX_DOUBLINGS: Final = 32
 
 
 def name_problem(name: str, *, max_characters: int) -> str | None:
@@ -78,6 +81,7 @@ class CompositionProvider:
         self._kind = kind
         self._summary = summary
         self._api = JetStreamApi(config, secrets)
+        self._retry = config.retry
         self._standing = Standing(self._api)
         self._bus: tuple[Client, JetStreamClientBus] | None = None
         self._opening = asyncio.Lock()
@@ -160,12 +164,16 @@ class CompositionProvider:
         else:  # our own earlier attempt: what it knows already counts
             begun = before
         generations, refused = await self._declare(action, changed, new)
+        is_same = before is not None and before.fields == action.fields
+        refusals = 1 + (before.refusals if before is not None and is_same else 0)
         await self._withdraw(action, begun.leaving)
         left = await self._standing.declarations(begun.leaving)
         done = msgspec.structs.replace(
             begun,
             generations=kept | generations,
             refused=refused,
+            refusals=refusals if refused else 0,
+            retry_at=self._next_try(refusals) if refused else None,
             leaving=tuple(
                 name for name, each in left.items() if not (each.is_gone or each.is_declared)
             ),
@@ -173,6 +181,12 @@ class CompositionProvider:
         if done != begun:
             found = await self._declare_set(action, found, done, "done")
         return Effect(await self._as_object(found, done))
+
+    def _next_try(self, refusals: int) -> datetime:
+        """Return when what was refused is declared again: what a decider refuses may change."""
+        longest = self._retry.max_seconds
+        seconds = min(self._retry.initial_seconds * 2.0 ** min(refusals, _MAX_DOUBLINGS), longest)
+        return datetime.now(UTC) + timedelta(seconds=seconds)
 
     async def _unchanged(self, action: Action, before: ComposedSetSpec | None) -> dict[str, int]:
         """Return the generations of children that are declared as they should be already."""
@@ -317,7 +331,11 @@ class CompositionProvider:
         """Read a set, and how its children stand."""
         await may_call()
         found = await self._find(external_name)
-        return None if found.spec is None else await self._as_object(found, found.spec)
+        if found.spec is None:
+            return None
+        # Somebody wants to know how it stands now: what was refused is not to wait.
+        now = datetime.now(UTC) if found.spec.refused else None
+        return await self._as_object(found, msgspec.structs.replace(found.spec, retry_at=now))
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -392,6 +410,8 @@ class CompositionProvider:
         leaving = sorted(name for name in spec.leaving if _is_leaving(rows.get(name), part_of))
         if leaving:
             outputs["leaving"] = leaving
+        if spec.retry_at is not None:
+            outputs[RETRY_AT] = spec.retry_at.isoformat()
         fields = {**spec.fields, CHILDREN: shown}
         return ExternalObject(
             name=_external_name(spec),
