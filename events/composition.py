@@ -26,6 +26,9 @@ PART_OF_LABEL: Final = "reconciler/part-of"
 REFUSED: Final = "Refused"
 """Outcome of a child that was not taken in, and why its parent is not ready."""
 
+STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
+"""Outcomes of a child that no time alone will mend."""
+
 MAX_CONTENT_BYTES: Final = 128 * 1024
 """Half of what an object may have: how its children stand is in it, too."""
 
@@ -81,7 +84,7 @@ class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     outputs: Fields = {}
 
 
-def parent_of(labels: Mapping[str, str]) -> ResourceKey | None:
+def parent_in(labels: Mapping[str, str]) -> ResourceKey | None:
     """Return what a resource with these labels is a part of; None for nothing that has a name."""
     try:
         return ResourceKey.parse(labels.get(PART_OF_LABEL, "").replace(".", "/"))
@@ -122,10 +125,9 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     manifests: dict[str, Fields] = {}
     digests: dict[str, str] = {}
     for each in children:
-        body = _body(each)
-        digest = hashlib.blake2b(_encoder.encode(body), digest_size=8).hexdigest()
+        body = without_name(each)
+        digests[str(each.key)] = digest = digest_of(body)
         manifests[digest] = body
-        digests[str(each.key)] = digest
     content = {CHILDREN: digests, MANIFESTS: manifests}
     size = len(_encoder.encode(content))
     if size > MAX_CONTENT_BYTES:
@@ -143,9 +145,7 @@ def manifests_of(fields: Fields) -> Iterator[Manifest]:
         body = bodies.get(digest)
         if body is None:  # somebody else has declared it otherwise
             continue
-        key = ResourceKey.parse(name)
-        metadata = Metadata(key.name, key.namespace, body["labels"], body["annotations"])
-        yield Manifest(body["apiVersion"], key.kind, metadata, body["spec"])
+        yield manifest_of(name, body)
 
 
 def children_of(observed: ExternalObject | None) -> Mapping[str, Child]:
@@ -156,7 +156,20 @@ def children_of(observed: ExternalObject | None) -> Mapping[str, Child]:
     return {name: msgspec.convert(each, Child) for name, each in shown.items()}
 
 
-def _body(manifest: Manifest) -> Fields:
+def manifest_of(name: str, body: Fields) -> Manifest:
+    """Return a manifest that was kept without its name."""
+    key = ResourceKey.parse(name)
+    metadata = Metadata(key.name, key.namespace, body["labels"], body["annotations"])
+    return Manifest(body["apiVersion"], key.kind, metadata, body["spec"])
+
+
+def digest_of(body: Fields) -> str:
+    """Digest a manifest without its name."""
+    return hashlib.blake2b(_encoder.encode(body), digest_size=8).hexdigest()
+
+
+def without_name(manifest: Manifest) -> Fields:
+    """Return what many alike parts have in common."""
     return {
         "apiVersion": manifest.api_version,
         "labels": dict(manifest.metadata.labels),

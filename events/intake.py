@@ -96,9 +96,10 @@ class Approved(_Intake, frozen=True):
     """A person decides about a resource that is held.
 
     ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
-    ``DataLoss``, ``DefinitionGuard``, ``Approval``): an approval of something else is refused.
-    ``Abandon`` ends an action whose result stays unknown. Of ``Approval``, ``plan`` is the digest
-    of the plan that is approved, or with ``Reject`` rejected; another one is left as it is.
+    ``DataLoss``, ``DefinitionGuard``, ``PruneGuard``, ``Approval``): an approval of something else
+    is refused. ``Abandon`` ends an action whose result stays unknown. Of ``Approval``, ``plan`` is
+    the digest of the plan that is approved, or with ``Reject`` rejected; others are left as they
+    are.
     """
 
     hold: str

@@ -103,7 +103,7 @@ class LossGuard(ManifestStruct, frozen=True):
 
 
 class DeletionGuard(ManifestStruct, frozen=True):
-    """How many objects may go by one listing, or one changed definition, before people are asked.
+    """How many may go by one listing, definition or commit before people are asked.
 
     ``max_percent`` counts in scopes of ten objects and more.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from events.documents import Problem, Read
 from events.field_hints import closest
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
@@ -16,7 +17,7 @@ from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.manifests import Documents, Problem, Read, read_all
+from reconciler.cli.manifests import Documents, read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Duration, Files, Output, Reason
 from reconciler.cli.results import (
@@ -47,6 +48,9 @@ def apply(
     file: Files = (),
     plan: Path | None = None,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
+    set_name: Annotated[str, Parameter(name="--set")] = "",
+    prune: bool = False,
+    yes: bool = False,
     dry_run: Literal["client", "server"] | bool = False,
     validate: Literal["client", "server"] = "client",
     reason: Reason = "",
@@ -69,6 +73,7 @@ def apply(
         reconciler apply -f shapes/ --dry-run
         reconciler apply -f shapes/ --dry-run=server
         reconciler apply --plan today.plan --reason CHG-1234
+        helm template shop ./chart | reconciler apply -f - --set shop --prune
 
     Parameters
     ----------
@@ -78,6 +83,12 @@ def apply(
         something else by now.
     namespace
         Namespace of documents that name none (a ProviderConfig is always in system).
+    set_name
+        Declare all of it as one set of this name, or nothing: a ManifestSet, whose parts are known.
+    prune
+        Withdraw what the set has and the files no longer name; without it, that stays.
+    yes
+        Withdraw also more than the deletion guard's usual share at a time.
     dry_run
         Only check the documents against the kinds installed here; with =server show what would
         come of them, as `reconciler plan` does.
@@ -103,13 +114,31 @@ def apply(
         raise UsageError(
             "say what to declare: --file FILE, or --plan FILE (see `reconciler apply --help`)"
         )
-    if dry_run == "server":
+    if (prune or yes) and not set_name:
+        raise UsageError("--prune and --yes go with --set NAME: what is left out is known of a set")
+    if dry_run == "server" and not set_name:
         from reconciler.cli.plan import plan as show_plan  # noqa: PLC0415 - who plans pays
 
         return show_plan(file=file, namespace=namespace, output=output, connection=connection)
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
         raise CommandError(f"{', '.join(file)}: no documents found")
+    if set_name:
+        from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - who has sets pays
+
+        _check_all(documents, _kinds_of(documents, connection), others_pass=True)
+        return apply_set(
+            connection,
+            documents,
+            name=set_name,
+            namespace=namespace,
+            prune=prune,
+            is_sure=yes,
+            is_dry=bool(dry_run),
+            reason=reason,
+            wait_seconds=timeout if wait else None,
+            output=output,
+        )
     if dry_run:
         _check_all(documents, installed_kinds())
         results = [Result(str(read.key), True, "Valid") for read in documents.good]

@@ -20,7 +20,13 @@ from reconciler.cli.results import Result, checked_reason, exit_status, print_re
 from reconciler.cli.selection import chosen_keys
 
 Hold = Literal[
-    "Approval", "DeletionGuard", "LossGuard", "UnknownResult", "DataLoss", "DefinitionGuard"
+    "Approval",
+    "DeletionGuard",
+    "LossGuard",
+    "UnknownResult",
+    "DataLoss",
+    "DefinitionGuard",
+    "PruneGuard",
 ]
 
 _LEAST_OF_A_PLAN: Final = 8

@@ -10,7 +10,7 @@ import msgspec
 from nats.aio.client import Client
 from rich.text import Text
 
-from events.composition import CHILDREN, REFUSED, Child, parent_of
+from events.composition import CHILDREN, REFUSED, Child, parent_in
 from events.external import ExternalObject
 from events.intake import ActionError
 from events.integrity import LogDamage
@@ -219,7 +219,7 @@ def description_of(
     if damage is not None:
         models.mark_damage(damage)
     status, spec = models.status.get(str(key)), _last(stored, SpecDeclared)
-    parent = None if spec is None or status is None else parent_of(status.labels)
+    parent = None if spec is None or status is None else parent_in(status.labels)
     return Description(
         resource=str(key),
         part_of="" if parent is None else str(parent),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from events.composition import MANIFESTS, REFUSED, Child, blocker, children_of, content_of
+from events.composition import MANIFESTS, STUCK, Child, blocker, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -25,8 +25,6 @@ MAX_REPLICAS: Final = 500
 MAX_DEADLINE_SECONDS: Final = 7 * 86_400
 
 _PARTS: Final = 3  # of a container's name
-
-_STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _about = msgspec.Meta
@@ -162,7 +160,7 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     far = f"{number} of {wanted} are ready"
     far += f", {old} of the old template are left" if old else ""
     for name, child in updated.items():
-        if child.outcome in _STUCK:
+        if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
             return Readiness(False, STALLED, f"{far}; {why}")
     waits = blocker(updated)

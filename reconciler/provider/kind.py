@@ -8,7 +8,7 @@ point of the group ``reconciler.kinds``; nothing else of the project knows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib.metadata import entry_points
@@ -44,6 +44,7 @@ from events.reference import (
     reliance,
     secrets_in,
 )
+from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
 
@@ -98,6 +99,19 @@ def refers_to_nothing(_fields: Fields, _namespace: str) -> tuple[Reference, ...]
     return ()
 
 
+class Removal(NamedTuple):
+    """How many of its resources a composed object would lose, and by whose change."""
+
+    lost: int = 0
+    total: int = 0
+    by: str = ""
+
+
+def removes_nothing(_fields: Fields, _shown: ExternalObject) -> Removal:
+    """Count no parts that would go: who changes what most kinds are made of has said which."""
+    return Removal()
+
+
 def _loses_nothing(_fields: Fields | None, _shown: ExternalObject) -> str:
     return ""
 
@@ -127,6 +141,8 @@ class Kind:
 
     ``composes``: pure; the content of an object that is made of other resources, from what is
     declared and from the object as it is, whose outputs say how they stand (ADR 0050).
+    ``removes``: pure; how many of those resources this content would withdraw, of how many: what
+    the deletion guard does not let go waits for a person.
 
     ``shows``: paths that its provider shows in every object, null for nothing. What is missing
     there was read under an older definition, and is not compared until it is read anew.
@@ -148,7 +164,7 @@ class Kind:
     comparable: Callable[[Fields], Fields] | None = None
     name_problem: Callable[[str], str | None] = field(default=_any_name)
     outputs: type[msgspec.Struct] | None = None
-    refers: Callable[[Fields, str], tuple[Reference, ...]] = field(default=references_in)
+    refers: Callable[[Fields, str], Sequence[Reference]] = field(default=references_in)
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
     due: Callable[[Fields, ExternalObject], datetime | None] = field(default=_never_due)
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
@@ -160,6 +176,7 @@ class Kind:
     definition: DefinitionRef | None = None
     maps: Callable[[Fields], Fields] | None = None
     composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields] | None = None
+    removes: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
     name_prefix: str = ""
     is_withdrawn: bool = False
 
@@ -294,6 +311,14 @@ COMPOSED_SET = Kind(
 )
 """What a composed resource is made of: written by its provider, in the log alone."""
 
+COMPOSED_CONTENT = Kind(
+    name=COMPOSED_CONTENT_KIND,
+    api_version=RECONCILER_API_VERSION,
+    schema=ComposedContentSpec,
+    refers=refers_to_nothing,
+)
+"""A portion of what a large composed resource is made of: as ``ComposedSet``."""
+
 KIND_DEFINITION = Kind(
     name=KIND_DEFINITION_KIND,
     api_version=RECONCILER_API_VERSION,
@@ -320,7 +345,7 @@ class KindRegistry(Mapping[str, Kind]):
         *,
         installed: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE, COMPOSED_SET)
+        built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE, COMPOSED_SET, COMPOSED_CONTENT)
         self._kinds = {kind.name: kind for kind in (*built_in, *kinds)}
         self._find_providers()
         self._defined: dict[tuple[str, str], Kind] = {}

@@ -138,7 +138,7 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
     fields = kind.check_declared(taken.fields)
     has_secrets = kind.composes is None and refers_to_anything(taken.fields)  # else its parts have
     secrets = secrets_in(taken.fields) if has_secrets else ()
-    references = kind.refers(fields, context.key.namespace)
+    references = tuple(kind.refers(fields, context.key.namespace))
     if any(each.target == str(context.key) for each in references):
         raise InvalidManifestError("spec refers to the resource itself")
     return SpecDeclared(

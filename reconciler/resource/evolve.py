@@ -279,7 +279,9 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 resolved_by=data.definition,
                 refused_generation=0,
             )
-            state = replace(state, desired=desired, waits=_NO_WAITS)
+            # An approval was of the content before.
+            holds = replace(state.holds, approved="")
+            state = replace(state, desired=desired, waits=_NO_WAITS, holds=holds)
             return _with_definition_done(state) if _is_applied(state) else state
         case DefinitionObserved(definition):
             desired = replace(state.desired, definition=definition)

@@ -85,6 +85,8 @@ def part_changes(
 ) -> list[PartChange]:
     """Return what an action declares, changes and withdraws of the parts that are there."""
     had: Fields = {} if seen is None else seen.fields.get(CHILDREN, {})
+    if seen is not None and action.operation == "Delete":  # also of what is stored in portions
+        had = {**seen.outputs.get(CHILDREN, {}), **had}
     before = {} if seen is None else {str(each.key): each for each in manifests_of(seen.fields)}
     fields: Fields = {} if action.operation == "Delete" else action.fields
     digests: Fields = fields.get(CHILDREN, {})
@@ -111,7 +113,7 @@ def goes_on(kind: Kind, parent: ResourceKey, spec: Fields, action: Action) -> bo
 
     Such as in a roll, where each step waits for what the one before has made.
     """
-    if kind.composes is None or action.operation == "Delete":
+    if kind.composes is None or CHILDREN not in action.fields:
         return False
     ready = msgspec.to_builtins(Child("Converged", ready=True))
     outputs = {CHILDREN: dict.fromkeys(action.fields[CHILDREN], ready)}

@@ -31,11 +31,25 @@ from events.names import InvalidNameError, check_finalizer
 from events.subjects import USER_SIGN
 from reconciler.resource import approval
 from reconciler.resource.attempt import UNKNOWN_RESULT
-from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, DELETION_GUARD, LOSS_GUARD
+from reconciler.resource.observation import (
+    DATA_LOSS,
+    DEFINITION_GUARD,
+    DELETION_GUARD,
+    LOSS_GUARD,
+    PRUNE_GUARD,
+)
 from reconciler.resource.state import APPROVAL, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts, accepted, refused
 
-APPROVABLE = (APPROVAL, DELETION_GUARD, LOSS_GUARD, UNKNOWN_RESULT, DATA_LOSS, DEFINITION_GUARD)
+APPROVABLE = (
+    APPROVAL,
+    DELETION_GUARD,
+    LOSS_GUARD,
+    UNKNOWN_RESULT,
+    DATA_LOSS,
+    DEFINITION_GUARD,
+    PRUNE_GUARD,
+)
 MAX_FINALIZERS = 32
 
 

@@ -53,6 +53,10 @@ def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
     kind = context.kind
     assert kind is not None
     assert kind.composes is not None
+    for reference in spec.references:
+        waiting = _waiting_for(reference, state.desired)
+        if waiting is not None:
+            return waiting
     seen = state.observed.object if state.owned is not None else None
     part = ""
     try:

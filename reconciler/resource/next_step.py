@@ -49,6 +49,7 @@ from reconciler.resource.progress import with_progress
 from reconciler.resource.replacement import (
     held_for_its_data,
     held_for_its_definition,
+    held_for_its_parts,
     replacement,
     retirement,
 )
@@ -101,7 +102,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     assert desired.spec is not None
     if desired.spec.policy.mode == "Absent":
         return _keep_away(state, context, config)
-    if desired.spec.references or desired.spec.secrets or kind.definition is not None:
+    has_inputs = desired.spec.references or desired.spec.secrets or kind.definition is not None
+    if has_inputs and kind.composes is None:
         unresolved = resolve(desired.spec, state, context)
         if unresolved is not None:
             return unresolved
@@ -237,7 +239,7 @@ def _keep_present(
     if needs_replacement(found, context.kind):
         return held_for_its_definition(state, config) or replacement(spec, seen, state, context)
     fields, labels = merged(wanted(state, context), seen, context.kind.normalize)
-    held = held_for_its_data(fields, state, context)
+    held = held_for_its_data(fields, state, context) or held_for_its_parts(state, context, config)
     return held or new_action(state, context, "Update", fields, labels)
 
 

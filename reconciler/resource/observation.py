@@ -32,6 +32,9 @@ DEFINITION_GUARD = "DefinitionGuard"
 """Reason of the outcome of a resource whose next action would lose data, and what an approval
 names."""
 
+PRUNE_GUARD = "PruneGuard"
+"""Reason of the outcome of a composed resource whose next content would withdraw too much."""
+
 LOOKING = "Looking"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
 

@@ -15,7 +15,7 @@ from reconciler.resource.attempt import (
     wait_after_conflicts,
 )
 from reconciler.resource.difference import labels_of
-from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD
+from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, PRUNE_GUARD
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import Context, Settled, Step
 
@@ -80,6 +80,26 @@ def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) ->
         f"its kind is defined otherwise, which concerns {definition.affected} of"
         f" {definition.total} resources and replaces this one's object; the guard lets"
         f" {guard.max_count} or {guard.max_percent} % go: approve it, or define it otherwise",
+    )
+
+
+def held_for_its_parts(
+    state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> Settled | None:
+    """Hold a content that would withdraw too many of the resources that an object is made of."""
+    seen, kind = state.observed.object, context.kind
+    if seen is None or kind is None or state.holds.approved == PRUNE_GUARD:
+        return None
+    removed, total, by = kind.removes(state.desired.fields, seen)
+    guard = config.deletion_guard
+    if guard.allows(removed, total):
+        return None
+    return Settled(
+        "Held",
+        PRUNE_GUARD,
+        f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn; the guard"
+        f" lets {guard.max_count} or {guard.max_percent} % go at a time: approve it, or take them"
+        " in again",
     )
 
 

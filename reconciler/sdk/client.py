@@ -12,7 +12,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from nats.aio.client import Client as Connection
@@ -65,6 +65,9 @@ from reconciler.sdk.moments import Moment, When, moment, span
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
 from reconciler.sdk.plan import Plan, PlannedResource, planned
 from reconciler.sdk.timeline import Interest, newest_events
+
+if TYPE_CHECKING:
+    from reconciler.sdk.manifest_sets import ManifestSets
 
 ResourceName = ResourceKey | str
 AnyManifest = Manifest | Mapping[str, Any]
@@ -130,6 +133,18 @@ class Client:
         """
         checked = [checked_manifest(each) for each in manifests]
         return await planned(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
+
+    def manifest_sets(self, *, timeout_seconds: float = 30.0) -> ManifestSets:
+        """Return what declares sets of manifests by name, and knows what each has."""
+        from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - who needs it pays
+
+        async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Answer]:
+            answers = await self._ask(messages, timeout_seconds)
+            if refused := [each for each in answers if isinstance(each, DeclarationRefusedError)]:
+                raise refused[0]
+            return [each for each in answers if isinstance(each, Answer)]
+
+        return ManifestSets(self._nc, ask, self.declare)
 
     async def apply_planned(
         self,

@@ -10,10 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from events.envelope import MAX_MESSAGE_BYTES
-from events.field_hints import with_hint
+from events.checked_manifest import checked_manifest
 from events.intake import (
     Answer,
     ApprovalDecision,
@@ -27,29 +24,11 @@ from events.intake import (
     PlanRef,
     Withdrawn,
 )
-from events.manifest import InvalidManifestError, Manifest, take_apart
+from events.manifest import Manifest
 from events.names import ResourceKey, check_finalizer
 from events.subjects import Intake
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
-
-_ENVELOPE_BYTES = 4 * 1024  # more than id, source, type and time take
-
-
-def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
-    """Check a manifest as far as it can be without the reconciler.
-
-    Raises ``InvalidManifestError`` or ``InvalidNameError``.
-    """
-    if not isinstance(manifest, Manifest):
-        try:
-            manifest = msgspec.convert(manifest, Manifest)
-        except msgspec.ValidationError as error:
-            raise InvalidManifestError(f"manifest: {with_hint(error, Manifest)}") from None
-    _ = manifest.key  # raises InvalidNameError
-    take_apart(manifest)
-    _check_size(manifest)
-    return manifest
 
 
 def as_key(resource: ResourceKey | str) -> ResourceKey:
@@ -135,15 +114,3 @@ def _told(answer: Answer) -> Answer | DeclarationRefusedError:
 
 def _message(what: Intake, resource: ResourceKey | str, data: IntakeData) -> IntakeMessageOut:
     return IntakeMessageOut(what, as_key(resource), data, uuid.uuid4().hex)
-
-
-def _check_size(manifest: Manifest) -> None:
-    try:
-        size = len(msgspec.json.encode(manifest))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidManifestError(f"spec cannot be written as JSON: {error}") from None
-    allowed = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
-    if size > allowed:
-        raise InvalidManifestError(
-            f"{manifest.key} has {size} bytes: at most {allowed} are allowed in one manifest"
-        )

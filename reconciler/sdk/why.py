@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from events.composition import parent_of
+from events.composition import parent_in
 from events.log import (
     Action,
     ActionDecided,
@@ -164,7 +164,7 @@ async def lineage(
     met = {each.event.key for each in history[:1]}
     while len(found) < _MAX_PARENTS:
         said = [each.event.data for each in history if isinstance(each.event.data, SpecDeclared)]
-        key = parent_of(said[-1].labels) if said else None
+        key = parent_in(said[-1].labels) if said else None
         if key is None or key in met:
             break
         met.add(key)

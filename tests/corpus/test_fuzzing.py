@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from events.checked_manifest import checked_manifest
 from events.envelope import (
     InvalidMessageError,
     decode_intake,
@@ -32,7 +33,6 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
-from reconciler.sdk.messages import checked_manifest
 from tests.bus.histories import event
 from tests.corpus.cases import cases
 

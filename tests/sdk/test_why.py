@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from events.composition import PART_OF_LABEL, parent_of
+from events.composition import PART_OF_LABEL, parent_in
 from events.intake import Declared, Withdrawn
 from events.log import SpecDeclared
 from events.names import ResourceKey
@@ -204,5 +204,5 @@ async def test_a_walk_has_an_end():
 
 @pytest.mark.parametrize("label", ["", "x", "a.b", "a.b.c.d", "a.b.*", "a/b/c d"])
 def test_a_label_that_names_nobody_has_no_parent(label: str):
-    assert parent_of({PART_OF_LABEL: label}) is None
-    assert parent_of({}) is None
+    assert parent_in({PART_OF_LABEL: label}) is None
+    assert parent_in({}) is None

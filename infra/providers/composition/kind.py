@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -12,6 +12,7 @@ from events.composition import RETRY_AT
 from events.external import ExternalObject
 from events.manifest import Fields
 from events.names import ResourceKey
+from events.reference import Reference
 from infra.providers.composition.provider import (
     MAX_NAME_CHARACTERS,
     CompositionProvider,
@@ -19,7 +20,14 @@ from infra.providers.composition.provider import (
     name_problem,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import Kind, Progress, Readiness, refers_to_nothing
+from reconciler.provider.kind import (
+    Kind,
+    Progress,
+    Readiness,
+    Removal,
+    refers_to_nothing,
+    removes_nothing,
+)
 
 CAPABILITIES = Capabilities(
     idempotency_keys=False,  # the newest key is known, and no older one
@@ -46,6 +54,9 @@ def composed_kind(
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
+    provider: Callable[..., CompositionProvider] = CompositionProvider,
+    refers: Callable[[Fields, str], Sequence[Reference]] = refers_to_nothing,
+    removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
 ) -> Kind:
     """Make a kind whose objects are sets of other resources."""
     return Kind(
@@ -54,10 +65,11 @@ def composed_kind(
         schema=schema,
         provider="composition",
         capabilities=CAPABILITIES,
-        connect=partial(CompositionProvider, kind=name, summary=summary),
+        connect=partial(provider, kind=name, summary=summary),
         name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
         outputs=outputs,
-        refers=refers_to_nothing,
+        refers=refers,
+        removes=removes,
         ready=ready,
         due=_due,
         progress=progress,

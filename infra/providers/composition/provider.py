@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from nats.aio.client import Client
@@ -20,19 +20,23 @@ from events.composition import (
     Child,
     ComposedSetSpec,
     as_part,
+    digest_of,
     manifests_of,
     taken_by,
+    without_name,
 )
 from events.external import ExternalObject
 from events.intake import Answer, Declared, IntakeData, Withdrawn
 from events.log import Action
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
-from events.names import InvalidNameError, ResourceKey
+from events.names import InvalidNameError, ResourceKey, system_rank
 from events.provider_config import ProviderConfigSpec, Scope
+from events.stored_content import CONTENT, Part
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import OUTCOMES
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import stream_state
+from infra.providers.composition.contents import Contents
 from infra.providers.composition.standing import ComposedSet, Row, Standing
 from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.api import JetStreamApi, classified
@@ -55,7 +59,16 @@ MAX_CHILDREN_AT_ONCE: Final = 500
 MAX_NAME_CHARACTERS: Final = 46
 """A set's name has the kind before it, and a child's what its kind puts behind it; 63 in all."""
 
+EDITED: Final = "edited"
+"""The field of a stored set that says which of its children are not as it declared them."""
+
+AS_STORED: Final = "as stored"
+
+Look = Literal["Effect", "Read", "Listing"]
+"""Why an object is shown: after a write, to who asked for it, or with all others."""
+
 _LEAVING_LOOK_SECONDS: Final = 0.1
+_MAX_EDITED: Final = 20
 _MAX_NAMED: Final = 3
 _MAX_DOUBLINGS: Final = 32
 
@@ -78,11 +91,12 @@ class CompositionProvider:
     def __init__(
         self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self._summary = summary
         self._api = JetStreamApi(config, secrets)
         self._retry = config.retry
         self._standing = Standing(self._api)
+        self._contents = Contents(self._standing, self._ask)
         self._bus: tuple[Client, JetStreamClientBus] | None = None
         self._opening = asyncio.Lock()
 
@@ -120,7 +134,8 @@ class CompositionProvider:
         if action.uid is not None and found.spec.uid != action.uid:
             there = await self._as_object(found, found.spec)
             raise ConflictError(f"{action.external_name} is another one", obstacle=there)
-        leaving = tuple(dict.fromkeys([*found.spec.generations, *found.spec.leaving]))
+        of_set = found.spec
+        leaving = tuple(dict.fromkeys([*of_set.generations, *of_set.leaving]))
         last = msgspec.structs.replace(
             found.spec,
             key=action.idempotency_key,
@@ -132,26 +147,28 @@ class CompositionProvider:
             found = await self._declare_set(action, found, last, "leaving")
         await self._withdraw(action, leaving)
         await self._until_gone(leaving)
+        if CONTENT in of_set.fields:
+            await self._contents.forget(of_set.parent, found.key.namespace, ())
         await self._ask_for_set(action, found, Withdrawn(found.generation), "gone")
         return Effect(None)
 
     async def _write(self, action: Action, found: ComposedSet, uid: str) -> Effect:
-        manifests = [
-            as_part(each, _parent(self._kind, action.external_name))
-            for each in manifests_of(action.fields)
-        ]
+        parent = parent_of(self.kind, action.external_name)
+        parts = await self._parts(action.external_name, action.fields)
         before = found.spec
         had: dict[str, int] = {} if before is None else before.generations
-        kept = await self._unchanged(action, before)
-        changed = [each for each in manifests if str(each.key) not in kept]
-        new = await self._free([each for each in changed if not had.get(str(each.key))])
+        wanted = _digests(action.fields, parts)
+        parts = [each._replace(manifest=as_part(each.manifest, parent)) for each in parts]
+        kept = await self._unchanged(wanted, before)
+        changed = [each for each in parts if str(each.manifest.key) not in kept]
+        manifests = [each.manifest for each in changed]
+        new = await self._free([each for each in manifests if not had.get(str(each.key))])
         # One that somebody declared otherwise, and that is let be so, has no manifest of ours.
-        wanted: dict[str, str] = action.fields[CHILDREN]
-        known = {str(each.key) for each in manifests}
+        known = {str(each.manifest.key) for each in parts}
         kept |= {name: had.get(name, 0) for name in wanted if name not in known}
         gone = () if before is None else (*had, *before.leaving)
         begun = ComposedSetSpec(
-            parent=_parent(self._kind, action.external_name),
+            parent=parent,
             uid=uid,
             key=action.idempotency_key,
             labels=action.labels,
@@ -180,6 +197,8 @@ class CompositionProvider:
         )
         if done != begun:
             found = await self._declare_set(action, found, done, "done")
+        if before is not None and before.fields.get(CONTENT, "") != action.fields.get(CONTENT, ""):
+            await self._forget(action, parent)
         return Effect(await self._as_object(found, done))
 
     def _next_try(self, refusals: int) -> datetime:
@@ -188,11 +207,39 @@ class CompositionProvider:
         seconds = min(self._retry.initial_seconds * 2.0 ** min(refusals, _MAX_DOUBLINGS), longest)
         return datetime.now(UTC) + timedelta(seconds=seconds)
 
-    async def _unchanged(self, action: Action, before: ComposedSetSpec | None) -> dict[str, int]:
+    async def _forget(self, action: Action, parent: str) -> None:
+        """Withdraw the contents that a set had; one that is to be the next stays."""
+        declared = (await self._standing.declarations([parent]))[parent].fields or {}
+        kept = {each for each in (action.fields.get(CONTENT), declared.get(CONTENT)) if each}
+        await self._contents.forget(parent, ResourceKey.parse(parent).namespace, kept)
+
+    async def _parts(self, external_name: str, fields: Fields) -> list[Part]:
+        """Return what a set with these fields is made of.
+
+        Raises ``ConflictError`` if its content is stored no more: a newer one is.
+        """
+        digest = fields.get(CONTENT)
+        if digest is None:
+            return [Part(each) for each in manifests_of(fields)]
+        parts = await self._contents.load(external_name.partition(".")[0], digest)
+        if parts is None:
+            raise ConflictError(
+                f"content {digest} of {external_name} is not stored any more",
+                obstacle=await self.read(external_name),
+            )
+        return parts
+
+    async def _unchanged(
+        self, wanted: Mapping[str, str], before: ComposedSetSpec | None
+    ) -> dict[str, int]:
         """Return the generations of children that are declared as they should be already."""
         if before is None:
             return {}
-        digests, wanted = before.fields.get(CHILDREN, {}), action.fields[CHILDREN]
+        digests = before.fields.get(CHILDREN, {})
+        if CONTENT in before.fields:
+            name = _external_name(before)
+            old = await self._contents.load(name.partition(".")[0], before.fields[CONTENT])
+            digests = _digests(before.fields, old or [])
         alike = {
             name: generation
             for name, generation in before.generations.items()
@@ -224,29 +271,33 @@ class CompositionProvider:
         return generations
 
     async def _declare(
-        self, action: Action, manifests: Sequence[Manifest], new: Mapping[str, int]
+        self, action: Action, parts: Sequence[Part], new: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, str]]:
         """Declare children, many at once; return their generations, and why some were refused.
 
-        New ones only as they were found.
+        New ones only as they were found; what others need first, first.
         """
-        reason = f"part of {_parent(self._kind, action.external_name)}"
+        reason = f"part of {parent_of(self.kind, action.external_name)}"
+        by = self.told_of(action.fields)
         generations: dict[str, int] = {}
         refused: dict[str, str] = {}
-        for start in range(0, len(manifests), MAX_CHILDREN_AT_ONCE):
-            some = manifests[start : start + MAX_CHILDREN_AT_ONCE]
+        for some in _batches(parts):
             answers = await self._ask(
                 [
                     _message(
                         action,
                         each.key,
-                        Declared(each, new.get(str(each.key)), reason=reason),
+                        Declared(
+                            each,
+                            new.get(str(each.key)),
+                            reason=": ".join(filter(None, (reason, origin, by))),
+                        ),
                         "declared",
                     )
-                    for each in some
+                    for each, origin in some
                 ]
             )
-            for each, answer in zip(some, answers, strict=True):
+            for (each, _), answer in zip(some, answers, strict=True):
                 generations[str(each.key)] = answer.generation if answer.accepted else 0
                 if not answer.accepted:
                     refused[str(each.key)] = f"{answer.reason}: {answer.message}"
@@ -254,14 +305,15 @@ class CompositionProvider:
 
     async def _withdraw(self, action: Action, names: Sequence[str]) -> None:
         """Withdraw children that are still ours: what another has declared since is his."""
-        part_of = _parent(self._kind, action.external_name).replace("/", ".")
+        part_of = parent_of(self.kind, action.external_name).replace("/", ".")
         declared = await self._standing.declarations(names)
         ours = [
             ResourceKey.parse(name)
             for name, found in declared.items()
             if found.is_declared and found.labels.get(PART_OF_LABEL) == part_of
         ]
-        reason = f"no part of {_parent(self._kind, action.external_name)} any more"
+        reason = f"no part of {parent_of(self.kind, action.external_name)} any more"
+        reason = ": ".join(filter(None, (reason, self.told_of(action.fields))))
         for start in range(0, len(ours), MAX_CHILDREN_AT_ONCE):
             some = ours[start : start + MAX_CHILDREN_AT_ONCE]
             await self._ask(
@@ -286,10 +338,15 @@ class CompositionProvider:
                 raise TransientError(f"waits for {', '.join(_some(staying))} to go")
             await asyncio.sleep(_LEAVING_LOOK_SECONDS)
 
+    def told_of(self, fields: Fields) -> str:
+        """Describe where the content of a set comes from; empty where its parent says it all."""
+        del fields
+        return ""
+
     # --- the set
 
     async def _find(self, external_name: str) -> ComposedSet:
-        return await self._standing.find_set(_set_key(self._kind, external_name))
+        return await self._standing.find_set(_set_key(self.kind, external_name))
 
     async def _declare_set(
         self, action: Action, found: ComposedSet, spec: ComposedSetSpec, step: str
@@ -333,9 +390,11 @@ class CompositionProvider:
         found = await self._find(external_name)
         if found.spec is None:
             return None
-        # Somebody wants to know how it stands now: what was refused is not to wait.
-        now = datetime.now(UTC) if found.spec.refused else None
-        return await self._as_object(found, msgspec.structs.replace(found.spec, retry_at=now))
+        if found.spec.refused:  # somebody wants to know how it stands now: that is not to wait
+            now = msgspec.structs.replace(found.spec, retry_at=datetime.now(UTC))
+            found = found._replace(spec=now)
+        [one] = await self._as_objects([found], "Read")
+        return one
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -344,7 +403,7 @@ class CompositionProvider:
         await may_call()
         sets = [each for each in await self._standing.sets() if self._is_in(scope, each)]
         for start in range(0, len(sets), page_size):
-            yield await self._as_objects(sets[start : start + page_size])
+            yield await self._as_objects(sets[start : start + page_size], "Listing")
 
     async def changes(self, after: str | None) -> str:
         """Return how far the outcomes have come: one of a child's may be among them."""
@@ -364,7 +423,7 @@ class CompositionProvider:
 
     def _is_in(self, scope: Scope, found: ComposedSet) -> bool:
         spec = found.spec
-        if spec is None or spec.parent.split("/")[1] != self._kind:
+        if spec is None or spec.parent.split("/")[1] != self.kind:
             return False
         return scope.has(_external_name(spec), spec.labels)
 
@@ -372,7 +431,14 @@ class CompositionProvider:
         [one] = await self._as_objects([found._replace(spec=spec)])
         return one
 
-    async def _as_objects(self, sets: Sequence[ComposedSet]) -> list[ExternalObject]:
+    async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
+        """Return outputs that a kind's sets have besides, for a look at them."""
+        del look
+        return [dict[str, Any]() for _ in specs]
+
+    async def _as_objects(
+        self, sets: Sequence[ComposedSet], look: Look = "Effect"
+    ) -> list[ExternalObject]:
         specs = [(each.generation, each.spec) for each in sets if each.spec is not None]
         rows = await self._standing.children(
             {
@@ -381,12 +447,19 @@ class CompositionProvider:
                 for name, generation in (dict.fromkeys(spec.leaving, 0) | spec.generations).items()
             }
         )
-        return [self._object(generation, spec, rows) for generation, spec in specs]
+        beyond = await self.beyond([spec for _, spec in specs], look)
+        return [
+            self._object(generation, spec, rows, more)
+            for (generation, spec), more in zip(specs, beyond, strict=True)
+        ]
 
     def _object(
-        self, generation: int, spec: ComposedSetSpec, rows: Mapping[str, Row]
+        self, generation: int, spec: ComposedSetSpec, rows: Mapping[str, Row], more: Fields
     ) -> ExternalObject:
+        is_stored = CONTENT in spec.fields
         wanted: dict[str, Any] = spec.fields.get(CHILDREN, {})
+        if is_stored:
+            wanted = dict.fromkeys(spec.generations, AS_STORED)
         part_of = spec.parent.replace("/", ".")
         shown: dict[str, Any] = {}
         for name, digest in wanted.items():
@@ -406,13 +479,19 @@ class CompositionProvider:
             else (row.as_child() if (row := rows.get(name)) is not None else Child())
             for name in shown
         }
-        outputs: Fields = {CHILDREN: msgspec.to_builtins(dict(sorted(children.items())))}
+        outputs = dict(more)
+        if not is_stored:
+            outputs[CHILDREN] = msgspec.to_builtins(dict(sorted(children.items())))
         leaving = sorted(name for name in spec.leaving if _is_leaving(rows.get(name), part_of))
         if leaving:
             outputs["leaving"] = leaving
         if spec.retry_at is not None:
             outputs[RETRY_AT] = spec.retry_at.isoformat()
         fields = {**spec.fields, CHILDREN: shown}
+        if is_stored:
+            edited = {name: shown.get(name, "not declared") for name in wanted}
+            edited = {name: what for name, what in edited.items() if what != AS_STORED}
+            fields = {**spec.fields, **({EDITED: _first(edited)} if edited else {})}
         return ExternalObject(
             name=_external_name(spec),
             fields=fields,
@@ -427,7 +506,7 @@ class CompositionProvider:
         nc = await self._api.connected()
         async with self._opening:
             if self._bus is None or self._bus[0] is not nc:
-                bus = JetStreamClientBus(nc, f"composition/{self._kind}")
+                bus = JetStreamClientBus(nc, f"composition/{self.kind}")
                 try:
                     await bus.open()
                 except BusError as error:
@@ -444,7 +523,8 @@ def _set_key(kind: str, external_name: str) -> ResourceKey:
     return ResourceKey(namespace, COMPOSED_SET_KIND, f"{kind}-{name}")
 
 
-def _parent(kind: str, external_name: str) -> str:
+def parent_of(kind: str, external_name: str) -> str:
+    """Return the resource whose object has this name."""
     namespace, _, name = external_name.partition(".")
     return f"{namespace}/{kind}/{name}"
 
@@ -452,6 +532,27 @@ def _parent(kind: str, external_name: str) -> str:
 def _external_name(spec: ComposedSetSpec) -> str:
     namespace, _, name = spec.parent.split("/")
     return f"{namespace}.{name}"
+
+
+def _digests(fields: Fields, parts: Sequence[Part]) -> dict[str, str]:
+    """Return the digest of each child that an object with these fields has."""
+    if CONTENT not in fields:
+        return fields.get(CHILDREN, {})
+    return {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
+
+
+def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """Divide parts into what is declared at once: definitions and configurations before others."""
+    for rank in sorted({system_rank(each.manifest.kind) for each in parts}):
+        group = [each for each in parts if system_rank(each.manifest.kind) == rank]
+        for start in range(0, len(group), MAX_CHILDREN_AT_ONCE):
+            yield group[start : start + MAX_CHILDREN_AT_ONCE]
+
+
+def _first(edited: Mapping[str, str]) -> dict[str, str]:
+    rest = len(edited) - _MAX_EDITED
+    some = dict(sorted(edited.items())[:_MAX_EDITED])
+    return {**some, "more": str(rest)} if rest > 0 else some
 
 
 def _message(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:

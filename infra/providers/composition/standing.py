@@ -6,21 +6,23 @@ Rows come a little later than the log; where one is older than it must be, the l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
+from nats.aio.client import Client
 
 from events.composition import COMPOSED_SET_KIND, Child, ComposedSetSpec
 from events.envelope import decode_log
 from events.log import Condition, LogEvent, OutcomeRecorded, SpecDeclared, SpecWithdrawn
 from events.manifest import Fields
 from events.names import ResourceKey
+from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_for_subjects
-from infra.providers.jetstream.api import JetStreamApi, classified
+from infra.providers.jetstream.api import classified
 
 _LET_GO: Final = ("Deleted", "Released", "Unowned")
 """How a withdrawn resource ends: an object that its policy leaves where it is, too."""
@@ -112,10 +114,18 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 _row_decoder = msgspec.json.Decoder(Row)
 
 
+class Connected(Protocol):
+    """Who has a connection to the bus."""
+
+    async def connected(self) -> Client:
+        """Return the connection; raises ``ProviderError`` classes while there is none."""
+        ...
+
+
 class Standing:
     """Reads the bus of one API; raises ``ProviderError`` classes."""
 
-    def __init__(self, api: JetStreamApi) -> None:
+    def __init__(self, api: Connected) -> None:
         self._api = api
 
     async def declarations(self, names: Collection[str]) -> dict[str, Declaration]:
@@ -164,10 +174,23 @@ class Standing:
         return _set(key, found[str(key)])
 
     async def sets(self) -> list[ComposedSet]:
-        """Return every set that is declared: of nearly all, the newest fact is what they are."""
+        """Return every set that is declared."""
+        found = await self._all_declared(f"log.*.{COMPOSED_SET_KIND}.*.fact")
+        return [_set(key, each) for key, each in found.items()]
+
+    async def contents(self, namespace: str) -> dict[str, tuple[int, ComposedContentSpec]]:
+        """Return every stored content of a namespace, with its generation, by digest."""
+        found = await self._all_declared(f"log.{namespace}.{COMPOSED_CONTENT_KIND}.*.fact")
+        return {
+            key.name: (each.generation, msgspec.convert(each.fields, ComposedContentSpec))
+            for key, each in found.items()
+        }
+
+    async def _all_declared(self, subjects: str) -> dict[ResourceKey, Declaration]:
+        """Return what is declared: of nearly all, the newest fact is what they are."""
         nc = await self._api.connected()
         try:
-            newest = await last_for_subjects(nc, LOG, [f"log.*.{COMPOSED_SET_KIND}.*.fact"])
+            newest = await last_for_subjects(nc, LOG, [subjects])
         except BusError as error:
             raise classified(error, is_read=True) from error
         events = {str(event.key): event for event in (decode_log(each.payload) for each in newest)}
@@ -177,11 +200,11 @@ class Standing:
             if isinstance(event.data, SpecDeclared | SpecWithdrawn)
         }
         known |= await self.declarations([name for name in events if name not in known])
-        return [
-            _set(ResourceKey.parse(name), found)
+        return {
+            ResourceKey.parse(name): found
             for name, found in sorted(known.items())
             if found.is_declared
-        ]
+        }
 
 
 def _declaration(events: Sequence[LogEvent]) -> Declaration:

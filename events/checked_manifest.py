@@ -1,0 +1,42 @@
+"""What can be checked of a manifest without the reconciler, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from events.envelope import MAX_MESSAGE_BYTES
+from events.field_hints import with_hint
+from events.manifest import InvalidManifestError, Manifest, take_apart
+
+_ENVELOPE_BYTES: Final = 4 * 1024  # more than id, source, type and time take
+
+
+def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
+    """Check a manifest as far as it can be without the reconciler.
+
+    Raises ``InvalidManifestError`` or ``InvalidNameError``.
+    """
+    if not isinstance(manifest, Manifest):
+        try:
+            manifest = msgspec.convert(manifest, Manifest)
+        except msgspec.ValidationError as error:
+            raise InvalidManifestError(f"manifest: {with_hint(error, Manifest)}") from None
+    _ = manifest.key  # raises InvalidNameError
+    take_apart(manifest)
+    _check_size(manifest)
+    return manifest
+
+
+def _check_size(manifest: Manifest) -> None:
+    try:
+        size = len(msgspec.json.encode(manifest))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidManifestError(f"spec cannot be written as JSON: {error}") from None
+    allowed = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+    if size > allowed:
+        raise InvalidManifestError(
+            f"{manifest.key} has {size} bytes: at most {allowed} are allowed in one manifest"
+        )

@@ -1,0 +1,181 @@
+"""Manifests as people write them: YAML with many documents, lists, JSON.
+
+One bad document does not spoil the others: each becomes a manifest or a problem, with its file, its
+number and its line there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import pairwise
+from typing import Any, Final, cast
+
+import msgspec
+import yaml
+
+from events.checked_manifest import checked_manifest
+from events.field_hints import with_hint
+from events.manifest import InvalidManifestError, Manifest
+from events.names import InvalidNameError, ResourceKey, home_of
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+_DOCUMENT: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_YAML: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LIST_KIND: Final = "List"
+_TOO_DEEP: Final = "it is nested too deep"
+_BLANK: Final = re.compile(r"(?:\s*(?:#.*|---.*)?\n)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a document comes from; ``line`` is that of its first word."""
+
+    file: str
+    number: int
+    line: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}, document {self.number}"
+
+    @property
+    def place(self) -> str:
+        """The file and the line, as compilers write them."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A manifest that was read, and where."""
+
+    source: Source
+    manifest: Manifest
+    key: ResourceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A document that cannot be used, and why."""
+
+    source: Source
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.message}"
+
+
+def read_documents(file: str, text: str, namespace: str) -> Iterator[Read | Problem]:
+    """Read every document of a file; empty ones are left out.
+
+    ``namespace`` is of those that name none.
+    """
+    for source, document in _documents(file, text):
+        yield document if isinstance(document, Problem) else _read(source, document, namespace)
+
+
+def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
+    """Return each document of a file, or the problem with it; empty ones are left out."""
+    number = 0
+    for line, document in _parsed(file, text):
+        for item in [document] if isinstance(document, str) else _items(document):
+            if item is None:
+                continue
+            number += 1
+            source = Source(file, number, line)
+            yield source, Problem(source, item) if isinstance(item, str) else item
+
+
+def _parsed(file: str, text: str) -> Iterator[tuple[int, Any]]:
+    """Return each document as it was parsed, and its line; text is what is wrong with one."""
+    if file.lower().endswith(".json"):
+        try:
+            yield 1, msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            yield 1, f"not JSON: {error}"
+        except RecursionError:
+            yield 1, _TOO_DEEP
+        return
+    starts = [0, *(match.start() for match in _DOCUMENT.finditer(text)), len(text)]
+    line = 1
+    for start, end in pairwise(starts):
+        document = text[start:end]
+        if document.strip():
+            blank = _BLANK.match(document)
+            first = line + (0 if blank is None else blank.group().count("\n"))
+            yield first, _parse_yaml(document, line)
+        line += document.count("\n")
+
+
+def _parse_yaml(text: str, first_line: int) -> Any:
+    try:
+        parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
+    except yaml.YAMLError as error:
+        return f"not YAML: {_where(error, first_line)}"
+    except RecursionError:
+        return _TOO_DEEP
+    return "a manifest is a mapping, this is text" if isinstance(parsed, str) else parsed
+
+
+def _where(error: yaml.YAMLError, first_line: int) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    return f"line {first_line + mark.line}, column {mark.column + 1}: {error.problem}"
+
+
+def _items(document: Any) -> Sequence[Any]:
+    """Take lists apart: a JSON or YAML list, and ``kind: List``."""
+    if isinstance(document, list):
+        return cast("list[Any]", document)
+    if isinstance(document, dict):
+        mapping = cast("dict[str, Any]", document)
+        items = mapping.get("items")
+        if mapping.get("kind") == _LIST_KIND and isinstance(items, list):
+            return cast("list[Any]", items)
+    return [document]
+
+
+def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
+    if not isinstance(document, dict):
+        return Problem(source, f"a manifest is a mapping, this is {type(document).__name__}")
+    try:
+        plain = _declared(cast("dict[str, Any]", _plain(document)), namespace)
+        manifest = checked_manifest(msgspec.convert(plain, Manifest))
+    except msgspec.ValidationError as error:
+        return Problem(source, _readable(with_hint(error, Manifest)))
+    except (InvalidManifestError, InvalidNameError) as error:
+        return Problem(source, _readable(str(error)))
+    except RecursionError:
+        return Problem(source, _TOO_DEEP)
+    return Read(source, manifest, manifest.key)
+
+
+def _readable(message: str) -> str:
+    """Say the field first: ``metadata.name: Expected ...``."""
+    text, found, rest = message.partition(" - at `$")
+    path, _, hint = rest.partition("`")
+    return f"{path.strip('.')}: {text}{hint}" if found and path else f"{text}{hint}"
+
+
+def _declared(document: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Return what a document declares: without what `get -o yaml` tells, in a namespace."""
+    document = {name: value for name, value in document.items() if name != "status"}
+    metadata: Any = document.get("metadata")
+    if not isinstance(metadata, Mapping):
+        return document
+    place = home_of(str(document.get("kind")), namespace)
+    told = {"namespace": place, **cast("Mapping[str, Any]", metadata)}
+    told.pop("generation", None)
+    return {**document, "metadata": told}
+
+
+def _plain(value: Any) -> Any:
+    """Take back what YAML reads into dates: they are text in JSON."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in cast("list[Any]", value)]
+    return value.isoformat() if isinstance(value, date) else value

@@ -1,0 +1,132 @@
+"""What a large composed object is made of, kept apart from it: in portions, each named by digest.
+
+A portion that is the same in the next content is not stored again. The object has the content's
+digest only, so a decision about a thousand parts is a small event (ADR 0053).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from events.composition import COMPOSED_SET_KIND, digest_of, manifest_of, without_name
+from events.manifest import Fields, InvalidManifestError, Manifest, ManifestStruct
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+
+COMPOSED_CONTENT_KIND: Final = "ComposedContent"
+
+CONTENT: Final = "content"
+"""The field of an object whose content is stored: its digest."""
+
+MAX_PARTS: Final = 2000
+"""A set knows the generation of each: so many fit into one event."""
+
+_MAX_PORTION_BYTES: Final = 128 * 1024
+_USUAL_PORTION_BYTES: Final = 32 * 1024
+"""One changed part stores its portion again: small ones cost less, many cost reads."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class Part(NamedTuple):
+    """One resource of a content, and where it comes from: ``deploy/web.yaml:14``."""
+
+    manifest: Manifest
+    origin: str = ""
+
+
+class ComposedContentSpec(ManifestStruct, frozen=True):
+    """The spec of a ``ComposedContent``, in the log alone: a portion, or the list of them.
+
+    ``children`` and ``manifests`` are as in an object that has its content within.
+    """
+
+    parent: str
+    portions: tuple[str, ...] = ()
+    children: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    manifests: dict[str, Fields] = {}  # noqa: RUF012 - msgspec copies it
+    origins: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+
+
+class StoredContent(NamedTuple):
+    """A content as it is stored: its digest names the list, which names the portions."""
+
+    digest: str
+    documents: Mapping[str, ComposedContentSpec]
+
+
+def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
+    """Divide a content; raises ``InvalidManifestError`` for one that is too large."""
+    if len(parts) > MAX_PARTS:
+        raise InvalidManifestError(
+            f"it has {len(parts)} parts, and {MAX_PARTS} are allowed: divide it"
+        )
+    portions = [_portion(parent, each) for each in _divided(parts)]
+    documents = {_name(each): each for each in portions}
+    index = ComposedContentSpec(parent, portions=tuple(documents))
+    return StoredContent(_name(index), {**documents, _name(index): index})
+
+
+def problem_of_part(namespace: str, key: ResourceKey) -> str:
+    """Describe why a resource cannot be a part of a set in a namespace; empty if it can.
+
+    Whoever may declare the set in one namespace has no rights in another by that.
+    """
+    if key.kind in (COMPOSED_SET_KIND, COMPOSED_CONTENT_KIND):
+        return f"{key}: the reconciler itself declares {key.kind}"
+    if namespace not in (SYSTEM_NAMESPACE, key.namespace):
+        return f"{key}: it can be in the namespace of its set only, which is {namespace}"
+    return ""
+
+
+def parts_of(portions: Iterable[ComposedContentSpec]) -> Iterator[Part]:
+    """Return what is in some portions."""
+    for portion in portions:
+        for name, digest in portion.children.items():
+            yield Part(manifest_of(name, portion.manifests[digest]), portion.origins.get(name, ""))
+
+
+def _divided(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide by a digest of each name: a part stays in its portion while others come and go."""
+    sizes = {str(each.manifest.key): len(_encoder.encode(each.manifest)) for each in parts}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    if largest and sizes[largest] > _MAX_PORTION_BYTES:
+        raise InvalidManifestError(
+            f"{largest} has {sizes[largest]} bytes, and {_MAX_PORTION_BYTES} are allowed as a part"
+        )
+    number = 1
+    while number * _USUAL_PORTION_BYTES < sum(sizes.values()):
+        number *= 2
+    while True:
+        buckets: dict[int, list[Part]] = {}
+        for each in sorted(parts, key=lambda part: str(part.manifest.key)):
+            buckets.setdefault(_bucket(str(each.manifest.key), number), []).append(each)
+        heaviest = max(
+            (sum(sizes[str(each.manifest.key)] for each in some) for some in buckets.values()),
+            default=0,
+        )
+        if heaviest <= _MAX_PORTION_BYTES:
+            return [buckets[each] for each in sorted(buckets)]
+        number *= 2
+
+
+def _bucket(name: str, number: int) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) % number
+
+
+def _portion(parent: str, parts: Sequence[Part]) -> ComposedContentSpec:
+    manifests: dict[str, Fields] = {}
+    children: dict[str, str] = {}
+    for each in parts:
+        body = without_name(each.manifest)
+        children[str(each.manifest.key)] = digest = digest_of(body)
+        manifests[digest] = body
+    origins = {str(each.manifest.key): each.origin for each in parts if each.origin}
+    return ComposedContentSpec(parent, (), children, manifests, origins)
+
+
+def _name(document: ComposedContentSpec) -> str:
+    return hashlib.blake2b(_encoder.encode(document), digest_size=16).hexdigest()

@@ -1,0 +1,95 @@
+"""Contents in the log: what large sets are made of, read by digest, and stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from events.intake import Answer, Declared, Withdrawn
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
+from events.names import ResourceKey
+from events.stored_content import (
+    COMPOSED_CONTENT_KIND,
+    ComposedContentSpec,
+    Part,
+    StoredContent,
+    parts_of,
+)
+from infra.providers.composition.standing import Standing
+from reconciler.errors import TransientError
+from reconciler.ports import IntakeMessageOut
+
+Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Answer]]]
+
+
+class Contents:
+    """Reads and writes the contents of sets; raises ``ProviderError`` classes."""
+
+    def __init__(self, standing: Standing, ask: Ask) -> None:
+        self._standing = standing
+        self._ask = ask
+        self._read: dict[str, list[Part]] = {}
+
+    async def load(self, namespace: str, digest: str) -> list[Part] | None:
+        """Return the parts of a content; None if it is not stored any more."""
+        known = self._read.get(digest)
+        if known is not None:
+            return known
+        index = (await self._specs(namespace, [digest])).get(digest)
+        if index is None:
+            return None
+        portions = await self._specs(namespace, index.portions)
+        if len(portions) < len(index.portions):
+            return None
+        parts = list(parts_of(portions[name] for name in index.portions))
+        self._read = {**dict(list(self._read.items())[-1:]), digest: parts}  # of the newest two
+        return parts
+
+    async def store(self, namespace: str, content: StoredContent) -> None:
+        """Store what is not there yet; a repeat stores nothing."""
+        names = [f"{namespace}/{COMPOSED_CONTENT_KIND}/{name}" for name in content.documents]
+        found = await self._standing.declarations(names)
+        messages: list[IntakeMessageOut] = []
+        for name, (digest, spec) in zip(names, content.documents.items(), strict=True):
+            if found[name].is_declared:
+                continue
+            fields: Fields = msgspec.to_builtins(spec, str_keys=True)
+            manifest = Manifest(
+                RECONCILER_API_VERSION, COMPOSED_CONTENT_KIND, Metadata(digest, namespace), fields
+            )
+            identity = f"{digest}.{found[name].generation}"
+            messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
+        for answer in await self._ask(messages) if messages else ():
+            if not answer.accepted:
+                raise TransientError(f"its content is not stored: {answer.message}")
+
+    async def forget(self, parent: str, namespace: str, kept: Collection[str]) -> None:
+        """Withdraw the contents of a set that are not these."""
+        stored = await self._standing.contents(namespace)
+        portions = {
+            each
+            for digest in kept
+            if (known := stored.get(digest)) is not None
+            for each in known[1].portions
+        }
+        messages: list[IntakeMessageOut] = []
+        for digest, (generation, spec) in stored.items():
+            if spec.parent != parent or digest in kept or digest in portions:
+                continue
+            key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
+            said = Withdrawn(generation, reason=f"{parent} is made of something else")
+            messages.append(IntakeMessageOut("desired", key, said, f"{digest}.{generation}.gone"))
+        if messages:
+            await self._ask(messages)
+
+    async def _specs(
+        self, namespace: str, digests: Collection[str]
+    ) -> Mapping[str, ComposedContentSpec]:
+        names = {f"{namespace}/{COMPOSED_CONTENT_KIND}/{each}": each for each in digests}
+        found = await self._standing.declarations(list(names))
+        return {
+            names[name]: msgspec.convert(each.fields, ComposedContentSpec)
+            for name, each in found.items()
+            if each.fields is not None
+        }

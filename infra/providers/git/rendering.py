@@ -1,0 +1,140 @@
+"""Renderers: programs that make manifests of a folder, as who runs the roles has named them.
+
+Whoever declares a source names one of them; which program runs is never theirs to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from infra.providers.git.problems import GitError
+from reconciler.errors import ConfigurationError
+
+RENDERERS_VARIABLE: Final = "RECONCILER_RENDERERS"
+"""Names the YAML file with them: ``kustomize: [kubectl, kustomize, .]``."""
+
+MAX_SECONDS: Final = 30
+MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
+_MAX_MEMORY_BYTES: Final = 2 * 1024 * 1024 * 1024
+_MAX_FILE_BYTES: Final = 64 * 1024 * 1024
+_CHUNK: Final = 64 * 1024
+_MAX_TOLD: Final = 300
+
+Renderers = Mapping[str, Sequence[str]]
+
+
+def renderers_of_process() -> Renderers:
+    """Read the renderers' file; raises ``ConfigurationError`` for one that cannot be used."""
+    file = os.environ.get(RENDERERS_VARIABLE, "")
+    if not file:
+        return {}
+    try:
+        found = msgspec.yaml.decode(Path(file).read_bytes(), type=dict[str, list[str]])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {error}") from None
+    for name, command in found.items():
+        if not command or shutil.which(command[0]) is None:
+            what = command[0] if command else "its command"
+            raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {name}: no program {what!r}")
+    return found
+
+
+def rendered(
+    renderers: Renderers, name: str, files: Mapping[str, bytes], path: str
+) -> dict[str, bytes]:
+    """Run a renderer in a folder of a commit; raises ``GitError`` if it fails, or takes long."""
+    command = renderers.get(name)
+    if command is None:
+        known = ", ".join(sorted(renderers)) or "none"
+        raise GitError(
+            "BadCommit",
+            f"spec.render: there is no renderer {name!r} where the roles run, only: {known}; "
+            f"{RENDERERS_VARIABLE} names them",
+        )
+    with tempfile.TemporaryDirectory(prefix="reconciler-render-") as folder:
+        root = Path(folder) / "files"
+        for file, content in files.items():
+            target = root / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        place = root / path
+        if not place.is_dir():
+            raise GitError("BadCommit", f"there is no folder {path!r} in it")
+        return {name: _run(name, command, place, Path(folder))}
+
+
+def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
+    errors = home / "errors"
+    with errors.open("wb") as told:
+        process = subprocess.Popen(  # noqa: S603 - as who runs the roles has configured it
+            [shutil.which(command[0]) or command[0], *command[1:]],
+            cwd=place,
+            env={"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=told,
+            start_new_session=True,
+        )
+    _limit(process.pid)
+    late = threading.Timer(MAX_SECONDS, _end, (process,))
+    late.start()
+    try:
+        output = _read(process)
+        status = process.wait()
+    finally:
+        is_late = not late.is_alive()
+        late.cancel()
+        _end(process)
+    if is_late:
+        raise GitError("BadCommit", f"{name}: it took longer than {MAX_SECONDS} s")
+    if output is None:
+        raise GitError("BadCommit", f"{name}: its output is larger than {MAX_OUTPUT_BYTES} bytes")
+    if status:
+        words = errors.read_text(errors="replace").split()
+        raise GitError("BadCommit", f"{name}: exit status {status}: {' '.join(words)[:_MAX_TOLD]}")
+    return output
+
+
+def _read(process: subprocess.Popen[bytes]) -> bytes | None:
+    """Read the output; None if it is too long."""
+    assert process.stdout is not None
+    output = bytearray()
+    with process.stdout as pipe:
+        while chunk := pipe.read(_CHUNK):
+            output += chunk
+            if len(output) > MAX_OUTPUT_BYTES:
+                _end(process)
+                return None
+    return bytes(output)
+
+
+def _limit(pid: int) -> None:
+    limits = (
+        (resource.RLIMIT_CPU, MAX_SECONDS),
+        (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
+    )
+    try:
+        for what, most in limits:
+            resource.prlimit(pid, what, (most, most))
+    except (ProcessLookupError, PermissionError):
+        pass  # it has ended already
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process with all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

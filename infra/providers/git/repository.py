@@ -1,0 +1,239 @@
+"""A repository of others, read without a checkout: its refs, one commit, the files of a folder.
+
+All of it blocks: it runs in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import semantic_version
+from dulwich.client import GitClient, default_urllib3_manager, get_transport_and_path
+from dulwich.config import ConfigDict
+from dulwich.errors import NotTreeError
+from dulwich.object_store import iter_tree_contents, tree_lookup_path
+from dulwich.objects import Blob, Commit, ObjectID, SubmoduleEncountered, Tag, Tree
+from dulwich.refs import Ref
+from dulwich.repo import Repo
+
+from events.manifest import Fields
+from infra.providers.git.problems import GitError
+
+HISTORY: Final = 50
+"""So many commits are fetched, to see whether the last one is among those before the new one."""
+
+MAX_FILES: Final = 5000
+MAX_BYTES: Final = 16 * 1024 * 1024
+
+_BRANCHES: Final = b"refs/heads/"
+_TAGS: Final = b"refs/tags/"
+_PEELED: Final = b"^{}"
+_KEY_MARK: Final = "PRIVATE KEY-----"
+_MAX_SUBJECT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Where a repository is. ``credential``: ``USER:PASSWORD``, a token, or a private key."""
+
+    url: str
+    credential: str = ""
+    timeout_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The commit that a ref stands for."""
+
+    ref: str
+    commit: str
+
+
+def find_commit(remote: Remote, ref: Mapping[str, Any]) -> Found:
+    """Ask which commit a ref stands for; raises ``GitError``."""
+    with _client(remote) as (client, path):
+        shown = client.get_refs(path).refs
+        refs: dict[bytes, bytes] = {name: sha for name, sha in shown.items() if sha is not None}
+    if ref.get("tag"):
+        return _tag(refs, str(ref["tag"]))
+    if ref.get("semver"):
+        return _newest_tag(refs, str(ref["semver"]))
+    branch = str(ref["branch"]) if ref.get("branch") else ""
+    name = _BRANCHES + branch.encode() if branch else b"HEAD"
+    if name not in refs:
+        what = f"branch {branch!r}" if branch else "a default branch"
+        raise GitError("RefGone", f"{remote.url} has no {what}")
+    return Found(branch or "HEAD", refs[name].decode())
+
+
+@contextmanager
+def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
+    """Fetch a commit, with some before it, for as long as it is needed; raises ``GitError``."""
+    wanted = ObjectID(commit.encode())
+
+    def wants(refs: Mapping[Ref, ObjectID], depth: int | None = None) -> list[ObjectID]:
+        del refs, depth
+        return [wanted]
+
+    with (
+        tempfile.TemporaryDirectory(prefix="reconciler-git-") as folder,
+        Repo.init_bare(folder) as repository,
+    ):
+        with _client(remote) as (client, path):
+            client.fetch(path, repository, wants, depth=HISTORY)
+        found = repository[wanted]
+        if isinstance(found, Tag):
+            found = repository[found.object[1]]
+        if not isinstance(found, Commit):
+            raise GitError("RefGone", f"{commit} is no commit")
+        yield Checkout(Path(folder), repository, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """One commit, in a bare repository of its own."""
+
+    folder: Path
+    repository: Repo
+    commit: Commit
+
+    @property
+    def revision(self) -> Fields:
+        """Who wrote the commit, when, and what they say of it."""
+        commit = self.commit
+        when = datetime.fromtimestamp(commit.author_time, UTC)
+        return {
+            "commit": commit.id.decode(),
+            "author": commit.author.decode(errors="replace"),
+            "time": when.isoformat().replace("+00:00", "Z"),
+            "subject": _subject(commit.message),
+        }
+
+    def has_before(self, commit: str) -> bool:
+        """Return whether a commit is one of those before it, or it itself."""
+        walker = self.repository.get_walker([self.commit.id])
+        return any(each.commit.id.decode() == commit for each in walker)
+
+    def files(self, path: str) -> dict[str, bytes]:
+        """Read the files of a folder, or one file; links are left out. Raises ``GitError``."""
+        found: dict[str, bytes] = {}
+        total = 0
+        for name, content in self._blobs(path):
+            total += len(content)
+            found[name] = content
+            if len(found) > MAX_FILES or total > MAX_BYTES:
+                raise GitError(
+                    "BadCommit",
+                    f"{path or 'the repository'} has more than {MAX_FILES} files or {MAX_BYTES}"
+                    " bytes: name a smaller folder in spec.path",
+                )
+        return found
+
+    def _blobs(self, path: str) -> Iterator[tuple[str, bytes]]:
+        store, tree = self.repository.object_store, self.commit.tree
+        plain = PurePosixPath(path).as_posix() if path else "."
+        before = ""
+        if plain != ".":
+            try:
+                _, sha = tree_lookup_path(store.__getitem__, tree, plain.encode())
+                found = store[sha]
+            except (KeyError, NotTreeError, SubmoduleEncountered):
+                raise GitError("BadCommit", f"there is no {plain!r} in it") from None
+            if isinstance(found, Blob):
+                yield plain, found.data
+                return
+            if not isinstance(found, Tree):
+                raise GitError("BadCommit", f"{plain!r} is no folder")
+            tree, before = found.id, f"{plain}/"
+        for entry in iter_tree_contents(store, tree):
+            if not stat.S_ISREG(entry.mode or 0):
+                continue
+            blob = store[entry.sha]
+            if isinstance(blob, Blob):
+                yield before + entry.path.decode(errors="replace"), blob.data
+
+
+@contextmanager
+def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
+    """Open a client; what goes wrong is ``Unreachable``."""
+    scheme = urlsplit(remote.url).scheme
+    options: dict[str, Any] = {}
+    nothing = ConfigDict()  # of nobody's own configuration
+    with tempfile.TemporaryDirectory(prefix="reconciler-key-") as folder:
+        if scheme in ("http", "https"):
+            user, colon, password = remote.credential.partition(":")
+            if remote.credential:
+                options = {
+                    "username": user if colon else "git",
+                    "password": password if colon else user,
+                }
+            options["pool_manager"] = default_urllib3_manager(
+                nothing, base_url=remote.url, timeout=remote.timeout_seconds
+            )
+        if scheme == "ssh":
+            options = _ssh(remote, Path(folder))
+        try:
+            client, path = get_transport_and_path(remote.url, config=nothing, quiet=True, **options)
+            yield client, path.encode()
+        except Exception as error:  # noqa: BLE001 - those of several libraries, and of any server
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise GitError("Unreachable", f"{remote.url}: {why}") from None
+
+
+def _ssh(remote: Remote, folder: Path) -> dict[str, Any]:
+    command = f"ssh -o BatchMode=yes -o ConnectTimeout={max(1, int(remote.timeout_seconds))}"
+    if _KEY_MARK not in remote.credential:
+        return {"ssh_command": command}
+    key = folder / "key"
+    descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(remote.credential.strip() + "\n")
+    return {"ssh_command": f"{command} -o IdentitiesOnly=yes", "key_filename": str(key)}
+
+
+def _tag(refs: Mapping[bytes, bytes], name: str) -> Found:
+    ref = _TAGS + name.encode()
+    found = refs.get(ref + _PEELED) or refs.get(ref)
+    if found is None:
+        raise GitError("RefGone", f"there is no tag {name!r}")
+    return Found(name, found.decode())
+
+
+def _newest_tag(refs: Mapping[bytes, bytes], wanted: str) -> Found:
+    try:
+        allowed: Any = semantic_version.NpmSpec(wanted)
+    except ValueError:
+        raise GitError(
+            "RefGone", f"spec.ref.semver: {wanted!r} is no range of versions, such as ^1.2"
+        ) from None
+    versions: dict[Any, str] = {}
+    for ref in refs:
+        name = ref.removeprefix(_TAGS).removesuffix(_PEELED).decode(errors="replace")
+        if ref.startswith(_TAGS) and (version := _version(name)) is not None:
+            versions[version] = name
+    newest: Any = allowed.select(versions)
+    if newest is None:
+        raise GitError("RefGone", f"no tag is a version in {wanted!r}")
+    return _tag(refs, versions[newest])
+
+
+def _version(tag: str) -> semantic_version.Version | None:
+    """Read a tag such as v1.2.3; None for one that is no version."""
+    try:
+        return semantic_version.Version(tag.removeprefix("v"))
+    except ValueError:
+        return None
+
+
+def _subject(message: bytes) -> str:
+    text = message.decode(errors="replace").strip()
+    return text.splitlines()[0][:_MAX_SUBJECT] if text else ""

@@ -1,0 +1,50 @@
+"""Whether a commit is signed by who may: Git's own program says so, with ssh keys."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from infra.providers.git.problems import GitError
+from reconciler.errors import ConfigurationError
+
+_SECONDS: Final = 20
+
+
+def check_signature(repository: Path, commit: str, signers: str) -> None:
+    """Check a commit's signature; raises ``GitError`` unless one of the signers made it.
+
+    ``signers`` are lines as `ssh-keygen` has them: ``ann@example.org ssh-ed25519 AAAA…``.
+    """
+    git = shutil.which("git")
+    if git is None or shutil.which("ssh-keygen") is None:
+        raise ConfigurationError(
+            "spec.signers needs the programs git and ssh-keygen where the roles run: install them"
+        )
+    allowed = repository / "allowed-signers"
+    allowed.write_text(signers.strip() + "\n")
+    command = [git, "-c", "gpg.format=ssh", "-c", f"gpg.ssh.allowedSignersFile={allowed}"]
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, and an id of hexadecimal digits
+            [*command, "verify-commit", commit],
+            cwd=repository,
+            env={
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "HOME": str(repository),
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "GIT_CONFIG_GLOBAL": "/dev/null",
+                "LC_ALL": "C",
+            },
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise GitError("Unsigned", "its signature could not be checked in time") from None
+    if done.returncode:
+        told = (done.stderr or done.stdout).strip().splitlines()
+        why = told[0] if told else "it has no signature"
+        raise GitError("Unsigned", f"nobody of spec.signers has signed it: {why}")

@@ -1,0 +1,93 @@
+"""The kind ``GitSource``, with this reconciler as its API, and a repository that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from events.composition import ComposedSetSpec
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.composition.kind import composed_kind
+from infra.providers.composition.provider import CompositionProvider, Look, Summary, parent_of
+from infra.providers.git.checks import Check
+from infra.providers.git.extra_needed import extra_needed
+from reconciler.composites import stored
+from reconciler.composites.git_source import (
+    REVISION,
+    GitSourceFields,
+    GitSourceOutputs,
+    compose,
+    ready,
+    refers,
+    removes,
+    told_revision,
+)
+from reconciler.provider.kind import installed_kinds
+from reconciler.provider.secrets import Secrets
+
+
+class GitSourceProvider(CompositionProvider):
+    """Declares what repositories say; a look at a set is a look at its repository."""
+
+    def __init__(
+        self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
+    ) -> None:
+        super().__init__(config, secrets, kind=kind, summary=summary)
+        with extra_needed():
+            from infra.providers.git.heads import Heads  # noqa: PLC0415 - needs the extra
+            from infra.providers.git.rendering import renderers_of_process  # noqa: PLC0415
+        self._heads = Heads(
+            self._contents,
+            secrets,
+            self._check,
+            renderers_of_process(),
+            timeout_seconds=config.limits.request_timeout_seconds,
+        )
+        self._moves = 0
+
+    async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
+        """Show what each repository has."""
+        if look == "Effect":
+            return [self._heads.shown(each) for each in specs]
+        looks = (self._heads.looked_at(each, fresh=look == "Read") for each in specs)
+        return await asyncio.gather(*looks)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List all sources, each with what its repository has."""
+        parents: set[str] = set()
+        async for page in super().pages(scope, page_size=page_size):
+            parents |= {parent_of(self.kind, each.name) for each in page}
+            yield page
+        self._heads.forget_others(parents)
+
+    async def changes(self, after: str | None) -> str:
+        """Return how far outcomes and repositories have come."""
+        outcomes = await super().changes(after)
+        self._moves += await self._heads.have_moved()
+        return f"{outcomes}.{self._moves}"
+
+    async def _check(self) -> Check:
+        """Return how a manifest is checked, by the kinds that are known now."""
+        return installed_kinds().check
+
+    def told_of(self, fields: Fields) -> str:
+        """Name the commit that a content is of."""
+        return told_revision(fields[REVISION]) if REVISION in fields else ""
+
+
+GIT_SOURCE = composed_kind(
+    "GitSource",
+    "git/v1",
+    GitSourceFields,
+    composes=compose,
+    summary=stored.summary,
+    ready=ready,
+    outputs=GitSourceOutputs,
+    provider=GitSourceProvider,
+    refers=refers,
+    removes=removes,
+)

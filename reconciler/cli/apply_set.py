@@ -1,0 +1,120 @@
+"""`reconciler apply --set`: declare what files say as one set, and withdraw what it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from events.manifest import InvalidManifestError
+from events.names import InvalidNameError, ResourceKey
+from events.provider_config import DeletionGuard
+from events.stored_content import Part
+from reconciler.cli.client import client_of
+from reconciler.cli.connection import Connection, run_async
+from reconciler.cli.console import console
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.manifests import Documents
+from reconciler.cli.output import Format, harmless
+from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
+from reconciler.errors import DeclarationRefusedError
+from reconciler.sdk.manifest_sets import MANIFEST_SET_KIND, ManifestSets, SetChange
+
+_GOOD: Final = ("Converged",)
+_MAX_NAMED: Final = 20
+_USUAL: Final = DeletionGuard()
+
+
+def apply_set(
+    connection: Connection,
+    documents: Documents,
+    *,
+    name: str,
+    namespace: str,
+    prune: bool,
+    is_sure: bool,
+    is_dry: bool,
+    reason: str,
+    wait_seconds: float | None,
+    output: Format,
+) -> Exit:
+    """Declare all documents as one set, or nothing; raises ``CommandError``."""
+    if documents.bad:
+        problems = documents.problems()
+        raise CommandError(f"nothing was declared: {'; '.join(problems)}")
+    try:
+        key = ResourceKey.checked(namespace, MANIFEST_SET_KIND, name)
+    except InvalidNameError as error:
+        raise UsageError(f"--set: {error}") from None
+    parts = [Part(each.manifest, each.source.place) for each in documents.good]
+    result = run_async(
+        _apply(
+            connection,
+            key,
+            parts,
+            prune=prune,
+            is_sure=is_sure,
+            is_dry=is_dry,
+            reason=reason,
+            wait_seconds=wait_seconds,
+            output=output,
+        )
+    )
+    print_results([result], output, good=_GOOD, dry_run=is_dry)
+    return exit_status([result], None if wait_seconds is None or is_dry else _GOOD)
+
+
+async def _apply(
+    connection: Connection,
+    key: ResourceKey,
+    parts: Sequence[Part],
+    *,
+    prune: bool,
+    is_sure: bool,
+    is_dry: bool,
+    reason: str,
+    wait_seconds: float | None,
+    output: Format,
+) -> Result:
+    async with client_of(connection) as client:
+        sets: ManifestSets = client.manifest_sets()
+        try:
+            change, content = await sets.change(key, parts, prune=prune)
+        except InvalidManifestError as error:
+            raise CommandError(f"nothing was declared: {error}") from None
+        if not is_sure and not is_dry and not _USUAL.allows(len(change.removed), change.total):
+            raise CommandError(
+                f"nothing was declared: {len(change.removed)} of the {change.total} resources of"
+                f" {key} would be withdrawn: {_some(change.removed)}; --yes does it"
+            )
+        if output == "table":
+            _print(change)
+        if is_dry:
+            return Result(str(key), True, "Valid", message=str(change))
+        try:
+            answer = await sets.declare(key, content, reason=reason)
+        except DeclarationRefusedError as refused:
+            return Result(str(key), False, refused.reason, message=refused.message)
+        result = Result(str(key), True, answer.reason, answer.generation, message=str(change))
+        if wait_seconds is not None:
+            await wait_for_results(client, [result], wait_seconds)
+        return result
+
+
+def _print(change: SetChange) -> None:
+    out = console()
+    for word, names, style in (
+        ("add", change.added, "green"),
+        ("change", change.changed, "yellow"),
+        ("withdraw", change.removed, "red"),
+        ("keep, though no file names it", change.unnamed, "dim"),
+    ):
+        for name in names[:_MAX_NAMED]:
+            out.print(f"{word} {harmless(name)}", style=style, markup=False, highlight=False)
+        if len(names) > _MAX_NAMED:
+            out.print(f"{word} {len(names) - _MAX_NAMED} more", style=style)
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_NAMED
+    return ", ".join([*names[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])])

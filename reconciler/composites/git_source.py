@@ -1,0 +1,154 @@
+"""The kind ``GitSource``: declares what a Git repository says, all of it or nothing (ADR 0053).
+
+An observer resolves the ref, verifies, renders and checks, and shows what it found in the outputs:
+``head``. All here is pure over that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from events.composition import CHILDREN
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError
+from events.names import InvalidNameError, ResourceKey
+from events.reference import MAX_REFERENCES, Reference
+from events.secret import SecretRef
+from events.stored_content import CONTENT
+from reconciler.composites import stored
+from reconciler.composites.stored import StoredOutputs
+from reconciler.provider.kind import Readiness, Removal
+
+SOURCE: Final = "source"
+REVISION: Final = "revision"
+HEAD: Final = "head"
+PROBLEM: Final = "problem"
+SCHEMES: Final = ("https", "ssh", "file", "http")
+
+_about = msgspec.Meta
+_DEPENDS_ON: Final = "dependsOn"
+_Ref = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\s:?\[\\^~]+(?!\n)$")]
+
+
+class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which commit; without any, that of the repository's default branch."""
+
+    branch: Annotated[_Ref | None, _about(description="The newest commit of a branch.")] = None
+    tag: Annotated[_Ref | None, _about(description="The commit of a tag.")] = None
+    semver: Annotated[
+        str | None, _about(description="The newest tag in a range, such as `^1.2` or `>=1.2 <2`.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.branch, self.tag, self.semver)) > 1:
+            raise ValueError("branch, tag, semver: one of them")
+
+
+class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The fields of a ``GitSource``'s spec."""
+
+    url: Annotated[
+        str, _about(description="Where the repository is: https, ssh or file; never a credential.")
+    ]
+    ref: Annotated[Ref, _about(description="Which commit is meant.")] = Ref()
+    path: Annotated[str, _about(description="The folder of the manifests in it.")] = ""
+    interval_seconds: Annotated[
+        Annotated[float, msgspec.Meta(ge=1, le=86_400)],
+        _about(description="How often the repository is asked."),
+    ] = 60
+    credentials: Annotated[
+        SecretRef | None,
+        _about(description="A secret: a token or USER:PASSWORD, or a private key for ssh."),
+    ] = None
+    signers: Annotated[
+        str,
+        _about(description="Who must have signed the commit, as ssh-keygen's allowed signers."),
+    ] = ""
+    render: Annotated[
+        str, _about(description="A renderer that the roles are configured with, for this folder.")
+    ] = ""
+    depends_on: Annotated[
+        list[str], _about(description="Resources that must be ready before, as KIND/NAME.")
+    ] = []
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
+            raise ValueError(f"url: one that begins with {', '.join(SCHEMES)}:// is wanted")
+        if parts.password or parts.query or (parts.username and parts.scheme != "ssh"):
+            raise ValueError("url: name credentials in spec.credentials, since a URL is kept")
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(
+                "path: a folder of the repository is wanted, such as deploy/production"
+            )
+
+
+class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
+    """How far it is. ``head`` is what was found: its revision and content, and what they change.
+
+    ``problem`` says why that is not declared, in one word and for people.
+    """
+
+    head: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    problem: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+
+
+def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
+    """Return the newest good content of the source; until there is another one, the last."""
+    source = {name: value for name, value in spec.items() if name != _DEPENDS_ON}
+    if observed is None:
+        return {SOURCE: source, CHILDREN: {}}
+    now = observed.fields
+    head: Mapping[str, Any] = observed.outputs.get(HEAD, {})
+    is_newer = now.get(SOURCE) == source and head.get(CONTENT) not in (None, now.get(CONTENT))
+    if is_newer:
+        return {SOURCE: source, REVISION: head[REVISION], CONTENT: head[CONTENT]}
+    if CONTENT in now:
+        return {SOURCE: source, REVISION: now[REVISION], CONTENT: now[CONTENT]}
+    return {SOURCE: source, CHILDREN: {}}
+
+
+def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+    """Return whether the newest commit is declared, and all of it ready."""
+    problem: Mapping[str, str] = seen.outputs.get(PROBLEM, {})
+    if problem:
+        stays = f"; {told_revision(fields[REVISION])} stays" if CONTENT in fields else ""
+        return Readiness(False, problem["reason"], f"{problem['message']}{stays}")
+    if CONTENT not in fields:
+        return Readiness(False, "Progressing", "waits for the first look at the repository")
+    return stored.ready(fields, seen)
+
+
+def removes(fields: Fields, seen: ExternalObject) -> Removal:
+    """Return how many resources a commit would withdraw, of how many that are there."""
+    head: Mapping[str, Any] = seen.outputs.get(HEAD, {})
+    if fields.get(CONTENT) in (None, seen.fields.get(CONTENT)):
+        return Removal()
+    changes: Mapping[str, int] = head.get("changes", {})
+    by = told_revision(fields[REVISION])
+    return Removal(changes.get("removed", 0), changes.get("of", 0), by)
+
+
+def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
+    """Return what must be ready before; raises ``InvalidManifestError``."""
+    found: list[Reference] = []
+    for each in fields.get(_DEPENDS_ON, ()):
+        try:
+            key = ResourceKey.parse(f"{namespace}/{each}")
+        except InvalidNameError as error:
+            raise InvalidManifestError(f"spec.dependsOn: {error}") from None
+        found.append(Reference(str(key), (), "Ignore"))
+    if len(found) > MAX_REFERENCES:
+        raise InvalidManifestError(f"spec.dependsOn: more than {MAX_REFERENCES} resources")
+    return tuple(found)
+
+
+def told_revision(revision: Mapping[str, Any]) -> str:
+    """Describe a commit: its short id and who wrote it."""
+    return f"commit {str(revision.get('commit', ''))[:12]} by {revision.get('author', 'nobody')}"

@@ -1,0 +1,27 @@
+"""The kind ``ManifestSet``: what `reconciler apply --set` declared, and nothing besides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from events.names import ResourceKey
+from events.stored_content import CONTENT
+
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}(?!\n)$")]
+
+
+class ManifestSetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a ``ManifestSet``'s spec."""
+
+    content: Annotated[
+        _Digest, msgspec.Meta(description="Digest of the content that `apply --set` has stored.")
+    ]
+
+
+def compose(_key: ResourceKey, spec: Fields, _observed: ExternalObject | None) -> Fields:
+    """Return what is declared."""
+    return {CONTENT: spec[CONTENT]}

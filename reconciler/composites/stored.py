@@ -1,0 +1,56 @@
+"""What composed kinds have in common whose content is stored: how far it is, in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from events.composition import STUCK, Child
+from events.external import ExternalObject
+from events.manifest import Fields
+from reconciler.provider.kind import READY, Readiness
+
+_MAX_NAMED: Final = 10
+
+
+class StoredOutputs(msgspec.Struct, frozen=True, rename="camel"):
+    """How many resources it is made of; ``waiting`` names some that are not ready, with why."""
+
+    resources: int
+    ready: int
+    waiting: dict[str, str] = {}
+    leaving: list[str] = []
+
+
+def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
+    """Count the children; name some that are not ready, those first that no time will mend."""
+    waiting = {name: each for name, each in sorted(children.items()) if not each.ready}
+    worst = sorted(waiting, key=lambda name: waiting[name].outcome not in STUCK)
+    return {
+        "resources": len(children),
+        "ready": len(children) - len(waiting),
+        "waiting": {name: _told(waiting[name]) for name in islice(worst, _MAX_NAMED)},
+    }
+
+
+def ready(_fields: Fields, seen: ExternalObject) -> Readiness:
+    """Return whether all resources are ready, and what was taken out is gone."""
+    outputs: Mapping[str, Any] = seen.outputs
+    waiting: Mapping[str, str] = outputs.get("waiting", {})
+    number, total = outputs.get("ready", 0), outputs.get("resources", 0)
+    far = f"{number} of {total} resources are ready"
+    for name, why in waiting.items():
+        stuck = why.partition(":")[0] in STUCK
+        return Readiness(False, "Stalled" if stuck else "Progressing", f"{far}; {name} is {why}")
+    leaving: list[str] = outputs.get("leaving", [])
+    if leaving:
+        return Readiness(False, "Progressing", f"{far}; {leaving[0]} has not gone yet")
+    return READY
+
+
+def _told(child: Child) -> str:
+    why = child.message or child.reason
+    return f"{child.outcome}: {why}" if why else child.outcome

@@ -1,0 +1,125 @@
+"""Sets of manifests by name: what is declared under one is known, and what is left out can go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client as Connection
+
+from events.composition import digest_of, without_name
+from events.intake import Answer
+from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
+from events.names import ResourceKey
+from events.stored_content import CONTENT, Part, StoredContent, problem_of_part, stored_content
+from infra.jetstream.errors import BusError
+from infra.providers.composition.contents import Ask, Contents
+from infra.providers.composition.standing import Standing
+from reconciler.errors import ProviderError
+
+MANIFEST_SET_KIND: Final = "ManifestSet"
+MANIFEST_SET_API_VERSION: Final = "composition/v1"
+COMPOSITION_CONFIG: Final = "composition"
+
+
+class SetChange(msgspec.Struct, frozen=True, rename="camel"):
+    """What declaring a set changes; ``unnamed`` stay, since nobody asked that they go."""
+
+    resource: str
+    content: str
+    total: int
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        told = {"added": self.added, "changed": self.changed, "withdrawn": self.removed}
+        words = [f"{len(names)} {word}" for word, names in told.items() if names]
+        return ", ".join(words) or "nothing changes"
+
+
+class ManifestSets:
+    """Declares sets on a bus; ``declare`` and ``ask`` are those of a client."""
+
+    def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Answer]]) -> None:
+        self._standing = Standing(_Here(nc))
+        self._contents = Contents(self._standing, ask)
+        self._declare = declare
+
+    async def change(
+        self, key: ResourceKey, parts: Iterable[Part], *, prune: bool
+    ) -> tuple[SetChange, StoredContent]:
+        """Compare a set with what it has now; raises ``InvalidManifestError``, ``BusError``.
+
+        Without ``prune`` what it has and nobody names stays in it.
+        """
+        wanted = {str(each.manifest.key): each for each in parts}
+        for each in wanted.values():
+            problem = problem_of_part(key.namespace, each.manifest.key)
+            if problem:
+                raise InvalidManifestError(f"{each.origin or each.manifest.key}: {problem}")
+        had = {str(each.manifest.key): each for each in await self._parts(key)}
+        left_out = tuple(sorted(had.keys() - wanted.keys()))
+        if not prune:
+            wanted = {**had, **wanted}
+        content = stored_content(str(key), list(wanted.values()))
+        change = SetChange(
+            str(key),
+            content.digest,
+            len(had),
+            tuple(sorted(wanted.keys() - had.keys())),
+            tuple(each for each in sorted(wanted.keys() & had) if _differ(wanted[each], had[each])),
+            left_out if prune else (),
+            () if prune else left_out,
+        )
+        return change, content
+
+    async def declare(
+        self, key: ResourceKey, content: StoredContent, *, reason: str = ""
+    ) -> Answer:
+        """Store a content, and declare the set with it; raises as a client's ``declare``."""
+        spec: Fields = {"providerConfigRef": {"name": COMPOSITION_CONFIG}, CONTENT: content.digest}
+        metadata = Metadata(key.name, key.namespace)
+        await self._store(key, content)
+        manifest = Manifest(MANIFEST_SET_API_VERSION, MANIFEST_SET_KIND, metadata, spec)
+        answer = await self._declare(manifest, reason=reason)
+        # A write that ended just now may have withdrawn what no declaration named yet.
+        await self._store(key, content)
+        return answer
+
+    async def _store(self, key: ResourceKey, content: StoredContent) -> None:
+        try:
+            await self._contents.store(key.namespace, content)
+        except ProviderError as error:
+            raise _cause(error) from error
+
+    async def _parts(self, key: ResourceKey) -> Sequence[Part]:
+        try:
+            declared = (await self._standing.declarations([str(key)]))[str(key)].fields or {}
+            if CONTENT not in declared:
+                return ()
+            return await self._contents.load(key.namespace, declared[CONTENT]) or ()
+        except ProviderError as error:
+            raise _cause(error) from error
+
+
+class _Here:
+    """A connection that is there already."""
+
+    def __init__(self, nc: Connection) -> None:
+        self._nc = nc
+
+    async def connected(self) -> Connection:
+        return self._nc
+
+
+def _differ(left: Part, right: Part) -> bool:
+    one, other = (digest_of(without_name(each.manifest)) for each in (left, right))
+    return one != other
+
+
+def _cause(error: ProviderError) -> Exception:
+    """Return what happened on the bus: a provider's words are for workers."""
+    return error.__cause__ if isinstance(error.__cause__, BusError) else error

@@ -1,0 +1,73 @@
+"""Repositories that tests write to, with Git's own program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+AUTHOR: Final = "Ann <ann@example.org>"
+
+_ALONE: Final = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_AUTHOR_NAME": "Ann",
+    "GIT_AUTHOR_EMAIL": "ann@example.org",
+    "GIT_COMMITTER_NAME": "Ann",
+    "GIT_COMMITTER_EMAIL": "ann@example.org",
+}
+
+
+class Repository:
+    """A repository in a folder; a commit goes to its branch at once."""
+
+    def __init__(self, folder: Path, *, branch: str = "main") -> None:
+        self.folder = folder
+        self.branch = branch
+        folder.mkdir(parents=True)
+        self.git("init", "--quiet", f"--initial-branch={branch}")
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}"
+
+    @property
+    def head(self) -> str:
+        return self.git("rev-parse", "HEAD").strip()
+
+    def write(self, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).unlink()
+
+    def commit(self, subject: str = "a change", *options: str) -> str:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "-m", subject, *options)
+        return self.head
+
+    def git(self, *words: str) -> str:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=self.folder,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.folder.parent), **_ALONE},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+
+def signing_key(folder: Path, name: str = "key") -> tuple[Path, str]:
+    """Make an ssh key; return its file, and the line by which its owner is an allowed signer."""
+    key = folder / name
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann", "-f", str(key)]
+    subprocess.run(command, check=True, capture_output=True)
+    public = key.with_suffix(".pub").read_text().split()
+    return key, f"ann@example.org {public[0]} {public[1]}"

@@ -1,0 +1,19 @@
+"""The page of the kind: what it shows is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from events.documents import Read, read_documents
+from infra.providers.git.source import GIT_SOURCE
+from reconciler.provider.kind import KindRegistry
+
+PAGE = Path(__file__).parents[2] / "docs/kinds/git-source.md"
+
+
+def test_its_example_is_accepted() -> None:
+    text = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
+    [read] = read_documents(str(PAGE), text, "default")
+    assert isinstance(read, Read)
+    KindRegistry([GIT_SOURCE]).check(read.manifest)
+    assert GIT_SOURCE.refers(read.manifest.spec, "default")

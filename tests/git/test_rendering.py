@@ -1,0 +1,58 @@
+"""Renderers: programs of the operator's, in a copy of a commit, within limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.providers.git import rendering
+from infra.providers.git.problems import GitError
+from infra.providers.git.rendering import rendered, renderers_of_process
+from reconciler.errors import ConfigurationError
+
+FILES = {"base/a.yaml": b"from: base\n", "deploy/b.yaml": b"from: deploy\n"}
+
+
+def sh(script: str) -> dict[str, list[str]]:
+    return {"mine": ["sh", "-c", script]}
+
+
+def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RECONCILER_TOKEN", "of the role")
+    script = "cat b.yaml ../base/a.yaml; env"
+    output = rendered(sh(script), "mine", FILES, "deploy")["mine"].decode()
+    assert output.startswith("from: deploy\nfrom: base\n")
+    assert "RECONCILER_TOKEN" not in output
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo no such chart >&2; exit 3", "mine: exit status 3: no such chart"),
+        ("yes", "its output is larger than"),
+        ("sleep 60 & sleep 60", "it took longer than"),
+    ],
+)
+def test_what_fails_says_so(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendering, "MAX_SECONDS", 1 if "sleep" in script else 30)
+    with pytest.raises(GitError, match=words) as raised:
+        rendered(sh(script), "mine", FILES, "deploy")
+    assert raised.value.reason == "BadCommit"
+
+
+def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(GitError, match="there is no renderer 'theirs' where the roles run, only"):
+        rendered(sh("true"), "theirs", FILES, "")
+    with pytest.raises(GitError, match="there is no folder 'nowhere'"):
+        rendered(sh("true"), "mine", FILES, "nowhere")
+    assert renderers_of_process() == {}
+    file = tmp_path / "renderers.yaml"
+    monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
+    for text in (None, "mine: sh", "mine: []", "mine: [no-such-program]"):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ConfigurationError, match="RECONCILER_RENDERERS"):
+            renderers_of_process()
+    file.write_text("mine: [sh, -c, 'cat *.yaml']")
+    assert rendered(renderers_of_process(), "mine", FILES, "base") == {"mine": b"from: base\n"}

@@ -1,0 +1,134 @@
+"""Repositories, read as they are served: over HTTP with a password, and from a folder."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from infra.providers.git.checks import checked_parts
+from infra.providers.git.problems import GitError
+from infra.providers.git.repository import Remote, fetched, find_commit
+from infra.providers.git.signatures import check_signature
+from infra.providers.shapes import SHAPE
+from reconciler.provider.kind import KindRegistry
+from tests.git.http_server import GitServer
+from tests.git.repositories import Repository, signing_key
+
+PASSWORD = "a token of forty characters, or nearly"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "served" / "shop")
+
+
+def files(remote: Remote, path: str = "", **ref: str) -> dict[str, bytes]:
+    with fetched(remote, find_commit(remote, ref).commit) as checkout:
+        return checkout.files(path)
+
+
+async def test_over_http_with_a_password(repository: Repository):
+    repository.write({"deploy/a.yaml": "a", "b.yaml": "b"})
+    repository.commit()
+    async with GitServer(repository.folder.parent, PASSWORD).serving() as server:
+        url = f"http://127.0.0.1:{server.port}/shop"
+        for credential in (PASSWORD, f"git:{PASSWORD}"):
+            found = await asyncio.to_thread(files, Remote(url, credential), "deploy")
+            assert found == {"deploy/a.yaml": b"a"}
+        for remote in (
+            Remote(url, "wrong"),
+            Remote(url),
+            Remote(f"{url}-not", PASSWORD),
+            Remote("http://127.0.0.1:1/shop", PASSWORD, 1.0),
+            Remote("ssh://127.0.0.1:1/shop", "", 1.0),
+            Remote("file:///nowhere/at/all"),
+        ):
+            with pytest.raises(GitError) as raised:
+                await asyncio.to_thread(files, remote)
+            assert raised.value.reason == "Unreachable"
+            assert PASSWORD not in raised.value.message
+
+
+def test_refs_are_found_or_named(repository: Repository):
+    first = repository.commit()
+    repository.git("tag", "v1.0.0")
+    repository.git("checkout", "--quiet", "-b", "other/branch")
+    second = repository.commit()
+    repository.git("tag", "-a", "1.1.0-rc.1", "-m", "soon")
+    repository.git("tag", "nightly")
+    remote = Remote(repository.url)
+    assert find_commit(remote, {}).commit == second
+    assert find_commit(remote, {"branch": "main"}).commit == first
+    assert find_commit(remote, {"branch": "other/branch"}).commit == second
+    assert find_commit(remote, {"tag": "nightly"}).commit == second
+    assert find_commit(remote, {"semver": "1.x"}).ref == "v1.0.0"
+    with fetched(remote, find_commit(remote, {"tag": "1.1.0-rc.1"}).commit) as checkout:
+        assert checkout.revision["commit"] == second
+    for ref, words in (
+        ({"branch": "gone"}, "has no branch 'gone'"),
+        ({"tag": "gone"}, "there is no tag 'gone'"),
+        ({"semver": ">=3"}, "no tag is a version in '>=3'"),
+        ({"semver": "soon"}, "'soon' is no range of versions"),
+    ):
+        with pytest.raises(GitError, match=words) as raised:
+            find_commit(remote, ref)
+        assert raised.value.reason == "RefGone"
+
+
+def test_links_and_submodules_are_left_out_and_history_is_known(repository: Repository):
+    repository.write({"deploy/a.yaml": "a", "secret": "x"})
+    (repository.folder / "deploy/link.yaml").symlink_to("/etc/passwd")
+    first = repository.commit()
+    second = repository.commit()
+    remote = Remote(repository.url)
+    assert files(remote, "deploy") == {"deploy/a.yaml": b"a"}
+    assert files(remote, "deploy/a.yaml") == {"deploy/a.yaml": b"a"}
+    for path in ("nowhere", "secret/more", "deploy/link.yaml/x"):
+        with pytest.raises(GitError, match="there is no"):
+            files(remote, path)
+    with fetched(remote, second) as checkout:
+        assert checkout.has_before(first)
+        assert not checkout.has_before("0" * 40)
+
+
+def test_only_signers_sign(repository: Repository, tmp_path: Path):
+    key, signer = signing_key(tmp_path)
+    _, another = signing_key(tmp_path, "another")
+    repository.git("config", "gpg.format", "ssh")
+    repository.git("config", "user.signingkey", str(key))
+    signed = repository.commit("signed", "-S")
+    unsigned = repository.commit("unsigned")
+    remote = Remote(repository.url)
+    with fetched(remote, signed) as checkout:
+        check_signature(checkout.folder, signed, signer)
+        with pytest.raises(GitError, match=r"nobody of spec\.signers"):
+            check_signature(checkout.folder, signed, another)
+    with fetched(remote, unsigned) as checkout, pytest.raises(GitError) as raised:
+        check_signature(checkout.folder, unsigned, signer)
+    assert raised.value.reason == "Unsigned"
+
+
+def test_every_document_is_checked_and_the_first_few_problems_are_told():
+    good = b"apiVersion: shapes/v1\nkind: Shape\nmetadata: {name: a}\nspec: {type: Square}\n"
+    content = {
+        "a.yaml": good.replace(b"type: Square", b"type: Square, color: Red"),
+        "b.yaml": b"# nothing but words\n---\n---\n- 1\n",
+        "c.json": b"{",
+        "d.yaml": b"\xff",
+        "e.yaml": good,
+        "f.yaml": b"a: [",
+        "g.yaml": good.replace(b"Shape", b"Shap"),
+        "notes.txt": b"\xff",
+    }
+    with pytest.raises(GitError) as raised:
+        checked_parts(content, "default", KindRegistry([SHAPE]).check)
+    told = raised.value.message
+    assert told.startswith("b.yaml:4: a manifest is a mapping, this is int; c.json:1: not JSON")
+    assert "d.yaml: not UTF-8 text" in told
+    assert "e.yaml:1: default/Shape/a is declared already in a.yaml:1" in told
+    assert "f.yaml:1: not YAML: line 2, column 1" in told
+    assert told.endswith("; 1 more")
+    with pytest.raises(GitError, match="no manifests"):
+        checked_parts({"notes.txt": b""}, "default", KindRegistry([SHAPE]).check)

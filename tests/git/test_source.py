@@ -1,0 +1,343 @@
+"""A Git source on the whole loop: what a repository says is declared, all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from events.composition import PART_OF_LABEL
+from events.intake import Approved, LookRequested, Withdrawn
+from events.log import ActionDecided, SpecDeclared
+from events.manifest import Fields, Manifest, Metadata
+from events.names import ResourceKey
+from events.provider_config import DeletionGuard, Retry
+from infra.providers.git.source import GIT_SOURCE
+from infra.providers.shapes import SHAPE
+from projections.status import StatusRow
+from reconciler.provider.kind import KindRegistry
+from tests.faulty_api import FaultyApi
+from tests.git.repositories import Repository, signing_key
+from tests.scenarios.harness import Human, World, api_config, shape
+
+SHOP = ResourceKey("default", "GitSource", "shop")
+CONFIG = "composition"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shapes_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    process = FaultyApi()
+    yield await process.start(tmp_path_factory.mktemp("shapes"))
+    await process.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
+    human = Human(shapes_url)
+    async with World(tmp_path / "nats", human).here() as world:
+        world.kinds = KindRegistry([SHAPE, GIT_SOURCE])
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.configure(
+            api_config(
+                world.server.url,
+                provider="composition",
+                retry=Retry(initial_seconds=0.1, max_seconds=0.3),
+                deletion_guard=DeletionGuard(),
+            ),
+            CONFIG,
+        )
+        yield world
+    await human.leaves()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "shop")
+
+
+def document(name: str, color: str = "Red") -> str:
+    return (
+        f"apiVersion: shapes/v1\nkind: Shape\nmetadata: {{name: {name}}}\n"
+        f"spec: {{type: Square, color: {color}}}\n"
+    )
+
+
+def source(repository: Repository, **fields: Any) -> Manifest:
+    spec: Fields = {
+        "providerConfigRef": {"name": CONFIG},
+        "url": repository.url,
+        "intervalSeconds": 1,
+        **fields,
+    }
+    return Manifest("git/v1", "GitSource", Metadata("shop"), spec)
+
+
+async def until_ready(world: World, commit: str = "") -> StatusRow:
+    async def is_ready() -> StatusRow | None:
+        row = await world.client.status(SHOP)
+        if row is None or row.outcome != "Converged" or row.not_ready is not None:
+            return None
+        return row if commit in ("", head_of(row)) else None
+
+    try:
+        return await world.until(is_ready, f"{SHOP} is ready", seconds=15)
+    except AssertionError:
+        for event in await world.history(SHOP):
+            print(type(event.data).__name__, str(event.data)[:900])
+        print(await world.client.status(SHOP))
+        raise
+
+
+async def until_problem(world: World, reason: str) -> str:
+    """Wait until the source says so; return its words."""
+
+    async def says_so() -> str | None:
+        row = await world.client.status(SHOP)
+        ready = None if row is None else row.not_ready
+        return ready.message if ready is not None and ready.reason == reason else None
+
+    try:
+        return await world.until(says_so, f"{SHOP} is not ready: {reason}", seconds=15)
+    except AssertionError:
+        print(await world.client.status(SHOP))
+        raise
+
+
+def head_of(row: StatusRow) -> str:
+    return row.outputs.get("head", {}).get("revision", {}).get("commit", "")
+
+
+async def colors(world: World) -> dict[str, str]:
+    return {each["name"]: each["color"] for each in await world.human.sees_all()}
+
+
+async def declarations(world: World, names: Sequence[str]) -> dict[str, int]:
+    """Count how often each shape was declared."""
+    return {
+        name: sum(type(event) is SpecDeclared for event in await world.facts(shape(name)))
+        for name in names
+    }
+
+
+async def test_what_a_repository_says_is_declared_changed_and_withdrawn(
+    world: World, repository: Repository
+):
+    repository.write(
+        {"deploy/a.yaml": document("a") + "---\n# the other\n" + document("b", "Blue")}
+    )
+    repository.write({"README.md": "nothing", "deploy/notes.txt": "nothing"})
+    first = repository.commit("two shapes")
+    await world.declare_all([source(repository, path="deploy")])
+    row = await until_ready(world, first)
+    assert await colors(world) == {"a": "Red", "b": "Blue"}
+    assert row.outputs["head"]["revision"]["author"] == "Ann <ann@example.org>"
+    child = await world.client.status(shape("b"))
+    assert child is not None
+    assert child.labels == {PART_OF_LABEL: "default.GitSource.shop"}
+    [declared] = [each for each in await world.facts(shape("b")) if type(each) is SpecDeclared]
+    assert declared.reason == (
+        f"part of default/GitSource/shop: deploy/a.yaml:7: commit {first[:12]} by"
+        " Ann <ann@example.org>"
+    )
+
+    repository.write({"deploy/a.yaml": document("a", "Green"), "deploy/c.yaml": document("c")})
+    second = repository.commit("b goes")
+    await until_ready(world, second)
+    assert await colors(world) == {"a": "Green", "c": "Red"}
+
+    await world.tell(SHOP, Withdrawn())
+    await world.until_outcome(SHOP, "Deleted")
+    assert await colors(world) == {}
+
+    async def is_forgotten() -> bool:
+        kinds = {row.kind for row in await world.client.statuses() if row.declared}
+        return kinds == {"ProviderConfig"}
+
+    await world.until(is_forgotten, "no content is left declared", seconds=5)
+
+
+async def test_an_idle_one_writes_no_event_and_a_restart_neither(
+    world: World, repository: Repository
+):
+    repository.write({"a.yaml": document("a")})
+    await world.declare_all([source(repository, path="")])
+    await until_problem(world, "RefGone")
+    commit = repository.commit()
+    await until_ready(world, commit)
+    await world.observed_again(3)
+    before = await world.log.last_position()
+    await world.observed_again(8)
+    await world.restart_reconciler()
+    await world.observed_again(4)
+    assert await world.log.last_position() == before
+
+
+async def test_38_a_commit_of_200_manifests(world: World, repository: Repository, tmp_path: Path):
+    """All or nothing; 90 held by the guard; the last good state stays, and each has an author."""
+    key, signer = signing_key(tmp_path)
+    repository.git("config", "gpg.format", "ssh")
+    repository.git("config", "user.signingkey", str(key))
+    names = [f"s{number:03}" for number in range(200)]
+    repository.write({f"deploy/{name}.yaml": document(name) for name in names})
+    first = repository.commit("200 shapes", "-S")
+    await world.declare_all([source(repository, path="deploy", signers=signer)])
+    await until_ready(world, first)
+    assert len(await colors(world)) == 200
+
+    # It changes three.
+    repository.write({f"deploy/{name}.yaml": document(name, "Blue") for name in names[:3]})
+    second = repository.commit("three are blue", "-S")
+    await until_ready(world, second)
+    assert sum(each == "Blue" for each in (await colors(world)).values()) == 3
+    assert await declarations(world, names[:5]) == dict(zip(names, [2, 2, 2, 1, 1], strict=False))
+
+    # It removes 90.
+    repository.remove(*(f"deploy/{name}.yaml" for name in names[110:]))
+    third = repository.commit("far too many", "-S")
+    held = await world.until_outcome(SHOP, "Held", reason="PruneGuard")
+    assert "90 of its 200 resources would be withdrawn" in held.message
+    assert held.message.startswith(f"commit {third[:12]} by Ann <ann@example.org>: ")
+    await world.observed_again(3)
+    assert len(await colors(world)) == 200
+    answer = await world.ask_as("ann", SHOP, Approved("PruneGuard", reason="it is meant"))
+    assert answer.accepted
+    await until_ready(world, third)
+    assert sorted(await colors(world)) == names[:110]
+
+    # It breaks one, and changes another.
+    repository.write(
+        {
+            "deploy/s007.yaml": document("s007", "Green"),
+            "deploy/s008.yaml": "# broken\n\n" + document("s008", "Mauve"),
+        }
+    )
+    bad = repository.commit("broken", "-S")
+    told = await until_problem(world, "BadCommit")
+    assert told.startswith(f"commit {bad[:12]} by Ann <ann@example.org>: deploy/s008.yaml:3: ")
+    assert "Mauve" in told
+    assert told.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays")
+    assert (await colors(world))["s007"] == "Red", "all or nothing"
+
+    # It is unsigned.
+    repository.write({"deploy/s008.yaml": document("s008", "Yellow")})
+    repository.commit("mended by nobody")
+    told = await until_problem(world, "Unsigned")
+    assert "Ann <ann@example.org>" in told
+    assert (await colors(world))["s007"] == "Red"
+
+    # It is force-pushed: to a commit that has none of the others before it.
+    repository.git("checkout", "--quiet", "--orphan", "again")
+    forced = repository.commit("history begins here", "-S")
+    repository.git("branch", "--force", "main", "again")
+    row = await until_ready(world, forced)
+    assert "is not among the commits before it" in row.outputs["head"]["revision"]["rewritten"]
+    assert (await colors(world))["s007"] == "Green"
+    assert (await colors(world))["s008"] == "Yellow"
+
+    # Its branch is deleted.
+    repository.git("branch", "--quiet", "-D", "main")
+    repository.git("symbolic-ref", "HEAD", "refs/heads/nowhere")
+    repository.git("branch", "--quiet", "-D", "again")
+    await until_problem(world, "RefGone")
+    assert len(await colors(world)) == 110
+
+
+async def test_a_child_that_is_edited_or_withdrawn_by_hand_is_put_back(
+    world: World, repository: Repository
+):
+    repository.write({"a.yaml": document("a"), "b.yaml": document("b")})
+    await world.declare_all([source(repository)])
+    await until_ready(world, repository.commit())
+    await world.declare("a", color="Blue")
+    await world.withdraw("b")
+
+    async def are_back() -> bool:
+        return await colors(world) == {"a": "Red", "b": "Red"} and (
+            await declarations(world, ["a", "b"]) == {"a": 3, "b": 2}
+        )
+
+    await world.until(are_back, "both are declared again")
+    await until_ready(world)
+
+
+async def test_a_look_that_is_asked_for_does_not_wait_for_the_interval(
+    world: World, repository: Repository
+):
+    repository.write({"a.yaml": document("a")})
+    await world.declare_all([source(repository, intervalSeconds=3600)])
+    await until_ready(world, repository.commit())
+    repository.write({"a.yaml": document("a", "Blue")})
+    commit = repository.commit()
+    await world.observed_again(3)
+    assert await colors(world) == {"a": "Red"}
+    await world.tell(SHOP, LookRequested("a webhook"))
+    await until_ready(world, commit)
+    assert await colors(world) == {"a": "Blue"}
+
+
+async def test_tags_and_ranges_of_versions(world: World, repository: Repository):
+    for version, color in (("v1.0.0", "Red"), ("v1.2.0", "Blue"), ("v2.0.0", "Green")):
+        repository.write({"a.yaml": document("a", color)})
+        repository.commit(version)
+        repository.git("tag", "-a", version, "-m", version)
+    await world.declare_all([source(repository, ref={"semver": "^1.0"})])
+    await until_ready(world)
+    assert await colors(world) == {"a": "Blue"}
+    await world.declare_all([source(repository, ref={"tag": "v1.0.0"})])
+
+    async def is_red() -> bool:
+        return await colors(world) == {"a": "Red"}
+
+    await world.until(is_red, "the tag is followed")
+    await world.declare_all([source(repository, ref={"tag": "v9"})])
+    assert "there is no tag 'v9'" in await until_problem(world, "RefGone")
+    assert await colors(world) == {"a": "Red"}
+
+
+async def test_it_waits_for_what_it_depends_on(world: World, repository: Repository):
+    repository.write({"a.yaml": document("a")})
+    repository.commit()
+    await world.declare_all([source(repository, dependsOn=["Shape/base"])])
+    waiting = await world.until_outcome(SHOP, "Waiting")
+    assert waiting.message == "waits for default/Shape/base: it is not declared"
+    await world.declare("base")
+    await until_ready(world)
+    assert sorted(await colors(world)) == ["a", "base"]
+
+
+async def test_nothing_is_declared_elsewhere_or_twice(world: World, repository: Repository):
+    other = document("b").replace("name: b", "name: b, namespace: other")
+    repository.write({"a.yaml": document("a") + "---\n" + other, "z.yaml": document("a")})
+    repository.commit()
+    await world.declare_all([source(repository)])
+    told = await until_problem(world, "BadCommit")
+    assert "a.yaml:6: other/Shape/b: it can be in the namespace of its set only" in told
+    assert "z.yaml:1: default/Shape/a is declared already in a.yaml:1" in told
+    assert await colors(world) == {}
+
+
+async def test_a_newer_commit_needs_an_approval_of_its_own(world: World, repository: Repository):
+    names = [f"s{number}" for number in range(30)]
+    repository.write({f"{name}.yaml": document(name) for name in names})
+    await world.declare_all([source(repository)])
+    await until_ready(world, repository.commit())
+    repository.remove(*(f"{name}.yaml" for name in names[12:]))
+    repository.commit()
+    await world.until_outcome(SHOP, "Held", reason="PruneGuard")
+    await world.stop_reconciler()
+    repository.remove(*(f"{name}.yaml" for name in names[1:12]))
+    repository.commit()
+    await world.start_reconciler()
+
+    async def is_told() -> bool:
+        row = await world.client.status(SHOP)
+        return row is not None and "29 of its 30" in row.message
+
+    await world.until(is_told, "the newer commit is what waits")
+    assert len(await colors(world)) == 30
+    actions = [event for event in await world.facts(SHOP) if isinstance(event, ActionDecided)]
+    assert len(actions) == 2
