@@ -188,6 +188,49 @@ async def test_a_part_that_was_refused_is_declared_again_when_somebody_looks(wor
     assert await colors(world) == {"warm-red": "Red"}
 
 
+async def withdraw_set_by_hand(world: World) -> None:
+    """Have it done while nobody looks."""
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+    await world.stop_reconciler()
+    await world.tell(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), Withdrawn())
+
+
+async def test_a_set_that_is_withdrawn_by_hand_leaves_no_part_that_nobody_follows(world: World):
+    await withdraw_set_by_hand(world)
+    await world.declare_all([palette("warm", "Red", "White")])
+    await world.start_reconciler()
+
+    async def is_followed() -> bool:
+        return await colors(world) == {"warm-red": "Red", "warm-white": "White"}
+
+    await world.until(is_followed, "yellow goes")
+    await until_ready(world, WARM)
+    red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
+    assert len(red) == 1, "what stays is not touched"
+
+
+async def test_the_end_of_one_whose_set_was_withdrawn_by_hand_is_its_parts_end_too(world: World):
+    await withdraw_set_by_hand(world)
+    await world.tell(WARM, Withdrawn())
+    await world.start_reconciler()
+    await world.until_outcome(WARM, "Deleted")
+    assert await colors(world) == {}
+
+
+async def test_a_part_that_is_only_observed_is_ready_when_it_is_there(world: World):
+    observed = palette("warm", "Red", parts_policy={"mode": "ObserveOnly"})
+    await world.declare_all([observed])
+
+    async def is_missed() -> bool:
+        return "ObserveOnly" in (await why_not_ready(world))[1]
+
+    await world.until(is_missed, "it is not there yet")
+    await world.human.makes("warm-red", labels={"palette": "warm"})
+    await until_ready(world, WARM)
+    assert await world.human.effects() == ["human POST"]
+
+
 async def why_not_ready(world: World) -> tuple[str, str]:
     row = await world.client.status(WARM)
     not_ready = None if row is None else row.not_ready

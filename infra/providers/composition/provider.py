@@ -130,12 +130,16 @@ class CompositionProvider:
         """
         found = await self._find(action.external_name)
         if found.spec is None:
+            lost = found.withdrawn
+            if lost is not None and action.uid in (None, lost.uid):  # by hand: its parts go, too
+                await self._withdraw(action, _parts_of(lost))
+                await self._until_gone(_parts_of(lost))
             return Effect(None, absent=True)
         if action.uid is not None and found.spec.uid != action.uid:
             there = await self._as_object(found, found.spec)
             raise ConflictError(f"{action.external_name} is another one", obstacle=there)
         of_set = found.spec
-        leaving = tuple(dict.fromkeys([*of_set.generations, *of_set.leaving]))
+        leaving = _parts_of(of_set)
         last = msgspec.structs.replace(
             found.spec,
             key=action.idempotency_key,
@@ -166,7 +170,10 @@ class CompositionProvider:
         # One that somebody declared otherwise, and that is let be so, has no manifest of ours.
         known = {str(each.manifest.key) for each in parts}
         kept |= {name: had.get(name, 0) for name in wanted if name not in known}
-        gone = () if before is None else (*had, *before.leaving)
+        # What somebody has withdrawn by hand is still what there is.
+        lost = found.withdrawn if found.withdrawn and found.withdrawn.generations else None
+        last = before or lost
+        gone = () if last is None else _parts_of(last)
         begun = ComposedSetSpec(
             parent=parent,
             uid=uid,
@@ -527,6 +534,11 @@ def parent_of(kind: str, external_name: str) -> str:
     """Return the resource whose object has this name."""
     namespace, _, name = external_name.partition(".")
     return f"{namespace}/{kind}/{name}"
+
+
+def _parts_of(spec: ComposedSetSpec) -> tuple[str, ...]:
+    """Name all that a set has declared, and that may be there."""
+    return tuple(dict.fromkeys([*spec.generations, *spec.leaving]))
 
 
 def _external_name(spec: ComposedSetSpec) -> str:
