@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final, cast
 
 import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, ManifestStruct, Metadata
-from events.names import ResourceKey
+from events.names import InvalidNameError, ResourceKey
 
 COMPOSED_SET_KIND: Final = "ComposedSet"
 
@@ -32,6 +33,7 @@ MAX_CONTENT_BYTES: Final = 128 * 1024
 """Half of what an object may have: how its children stand is in it, too."""
 
 CHILDREN: Final = "children"
+RETRY_AT: Final = "retryAt"
 MANIFESTS: Final = "manifests"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -42,8 +44,8 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
 
     ``uid`` is made from the key of the action that began it, ``key`` is of the newest one.
     ``generations``: of each child the one that was declared for it; another one is somebody
-    else's. ``refused``: why a child was not taken in. ``leaving`` were withdrawn, and may still be
-    there.
+    else's. ``refused``: why a child was not taken in, ``refusals`` how often in a row, and
+    ``retry_at`` when it is declared again. ``leaving`` were withdrawn, and may still be there.
     """
 
     parent: str
@@ -53,6 +55,8 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
     fields: Fields = {}  # noqa: RUF012 - msgspec copies it
     generations: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
     refused: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    refusals: int = 0
+    retry_at: datetime | None = None
     leaving: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,6 +82,39 @@ class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     outputs: Fields = {}
+
+
+def parent_in(labels: Mapping[str, str]) -> ResourceKey | None:
+    """Return what a resource with these labels is a part of; None for nothing that has a name."""
+    try:
+        return ResourceKey.parse(labels.get(PART_OF_LABEL, "").replace(".", "/"))
+    except InvalidNameError:  # anybody may write a label
+        return None
+
+
+def as_part(manifest: Manifest, parent: str) -> Manifest:
+    """Return a child with the label that says whose it is."""
+    labels = {**manifest.metadata.labels, PART_OF_LABEL: parent.replace("/", ".")}
+    metadata = msgspec.structs.replace(manifest.metadata, labels=labels)
+    return msgspec.structs.replace(manifest, metadata=metadata)
+
+
+def taken_by(name: str, labels: Mapping[str, str], part_of: str) -> str:
+    """Say why a resource that is declared with these labels cannot be a part; empty if it can."""
+    whose = labels.get(PART_OF_LABEL, "")
+    if whose == part_of:
+        return ""
+    by = f"is a part of {whose}" if whose else "is declared by somebody else"
+    return f"{name} {by}: withdraw it there, or name it otherwise"
+
+
+def blocker(children: Mapping[str, Child]) -> str:
+    """Name the first child that cannot be used, and why; empty if all can."""
+    for name, child in children.items():
+        if not child.ready:
+            why = ": ".join(each for each in (child.reason, child.message) if each)
+            return f"waits for {name}: {why or child.outcome}"
+    return ""
 
 
 def content_of(children: Iterable[Manifest]) -> Fields:

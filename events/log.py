@@ -429,6 +429,19 @@ class DueScheduled(_Event, frozen=True):
     delay_seconds: float
 
 
+class ProgressNoted(_Event, frozen=True):
+    """Of an object that is as declared and not ready yet, something has moved at ``since``.
+
+    ``mark`` stands for how far it is; empty: nothing is waited for any more. It should move again
+    before ``at``; None: that has passed, and it has not.
+    """
+
+    mark: str
+    since: datetime
+    at: datetime | None = None
+    delay_seconds: float = 0.0
+
+
 class ApiThrottled(_Event, frozen=True):
     """The API of a ``ProviderConfig`` wants no call before ``until``."""
 
@@ -534,6 +547,7 @@ ResourceEvent = (
     | ActionAbandoned
     | RetryScheduled
     | DueScheduled
+    | ProgressNoted
     | ApiThrottled
     | BreakerOpened
     | BreakerProbed

@@ -43,6 +43,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ProgressNoted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -59,6 +60,8 @@ from events.names import ResourceKey
 from events.reference import Reference
 
 _WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "Approval")
+
+_GOOD_IF_FALSE = ("Degraded", "Paused")
 
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
@@ -130,6 +133,7 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     conditions: tuple[Condition, ...] = ()
+    unmet_since: dict[str, datetime] | None = None  # of the conditions that are not as they should
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
     due_at: datetime | None = None
@@ -181,6 +185,12 @@ class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
         return None
 
     @property
+    def waits_since(self) -> datetime | None:
+        """Since when it is not as declared, or cannot be used, for the reason that is shown."""
+        shown = "Ready" if self.outcome == "Converged" else "Converged"
+        return (self.unmet_since or {}).get(shown)
+
+    @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, or is held."""
         return self.outcome == "Held" or bool(self.retry_at or self.due_at)
@@ -205,6 +215,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         row.since = event.time
     match event.data:  # what is most frequent comes first: a case that is tried costs 50 ns
         case OutcomeRecorded() as data:
+            row.unmet_since = _unmet_since(row, data, event.time)
             row.outcome = data.outcome
             row.generation = row.observed_generation = data.generation
             row.reason = data.reason
@@ -307,6 +318,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retry_seconds = seconds
         case DueScheduled(_, at):
             row.due_at = at
+        case ProgressNoted() as data:
+            row.due_at = data.at
         case ApiThrottled(until):
             row.throttled_until = until
         case BreakerOpened(until):
@@ -317,6 +330,26 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.breaker_until = None
         case _:
             assert_never(event.data)
+
+
+def _unmet_since(
+    row: StatusRow, data: OutcomeRecorded, now: datetime
+) -> dict[str, datetime] | None:
+    """Return since when each condition is not as it should be, for the reason it has now."""
+    found: dict[str, datetime] | None = None
+    for each in data.conditions:
+        if (each.status == "True") is not (each.type in _GOOD_IF_FALSE):
+            continue
+        since = now
+        for before in row.conditions if row.unmet_since else ():
+            if (before.type, before.status, before.reason) != (each.type, each.status, each.reason):
+                continue
+            # What waits for another names it in the message; elsewhere that may count, or vary.
+            if data.outcome != "Waiting" or before.message == each.message:
+                since = (row.unmet_since or {}).get(each.type, now)
+        found = found or {}
+        found[each.type] = since
+    return found
 
 
 def _declared(row: StatusRow, data: SpecDeclared) -> None:

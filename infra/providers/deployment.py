@@ -7,6 +7,7 @@ from reconciler.composites.deployment import (
     DeploymentFields,
     DeploymentOutputs,
     compose,
+    progress,
     ready,
     summary,
 )
@@ -19,4 +20,5 @@ DEPLOYMENT = composed_kind(
     summary=summary,
     ready=ready,
     outputs=DeploymentOutputs,
+    progress=progress,
 )

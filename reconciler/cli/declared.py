@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from nats.aio.client import Client
 
-from events.log import LogEvent, SpecDeclared, SpecWithdrawn
+from events.log import LogEvent, OutcomeRecorded, SpecDeclared, SpecWithdrawn
 from events.manifest import DEFAULT_PROVIDER_CONFIG, Manifest, Metadata
 from events.names import ResourceKey
 from infra.bus.event_log import open_log
@@ -107,6 +107,30 @@ class Generations:
             )
         return data
 
+    def newest_ready(self) -> int:
+        """Return the newest generation that was ready and declares something else than is now.
+
+        Raises ``CommandError`` if there is none.
+        """
+        now = _content(self._begins[self.newest][1]) if self._begins else None
+        for generation in sorted(self._was_ready(), reverse=True):
+            data = self._begins[generation][1]
+            if isinstance(data, SpecDeclared) and _content(data) != now:
+                return generation
+        raise CommandError(
+            f"no other generation of {self._key} was ever ready: choose one with --to; "
+            f"{self._which_there_are()}"
+        )
+
+    def _was_ready(self) -> set[int]:
+        return {
+            data.generation
+            for each in self._history
+            if isinstance(data := each.event.data, OutcomeRecorded)
+            and data.outcome == "Converged"
+            and all(one.status == "True" for one in data.conditions if one.type == "Ready")
+        } & self._begins.keys()
+
     def end(self, generation: int) -> int:
         """Return the position of a generation's newest event; raises ``CommandError``."""
         self._begin(generation)
@@ -129,6 +153,13 @@ class Generations:
         withdrawn = by_class[SpecWithdrawn]
         told = f"declared were {_listed(by_class[SpecDeclared])}"
         return f"{told}; withdrawn with {_listed(withdrawn)}" if withdrawn else told
+
+
+def _content(data: SpecDeclared | SpecWithdrawn) -> SpecDeclared | None:
+    """Return what is declared, whenever and for whatever reason that was."""
+    if isinstance(data, SpecWithdrawn):
+        return None
+    return msgspec.structs.replace(data, generation=0, reason="")
 
 
 def _listed(generations: Sequence[int]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from nats.aio.client import Client
 from rich.text import Text
 
+from events.composition import CHILDREN, REFUSED, Child, parent_in
 from events.external import ExternalObject
 from events.intake import ActionError
 from events.integrity import LogDamage
@@ -19,14 +20,13 @@ from events.log import (
     ActionFailed,
     ActionRetried,
     ActionSucceeded,
-    Condition,
     ExternalObserved,
     OutcomeRecorded,
     ResourceEvent,
     SpecDeclared,
 )
 from events.manifest import Fields
-from events.names import ResourceKey
+from events.names import InvalidNameError, ResourceKey
 from projections.ownership import OwnershipRow
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -50,6 +50,7 @@ from reconciler.sdk.log_replay import lost_events
 from reconciler.sdk.moments import Moment, When, moment, shown
 from reconciler.sdk.outcomes import SETTLED
 
+_SHOWN_PARTS: Final = 20
 _T = TypeVar("_T")
 
 
@@ -63,8 +64,23 @@ class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
     position: int
 
 
+class Part(msgspec.Struct, frozen=True, rename="camel"):
+    """How a part of a composed resource stands, and since when it is not ready."""
+
+    resource: str
+    outcome: str
+    ready: bool
+    reason: str = ""
+    message: str = ""
+    since: datetime | None = None
+
+
 class Description(msgspec.Struct, rename="camel"):
-    """Everything that the log says of one resource."""
+    """Everything that the log says of one resource.
+
+    ``part_of`` names the composed resource that declares it; ``parts`` are its own, those first
+    that were not ready when it saw them last.
+    """
 
     resource: str
     spec: SpecDeclared | None
@@ -76,6 +92,8 @@ class Description(msgspec.Struct, rename="camel"):
     settled_generation: int = 0
     readings: Fields | None = None
     as_of: Moment | None = None
+    part_of: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 def describe(
@@ -93,7 +111,8 @@ def describe(
     """Tell everything about one resource.
 
     Spec, status, ownership, what was observed, the action in flight, and the
-    last events with their causes and actors.
+    last events with their causes and actors. Of what is not as it should be,
+    since when; of a composed resource, how its parts stand.
 
     For example:
 
@@ -141,6 +160,7 @@ async def _describe(
         key = await find_resource(nc, resource)
         past = await whole_past(nc, key)
         description = description_of(key, past.events, events, past.damage)
+        description.parts = await _with_parts(nc, description.parts, None)
         if live:
             description.readings = await _readings(nc, key)
     return description
@@ -153,7 +173,8 @@ async def _describe_past(
         key = await find_resource(nc, resource)
         at = await moment(nc, when)
         past = past_of(await whole_past(nc, key), at)
-    description = description_of(key, past.events, events, past.damage)
+        description = description_of(key, past.events, events, past.damage)
+        description.parts = await _with_parts(nc, description.parts, at)
     description.as_of = at
     return description
 
@@ -197,10 +218,13 @@ def description_of(
     models = models_of(stored)
     if damage is not None:
         models.mark_damage(damage)
-    status = models.status.get(str(key))
+    status, spec = models.status.get(str(key)), _last(stored, SpecDeclared)
+    parent = None if spec is None or status is None else parent_in(status.labels)
     return Description(
         resource=str(key),
-        spec=_last(stored, SpecDeclared),
+        part_of="" if parent is None else str(parent),
+        parts=tuple(_parts(status)),
+        spec=spec,
         status=status,
         ownership=models.ownership.get(str(key)),
         observed=known_object(stored),
@@ -208,6 +232,40 @@ def description_of(
         events=tell_all(stored)[-events:] if events > 0 else [],
         settled_generation=0 if status is None else _settled(stored, status),
     )
+
+
+def _parts(status: StatusRow | None) -> Iterator[Part]:
+    """Return a composed resource's parts as it saw them last; what was withdrawn comes last."""
+    if status is None or not isinstance(children := status.outputs.get(CHILDREN), dict):
+        return
+    for name, each in cast("dict[str, object]", children).items():
+        try:
+            key, child = ResourceKey.parse(name), msgspec.convert(each, Child)
+        except (InvalidNameError, msgspec.ValidationError):
+            return  # outputs of that name that mean something else
+        yield Part(str(key), child.outcome, child.ready, child.reason, child.message)
+    for name in status.outputs.get("leaving", ()):
+        yield Part(str(name), "Leaving", ready=False)
+
+
+async def _with_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
+    """Return how parts stand by their own histories, as far as they are shown to people."""
+    history = History(nc)
+    found = sorted(parts, key=lambda each: each.ready)
+    for number, each in enumerate(found[:_SHOWN_PARTS]):
+        past = await history.get(ResourceKey.parse(each.resource))
+        past = past if at is None else past.until(at.position)
+        found[number] = _part_now(each, models_of(past.events).status.get(each.resource))
+    return tuple(found)
+
+
+def _part_now(part: Part, row: StatusRow | None) -> Part:
+    if row is None or not row.outcome or part.outcome == REFUSED:
+        return part
+    told = row.not_ready or row
+    is_ready = row.outcome == "Converged" and row.not_ready is None
+    outcome = row.outcome if row.declared else f"{row.outcome}, withdrawn"
+    return Part(part.resource, outcome, is_ready, told.reason, told.message, row.waits_since)
 
 
 def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
@@ -285,8 +343,10 @@ def _print(description: Description) -> None:
     if status is None:
         out.print("  nothing is left of it but its history")
     else:
-        _section("Status", _status_pairs(status, description.settled_generation))
-        _print_conditions(status.conditions)
+        pairs = _status_pairs(status, description.settled_generation)
+        _section("Status", [*pairs, *_part_pairs(description.part_of)])
+        _print_conditions(status)
+    _print_parts(description.parts)
     if description.spec is not None:
         is_withdrawn = status is None or not status.declared
         _block("Spec (withdrawn)" if is_withdrawn else "Spec", _plain_spec(description.spec))
@@ -356,11 +416,48 @@ def _block(title: str, plain: dict[str, Any]) -> None:
         out.print(f"  {line}")
 
 
-def _print_conditions(conditions: Sequence[Condition]) -> None:
-    if not conditions:
+def _part_pairs(part_of: str) -> list[tuple[str, str | Text]]:
+    return [("part of", part_of)] if part_of else []
+
+
+def _print_conditions(status: StatusRow) -> None:
+    if not status.conditions:
         return
     console().print("\nConditions", style="bold")
+    since = status.unmet_since or {}
     rows = [
-        (each.type, each.status, each.reason, " ".join(each.message.split())) for each in conditions
+        (each.type, each.status, _moment(since.get(each.type)), each.reason, _line(each.message))
+        for each in status.conditions
     ]
-    print_table(("TYPE", "STATUS", "REASON", "MESSAGE"), rows)
+    print_table(("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), rows)
+
+
+def _print_parts(parts: Sequence[Part]) -> None:
+    """Print how parts stand."""
+    if not parts:
+        return
+    out = console()
+    out.print("\nParts", style="bold")
+    rows = [
+        (
+            each.resource,
+            coloured(each.outcome),
+            "yes" if each.ready else "no",
+            _moment(each.since),
+            "" if each.ready else each.reason,
+            "" if each.ready else _line(each.message),
+        )
+        for each in parts[:_SHOWN_PARTS]
+    ]
+    print_table(("NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"), rows)
+    if len(parts) > _SHOWN_PARTS:
+        left = parts[_SHOWN_PARTS:]
+        out.print(f"… and {len(left)} more; {sum(each.ready for each in parts)} are ready")
+
+
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

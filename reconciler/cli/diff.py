@@ -34,7 +34,16 @@ from reconciler.sdk.moments import Moment, When, moment
 Part = Literal["declared", "object", "status", "ownership"]
 
 _MOVES_ALWAYS = frozenset(
-    {"version", "position", "changed_at", "since", "labels", "seen_at", "retry_seconds"}
+    {
+        "version",
+        "position",
+        "changed_at",
+        "since",
+        "labels",
+        "seen_at",
+        "retry_seconds",
+        "unmet_since",
+    }
 )
 _OF_OWNERSHIP = frozenset({"owned_by", "owned_since", "owned_reason"})
 _SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})

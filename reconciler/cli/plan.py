@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from nats.aio.client import Client
 from rich.text import Text
 
+from events.composition import CHILDREN, MANIFESTS
 from events.manifest import Manifest
 from events.names import ResourceKey
 from infra.secrets import open_stores
@@ -42,6 +43,9 @@ from reconciler.sdk.plan import (
 
 _SIGNS: Final = {"Create": ("+", "green"), "Update": ("~", "yellow"), "Delete": ("-", "red")}
 _MAX_VALUE_CHARACTERS: Final = 120
+_STEPS: Final = {"Declare": ("+", "green"), "Change": ("~", "yellow"), "Withdraw": ("-", "red")}
+_MAX_PARTS: Final = 10
+_MAX_PARTS_IN_FULL: Final = 3
 
 
 def plan(
@@ -183,13 +187,26 @@ def read_plan(path: Path) -> Plan:
 def _print(made: Plan) -> None:
     out = console()
     shown = [each for each in made.resources if each.says != "NoChange"]
-    for each in shown:
-        _print_resource(each, made.made_at)
+    rest: Counter[str] = Counter()
+    for each in sorted(shown, key=_is_quiet_part):
+        if each.part_of:
+            rest[each.part_of] += 1
+        if rest[each.part_of] <= _MAX_PARTS_IN_FULL or not each.part_of:
+            _print_resource(each, made.made_at)
+    for parent, count in rest.items():
+        if count > _MAX_PARTS_IN_FULL:
+            more = f"… and {count - _MAX_PARTS_IN_FULL} more parts of {parent}: -o json has all"
+            out.print(Text(more, "dim"))
     if shown:
         out.print()
     looks = [each.seen_at for each in shown if each.seen_at is not None]
     oldest = f", oldest look {age(min(looks), made.made_at)} ago" if looks else ""
     out.print(f"{_summary(made.resources)} (as of log position {made.position}{oldest})")
+
+
+def _is_quiet_part(each: PlannedResource) -> bool:
+    """Have parts come last, and of those first what is in trouble: not all of them are shown."""
+    return bool(each.part_of) and each.says not in ("Refused", "Unreadable", "Held", "Waiting")
 
 
 def _summary(resources: Sequence[PlannedResource]) -> str:
@@ -209,9 +226,11 @@ def _summary(resources: Sequence[PlannedResource]) -> str:
 def _print_resource(each: PlannedResource, now: datetime) -> None:
     out = console()
     heading = Text(f"{each.resource}")
+    if each.part_of:
+        heading.append(f"  (part of {each.part_of})", "dim")
     if each.withdrawn:
         heading.append("  (withdrawn)", "dim")
-    elif not each.is_declared:
+    elif not each.is_declared and not each.part_of:
         heading.append("  (follows)", "dim")
     if each.seen_at is not None and each.actions:
         heading.append(f"  seen {age(each.seen_at, now)} ago", "dim")
@@ -242,14 +261,31 @@ def _print_action(action: PlannedAction) -> None:
         words += " (waits for approval)"
     console().print(Text(words, colour))
     for each in action.changes:
-        console().print(Text(harmless(f"      {_change(action, each)}")))
+        # What a composed object is made of is shown part by part.
+        if not (action.parts and each.path.partition(".")[0] in (CHILDREN, MANIFESTS)):
+            console().print(Text(harmless(f"      {_change(action, each)}")))
+    for each in action.parts[:_MAX_PARTS]:
+        sign, colour = _STEPS[each.step]
+        told = ", ".join(f"{one.path}: {_values(one)}" for one in each.changes)
+        told = f"  ({told})" if told else ""
+        console().print(Text(harmless(f"      {sign} {each.resource}{told}"), colour))
+    if len(action.parts) > _MAX_PARTS:
+        more = Counter(each.step for each in action.parts[_MAX_PARTS:])
+        words = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])
+        console().print(Text(f"      … and {words}", "dim"))
+    if action.goes_on:
+        console().print(Text("      it goes on step by step, as its parts become ready", "dim"))
 
 
 def _change(action: PlannedAction, each: PlannedChange) -> str:
     if action.operation == "Create":
         return f"{each.path}: {_value(each.wanted)}"
     applied = "" if each.applied == each.observed else f"  (applied: {_value(each.applied)})"
-    return f"{each.path}: {_value(each.observed)} → {_value(each.wanted)}{applied}"
+    return f"{each.path}: {_values(each)}{applied}"
+
+
+def _values(each: PlannedChange) -> str:
+    return f"{_value(each.observed)} → {_value(each.wanted)}"
 
 
 def _value(value: Any) -> str:

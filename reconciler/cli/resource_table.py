@@ -16,7 +16,7 @@ PENDING: Final = "Pending"
 """How a resource stands of which no outcome is known yet."""
 
 _COLUMNS: Final = ("KIND", "NAME", "OUTCOME", "GENERATION", "OWNED", "REASON", "AGE")
-_WIDE: Final = ("CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTION")
+_WIDE: Final = ("WAITS SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTION")
 
 
 class ResourceTable:
@@ -46,9 +46,19 @@ class ResourceTable:
         cells += [row.kind, row.name, word, _generation(row), "yes" if row.owned else "no"]
         cells += [reason, "" if row.since is None else age(row.since, now)]
         if self._wide:
-            changed = "" if row.changed_at is None else f"{row.changed_at:%Y-%m-%dT%H:%M:%SZ}"
+            since, changed = (
+                "" if each is None else f"{each:%Y-%m-%dT%H:%M:%SZ}"
+                for each in (row.waits_since, row.changed_at)
+            )
             action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
-            cells += [changed, row.provider_config, row.external_name, str(row.drifts), action]
+            cells += [
+                since,
+                changed,
+                row.provider_config,
+                row.external_name,
+                str(row.drifts),
+                action,
+            ]
         return [*cells, " ".join((message or throttled(row, now)).split())]
 
 

@@ -29,7 +29,7 @@ def rollback(
     name: str | None = None,
     /,
     *,
-    to: int,
+    to: int | None = None,
     namespace: Namespace = None,
     dry_run: bool = False,
     reason: Reason = "",
@@ -40,13 +40,15 @@ def rollback(
 ) -> int:
     """Declare again what an older generation declared: spec, labels, annotations, policy.
 
-    It is a new generation, checked like any other, and refused if somebody
+    Without --to it is the newest other one that was as declared and ready: the
+    undo of what went wrong. It is a new generation, checked like any other, and refused if somebody
     declared something newer meanwhile. What was withdrawn can be brought back.
     Exit status as for apply: 0 accepted (with --wait: Converged), 1 refused or
     failed, 3 not in time.
 
     For example:
 
+        reconciler rollback Deployment/web --wait          the undo of a bad image
         reconciler rollback foo --to 3
         reconciler rollback Shape/foo --to 3 --dry-run     only print the manifest
         reconciler rollback payments/Shape/foo --to 3 --wait --reason "the new colour broke it"
@@ -58,7 +60,8 @@ def rollback(
     name
         The name, after a kind.
     to
-        The generation, as `reconciler history` shows it.
+        The generation, as `reconciler history` shows it; else the newest that was ready
+        and declares something else.
     dry_run
         Print the manifest that would be declared, and send nothing.
     wait
@@ -80,16 +83,20 @@ def rollback(
 
 
 async def find_older(
-    connection: Connection, wanted: Meant, generation: int
+    connection: Connection, wanted: Meant, generation: int | None
 ) -> tuple[Manifest, int]:
-    """Return the manifest of an older generation, and the resource's generation as of now."""
+    """Return the manifest of an older generation, and the resource's generation as of now.
+
+    Without a number it is the newest other one that was ready.
+    """
     async with bus(connection) as nc:
         key = await find_resource(nc, wanted)
         past = await History(nc).get(key)
     if past.damage is not None:
         raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
     generations = Generations(key, past.events)
-    return manifest_of(key, generations.declared(generation)), generations.newest
+    older = generations.newest_ready() if generation is None else generation
+    return manifest_of(key, generations.declared(older)), generations.newest
 
 
 async def _declare(

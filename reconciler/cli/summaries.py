@@ -41,6 +41,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ProgressNoted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -181,6 +182,12 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"{operation}: {reason}{'; a call of it may still arrive' if in_doubt else ''}"
         case DueScheduled(due, at):
             return f"due at {_moment(due)}, written again at {_moment(at)}"
+        case ProgressNoted(mark, since, at):
+            if not mark:
+                return "nothing is waited for any more"
+            if at is None:
+                return f"nothing has moved since {_moment(since)}"
+            return f"it has moved, and should again before {_moment(at)}"
         case RetryScheduled(at, seconds, reason):
             return f"in {seconds:.1f} s, at {_moment(at)}: {reason}"
         case ApiThrottled(until, message=message):

@@ -20,19 +20,32 @@ from reconciler.cli.options import Namespace, Output
 from reconciler.cli.output import harmless, print_structured
 from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import Line, tell_all
+from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.history import History, Past
-from reconciler.sdk.why import Fight, Value, Why
+from reconciler.sdk.why import Fight, Parent, Value, Why, lineage
 from reconciler.sdk.why import why as explained
 
 _SHOWN_VALUES = 5
 
 
+class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
+    """A resource that another is a part of, what it said to that one, and why, as it is told."""
+
+    resource: str
+    reason: str
+    chain: list[Line]
+
+
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """What is printed for programs: the answer, and its chain as it is told."""
+    """What is printed for programs: the answer, and its chain as it is told.
+
+    ``parents``: what it is a part of, the nearest first, up to the top.
+    """
 
     why: Why
     chain: list[Line]
+    parents: list[ParentLines]
 
 
 def why(
@@ -48,6 +61,8 @@ def why(
     The causes are followed back to the first: somebody's declaration, or
     what was seen in the API. For a field: as it is wanted, was applied last,
     and was seen, each with who made it so. Who keeps overwriting it is named.
+    Of a part of another resource, such as a container of a Deployment, it goes
+    on with that one, up to the top.
 
     For example:
 
@@ -66,16 +81,20 @@ def why(
         For people, or for programs.
     """
     named, field = _read(resource, words)
-    key, past = run_async(_past(connection, named, namespace))
+    key, past, above = run_async(_past(connection, named, namespace))
     answer = explained(str(key), past.events, field)
-    lines = {each.version: each for each in tell_all(past.events)}
-    told = [lines[version] for version in answer.chain]
+    answer = msgspec.structs.replace(answer, parents=tuple(each for each, _ in above))
+    told = _lines(past.events, answer.chain)
+    parents = [
+        ParentLines(each.resource, each.reason, _lines(history, each.chain))
+        for each, history in above
+    ]
     if field and not (answer.wanted or answer.applied or answer.observed):
         raise CommandError(f"{key} never had a field {field!r}: `reconciler explain {key.kind}`")
     if output != "table":
-        print_structured(Explanation(answer, told), output)
+        print_structured(Explanation(answer, told, parents), output)
         return Exit.OK
-    _print(key, answer, told)
+    _print(key, answer, told, parents)
     return Exit.OK
 
 
@@ -91,13 +110,23 @@ def _read(resource: str, words: Sequence[str]) -> tuple[str, str]:
 
 async def _past(
     connection: Connection, resource: str, namespace: str | None
-) -> tuple[ResourceKey, Past]:
+) -> tuple[ResourceKey, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
     async with bus(connection) as nc:
-        key = await find_resource(nc, meant(resource, namespace))
-        return key, await History(nc).get(key)
+        key, history = await find_resource(nc, meant(resource, namespace)), History(nc)
+
+        async def read(parent: ResourceKey) -> Sequence[StoredEvent]:
+            return (await history.get(parent)).events
+
+        past = await history.get(key)
+        return key, past, await lineage(past.events, read)
 
 
-def _print(key: ResourceKey, answer: Why, told: list[Line]) -> None:
+def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:
+    lines = {each.version: each for each in tell_all(history)}
+    return [lines[version] for version in chain]
+
+
+def _print(key: ResourceKey, answer: Why, told: list[Line], parents: list[ParentLines]) -> None:
     out = console()
     out.print(f"{key}{' ' + answer.field if answer.field else ''}", style="bold")
     for name in ("wanted", "applied", "observed") if answer.field else ():
@@ -107,6 +136,10 @@ def _print(key: ResourceKey, answer: Why, told: list[Line]) -> None:
     if told:
         out.print("\nBecause" if answer.field else "Because", style="bold")
         print_lines(told)
+    for each in parents:
+        said = f', which said "{each.reason}"' if each.reason else ""
+        out.print(Text(harmless(f"\nDeclared by {each.resource}{said}"), "bold"))
+        print_lines(each.chain)
 
 
 def _print_values(name: str, values: Sequence[Value]) -> None:

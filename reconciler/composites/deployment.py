@@ -13,15 +13,16 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from events.composition import MANIFESTS, STUCK, Child, children_of, content_of
+from events.composition import MANIFESTS, STUCK, Child, blocker, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
-from reconciler.provider.kind import READY, Readiness
+from reconciler.provider.kind import READY, STALLED, Progress, Readiness
 
 CONTAINER: Final = "Container"
 CONTAINER_API_VERSION: Final = "docker/v1"
 MAX_REPLICAS: Final = 500
+MAX_DEADLINE_SECONDS: Final = 7 * 86_400
 
 _PARTS: Final = 3  # of a container's name
 
@@ -56,6 +57,10 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     strategy: Annotated[
         Strategy, _about(description="How one template takes the place of another.")
     ] = Strategy()
+    progress_deadline_seconds: Annotated[
+        Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_SECONDS)],
+        _about(description="How long nothing may move, before it is Stalled."),
+    ] = 600.0
     paused: Annotated[
         bool,
         _about(description="Whether a new template waits; replicas are followed all the same."),
@@ -157,8 +162,19 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     for name, child in updated.items():
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
-            return Readiness(False, "Stalled", f"{far}; {why}")
-    return Readiness(False, "Progressing", far)
+            return Readiness(False, STALLED, f"{far}; {why}")
+    waits = blocker(updated)
+    return Readiness(False, "Progressing", f"{far}; {waits}" if waits else far)
+
+
+def progress(spec: Fields, seen: ExternalObject) -> Progress | None:
+    """Return how far it is: which containers are there, and which of them are ready."""
+    deadline_seconds = spec.get("progressDeadlineSeconds")
+    if deadline_seconds is None or spec["paused"]:  # a pause takes as long as somebody likes
+        return None
+    there = [(name, each.ready) for name, each in sorted(children_of(seen).items())]
+    standing = _encoder.encode([there, seen.outputs.get("leaving", [])])
+    return Progress(hashlib.blake2b(standing, digest_size=8).hexdigest(), deadline_seconds)
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:

@@ -64,6 +64,19 @@ class Readiness(NamedTuple):
 
 READY = Readiness(True, "Ready")
 
+STALLED = "Stalled"
+"""Reason of an object that does not become ready by itself, or has made no progress for long."""
+
+
+class Progress(NamedTuple):
+    """How far an object is that is not ready: another ``mark`` is progress.
+
+    Without any for ``deadline_seconds`` it is stalled.
+    """
+
+    mark: str
+    deadline_seconds: float
+
 
 def _as_it_is(fields: Fields) -> Fields:
     return fields
@@ -117,7 +130,8 @@ class Kind:
     what its objects give to others. ``refers``: pure; the references of a spec in a namespace.
     ``ready``: pure; says of an object that is as declared whether it can be used. ``due``: pure;
     when an object that is as declared has to be written again all the same, such as a certificate
-    that ends.
+    that ends. ``progress``: pure; from what is declared, how far an object is that is not ready,
+    None for one that may take as long as it likes.
 
     ``immutable``: paths of the fields that the API cannot change in place, ``labels`` for the
     labels: a change of one replaces the object. ``has_second_name``: its replacement can stand
@@ -153,6 +167,7 @@ class Kind:
     refers: Callable[[Fields, str], Sequence[Reference]] = field(default=references_in)
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
     due: Callable[[Fields, ExternalObject], datetime | None] = field(default=_never_due)
+    progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
     immutable: frozenset[str] = frozenset()
     has_second_name: bool = False
     loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)

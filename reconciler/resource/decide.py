@@ -172,7 +172,8 @@ def _told(event: LogEvent) -> str:
 
 
 def _take_steps(history: _History, cause: Command) -> None:
-    if history.context.kind is not None and history.context.kind.has_due:
+    kind = history.context.kind
+    if kind is not None and (kind.has_due or kind.progress is not None):
         history.context = replace(history.context, bus_time=cause.stored_at)
     for _ in range(_MAX_STEPS):
         wanted = next_step(history.state, history.context)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from events.composition import PART_OF_LABEL
 from events.external import ExternalObject
 from events.log import Action, FieldDifference
 from events.manifest import Fields, Policy
@@ -142,7 +143,8 @@ def labels_of(state: ResourceState, context: Context) -> dict[str, str]:
     if not context.capabilities.labels:
         return {}
     if spec.policy.mode == "ObserveOnly" and state.owned is None:
-        return spec.labels
+        # Whose part it is, is said of the declaration: nobody would write it on this object.
+        return {name: each for name, each in spec.labels.items() if name != PART_OF_LABEL}
     return {**spec.labels, OWNER_LABEL: context.owner}
 
 

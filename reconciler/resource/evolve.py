@@ -42,6 +42,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ProgressNoted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -68,6 +69,7 @@ from reconciler.resource.state import (
     Ended,
     Finalizer,
     InFlight,
+    KnownProgress,
     Observation,
     Owned,
     ResourceState,
@@ -130,7 +132,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             holds = replace(state.holds, approved="", approval=None)
             return replace(
-                state, desired=desired, waits=_NO_WAITS, holds=holds, due=None, because=event.id
+                state,
+                desired=desired,
+                waits=_NO_WAITS,
+                holds=holds,
+                due=None,
+                progress=None,
+                because=event.id,
             )
         case GenerationSuperseded():
             return state
@@ -212,6 +220,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, waits=waits)
         case DueScheduled() as data:
             return replace(state, due=Due(data.due, data.at))
+        case ProgressNoted(mark, since, at):
+            return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
         case OutcomeRecorded() as data:
             is_past = data.reason not in (APPROVAL, NOT_APPROVED)
             if is_past and state.actions.in_flight is None:
@@ -360,6 +370,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
             state.holds, release_forced=False, orphan_forced=False, approved="", approval=None
         ),
         due=None,
+        progress=None,
         fights=(),
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.

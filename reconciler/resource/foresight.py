@@ -10,14 +10,16 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from events.composition import CHILDREN, Child, as_part, manifests_of
 from events.external import ExternalObject
 from events.intake import Reported
-from events.log import Action, DueScheduled, LogEvent, RetryScheduled, SpecDeclared
-from events.manifest import Fields, InvalidManifestError
+from events.log import Action, DueScheduled, LogEvent, ProgressNoted, RetryScheduled, SpecDeclared
+from events.manifest import Fields, InvalidManifestError, Manifest
+from events.names import ResourceKey
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.resource.state import ResourceState
 
@@ -43,7 +45,7 @@ def turn_digest(events: Iterable[LogEvent]) -> str:
     return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
 
 
-_OF_THE_MOMENT = (RetryScheduled, DueScheduled)
+_OF_THE_MOMENT = (RetryScheduled, DueScheduled, ProgressNoted)
 
 
 def expected_report(
@@ -61,6 +63,65 @@ def expected_report(
         worker=_WORKER,
         object=_expected_object(action, state, outputs),
     )
+
+
+# --- of a composed object
+
+
+class PartChange(msgspec.Struct, frozen=True):
+    """What an action does about one part: ``wanted`` is what it is declared as, None for nothing.
+
+    ``before`` is what it was declared as, where that is known.
+    """
+
+    key: ResourceKey
+    step: Literal["Declare", "Change", "Withdraw"]
+    wanted: Manifest | None = None
+    before: Manifest | None = None
+
+
+def part_changes(
+    parent: ResourceKey, action: Action, seen: ExternalObject | None
+) -> list[PartChange]:
+    """Return what an action declares, changes and withdraws of the parts that are there."""
+    had: Fields = {} if seen is None else seen.fields.get(CHILDREN, {})
+    if seen is not None and action.operation == "Delete":  # also of what is stored in portions
+        had = {**seen.outputs.get(CHILDREN, {}), **had}
+    before = {} if seen is None else {str(each.key): each for each in manifests_of(seen.fields)}
+    fields: Fields = {} if action.operation == "Delete" else action.fields
+    digests: Fields = fields.get(CHILDREN, {})
+    found = [
+        PartChange(
+            each.key,
+            "Change" if str(each.key) in had else "Declare",
+            as_part(each, str(parent)),
+            before.get(str(each.key)),
+        )
+        for each in manifests_of(fields)
+        if had.get(str(each.key)) != digests[str(each.key)]
+    ]
+    found += [
+        PartChange(ResourceKey.parse(name), "Withdraw", before=before.get(name))
+        for name in had
+        if name not in digests
+    ]
+    return found
+
+
+def goes_on(kind: Kind, parent: ResourceKey, spec: Fields, action: Action) -> bool:
+    """Return whether there is another step of a composed object, when all of its parts are ready.
+
+    Such as in a roll, where each step waits for what the one before has made.
+    """
+    if kind.composes is None or CHILDREN not in action.fields:
+        return False
+    ready = msgspec.to_builtins(Child("Converged", ready=True))
+    outputs = {CHILDREN: dict.fromkeys(action.fields[CHILDREN], ready)}
+    done = ExternalObject(action.external_name, action.fields, outputs=outputs)
+    try:
+        return kind.composes(parent, spec, done) != action.fields
+    except InvalidManifestError:
+        return False  # it will say so itself
 
 
 def _expected_object(

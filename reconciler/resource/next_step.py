@@ -18,7 +18,7 @@ from events.log import (
 )
 from events.manifest import Policy
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.api_health import standing_of_api
 from reconciler.resource.attempt import (
     MAX_CONFLICTS,
@@ -45,6 +45,7 @@ from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
+from reconciler.resource.progress import with_progress
 from reconciler.resource.replacement import (
     held_for_its_data,
     held_for_its_definition,
@@ -265,6 +266,11 @@ def _as_declared(
     assert spec is not None
     assert kind is not None
     ready = kind.ready(state.desired.fields, seen)
+    if kind.progress is not None:
+        noted = with_progress(ready, seen, state, context)
+        if not isinstance(noted, Readiness):
+            return noted
+        ready = noted
     is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
     if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
         stripped = "the log says that it is ours, its label is gone"

@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 20
+STATE_SCHEMA = 21
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -171,6 +171,14 @@ class Due(msgspec.Struct, frozen=True):
     is_written: bool = False  # it was written for this moment
 
 
+class KnownProgress(msgspec.Struct, frozen=True):
+    """How far an object is that is not ready, and since when."""
+
+    mark: str
+    since: datetime
+    at: datetime | None = None  # it should move before that; None: it has not
+
+
 class Finalizer(msgspec.Struct, frozen=True):
     """A service's hold on the resource."""
 
@@ -230,6 +238,7 @@ class ResourceState(msgspec.Struct, frozen=True):
     actions: Actions = Actions()
     waits: Waits = Waits()
     due: Due | None = None
+    progress: KnownProgress | None = None
     holds: Holds = Holds()
     fights: tuple[FightState, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way

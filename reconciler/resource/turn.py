@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,7 @@ from events.log import (
     DueScheduled,
     LogEvent,
     OutcomeName,
+    ProgressNoted,
     ResourceEvent,
     RetryScheduled,
 )
@@ -122,10 +123,18 @@ class Turn(NamedTuple):
     repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
 
     @property
-    def timers(self) -> list[RetryScheduled | DueScheduled]:
+    def timers(self) -> list[tuple[datetime, Literal["Retry", "Due"]]]:
         """The waits that this turn decided, each to be timed."""
-        timed = (RetryScheduled, DueScheduled)
-        return [event.data for event in self.events if isinstance(event.data, timed)]
+        found: list[tuple[datetime, Literal["Retry", "Due"]]] = []
+        for event in self.events:
+            match event.data:
+                case RetryScheduled(at):
+                    found.append((at, "Retry"))
+                case DueScheduled(at=at) | ProgressNoted(at=datetime() as at):
+                    found.append((at, "Due"))
+                case _:
+                    pass
+        return found
 
 
 # --- the answers to who declares, approves or releases

@@ -21,7 +21,6 @@ import structlog
 
 from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
-from events.log import DueScheduled
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
@@ -552,10 +551,7 @@ class _News:
 
     def add(self, each: _Decided, now: datetime) -> None:
         """Collect what one resource's turn has to tell."""
-        self.timers += [
-            TimerRequest(each.key, timer.at, "Due" if isinstance(timer, DueScheduled) else "Retry")
-            for timer in each.turn.timers
-        ]
+        self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
         told = zip(each.work.deliveries, each.work.commands, each.turn.answers, strict=False)
         for delivery, command, answer in told:
             self.finished.append(delivery)

@@ -3,6 +3,7 @@
 Resources are loaded from the log, and everything that would be appended goes into a copy of the
 read models and nowhere else. Each action is answered as if it succeeded, references are told as the
 sweeper tells them, and a configuration that changes has its known objects listed again (ADR 0038).
+An action of a composed resource declares and withdraws its parts, here as there.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from datetime import datetime
 from itertools import count
 from typing import Final
 
+import msgspec
+
+from events.composition import taken_by
 from events.external import ExternalObject
 from events.intake import (
+    ActionError,
+    Answer,
     Approved,
     Declared,
     IntakeData,
@@ -39,7 +45,14 @@ from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.difference import changes
-from reconciler.resource.foresight import expected_report, foreseeing, turn_digest
+from reconciler.resource.foresight import (
+    PartChange,
+    expected_report,
+    foreseeing,
+    goes_on,
+    part_changes,
+    turn_digest,
+)
 from reconciler.resource.state import APPROVAL, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.configurations import Configurations
@@ -65,12 +78,18 @@ class EndlessForesightError(RuntimeError):
 
 @dataclass(slots=True)
 class ForeseenAction:
-    """An action that would be decided, with what it would change."""
+    """An action that would be decided, with what it would change.
+
+    ``parts``: what it would do about the parts of a composed object. ``goes_on``: another step
+    follows when they are ready.
+    """
 
     action: Action
     changes: list[tuple[FieldDifference, object]]  # with what was applied last
     was_under_way: bool = False
     needs_approval: bool = False
+    parts: list[PartChange] = field(default_factory=list[PartChange])
+    goes_on: bool = False
 
 
 @dataclass(slots=True)
@@ -81,7 +100,9 @@ class ForeseenResource:
     base: KeptResource
     state: ResourceState
     turn: Turn | None = None  # of its declaration
-    is_withdrawn: bool = False  # by the plan
+    is_withdrawn: bool = False  # by the plan, or by what it is a part of
+    part_of: ResourceKey | None = None  # which declares or withdraws it
+    refused: Answer | None = None  # what it declares
     seen_at: datetime | None = None  # when the log was last told how its object is
     is_approved: bool = False  # by the foresight: its next action needs somebody's approval
     claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
@@ -124,6 +145,7 @@ class Foresight:
         self._reconfigured: set[str] = set()
         self._refers: Graph = {}
         self._places: dict[str, str] = {}
+        self._stuck: set[str] = set()  # actions whose parts are somebody else's
 
     async def load(self) -> None:
         """Read what every decision rests on."""
@@ -163,7 +185,7 @@ class Foresight:
 
     async def _to_the_end(self) -> None:
         for _ in range(MAX_ROUNDS):
-            work = self._results()
+            work = await self._results()
             for key, data in await self._told():
                 work.setdefault(key, []).append(data)
             if not work:
@@ -183,6 +205,9 @@ class Foresight:
             turn = decide(mine.state, commands, self._context(key))
             if declaring:
                 mine.turn = turn
+            elif mine.part_of is not None:
+                refused = (each for each in turn.answers if each is not None and not each.accepted)
+                mine.refused = next(refused, mine.refused)
             self._take(mine, turn)
 
     async def _meet(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
@@ -230,14 +255,22 @@ class Foresight:
     def _foreseen(self, mine: ForeseenResource, action: Action) -> ForeseenAction:
         approved, mine.is_approved = mine.is_approved, False
         found = changes(action, mine.state, self._context(mine.key))
-        return ForeseenAction(action, found, needs_approval=approved)
+        parts, is_step = self._parts(mine, action)
+        return ForeseenAction(action, found, needs_approval=approved, parts=parts, goes_on=is_step)
+
+    def _parts(self, mine: ForeseenResource, action: Action) -> tuple[list[PartChange], bool]:
+        kind, spec = self.kinds.find(mine.key.kind), mine.state.desired.spec
+        if kind is None or kind.composes is None or spec is None:
+            return [], False
+        parts = part_changes(mine.key, action, mine.state.observed.object)
+        return parts, goes_on(kind, mine.key, spec.fields, action)
 
     # --- what comes in
 
-    def _results(self) -> dict[ResourceKey, list[IntakeData]]:
+    async def _results(self) -> dict[ResourceKey, list[IntakeData]]:
         """Answer each action that is under way: it succeeds; and approve those that wait for it."""
         results: dict[ResourceKey, list[IntakeData]] = {}
-        for key, mine in self.found.items():
+        for key, mine in list(self.found.items()):
             flight, outcome = mine.state.actions.in_flight, mine.state.outcome
             asked = mine.state.holds.approval
             waits = flight is None and outcome is not None and outcome.reason == APPROVAL
@@ -245,12 +278,47 @@ class Foresight:
                 mine.is_approved = True
                 results[key] = [Approved(APPROVAL, plan=asked.plan)]
                 continue
-            if flight is None or flight.held:
+            if flight is None or flight.held or flight.action.action_id in self._stuck:
                 continue
             if not any(each.action.action_id == flight.action.action_id for each in mine.actions):
-                mine.actions.append(ForeseenAction(flight.action, [], was_under_way=True))
-            results[key] = [self._report(key, mine)]
+                parts, is_step = self._parts(mine, flight.action)
+                under_way = ForeseenAction(flight.action, [], True, parts=parts, goes_on=is_step)
+                mine.actions.append(under_way)
+            told = await self._told_to_parts(mine, mine.actions[-1].parts)
+            report = self._report(key, mine)
+            if isinstance(told, str):
+                self._stuck.add(flight.action.action_id)
+                error = ActionError("Transient", told)
+                report = msgspec.structs.replace(report, error=error, object=None)
+            else:
+                for part, said in told.items():
+                    results.setdefault(part, []).append(said)
+            results.setdefault(key, []).append(report)
         return results
+
+    async def _told_to_parts(
+        self, mine: ForeseenResource, parts: Sequence[PartChange]
+    ) -> dict[ResourceKey, IntakeData] | str:
+        """Declare and withdraw parts, as the provider does; or say that one is somebody else's."""
+        await self._meet({each.key: () for each in parts})
+        told: dict[ResourceKey, IntakeData] = {}
+        for each in parts:
+            part = self.found.get(each.key)
+            if part is None:
+                continue
+            desired = part.state.desired
+            labels = {} if desired.spec is None else desired.spec.labels
+            taken = taken_by(str(each.key), labels, mine.key.tokens) if desired.is_declared else ""
+            if taken and each.step == "Declare":
+                return taken
+            if each.wanted is not None:
+                told[each.key] = Declared(each.wanted)
+            elif not taken:  # what is somebody else's by now stays
+                told[each.key] = Withdrawn()
+        for key, said in told.items():
+            self.found[key].part_of = mine.key
+            self.found[key].is_withdrawn = isinstance(said, Withdrawn)
+        return told
 
     def _report(self, key: ResourceKey, mine: ForeseenResource) -> Reported:
         flight = mine.state.actions.in_flight

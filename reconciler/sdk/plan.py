@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from nats.aio.client import Client
 
+from events.composition import PART_OF_LABEL
 from events.intake import PlanRef
 from events.log import Operation, OutcomeName, Purpose
 from events.manifest import Manifest
@@ -16,6 +17,7 @@ from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import is_config
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
+from reconciler.resource.foresight import PartChange
 from reconciler.roles.foresight import ForeseenAction, ForeseenResource, Foresight
 from reconciler.sdk.log_replay import LogReplay, closing, stored_models
 
@@ -36,10 +38,23 @@ class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
     wanted: Any
 
 
+class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
+    """A resource that a composed one declares for the first time, changes or withdraws.
+
+    ``changes`` are of what it is declared as; what comes of that is its own resource of the plan.
+    """
+
+    resource: str
+    step: Literal["Declare", "Change", "Withdraw"]
+    changes: tuple[PlannedChange, ...] = ()
+
+
 class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
     """An action that would be decided; ``under_way``: it is already.
 
-    ``needs_approval``: it waits until a person has approved it.
+    ``needs_approval``: it waits until a person has approved it. ``parts``: what it does about the
+    parts of a composed resource. ``goes_on``: it is one step, and when its parts are ready the next
+    one follows.
     """
 
     operation: Operation
@@ -50,6 +65,8 @@ class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
     changes: tuple[PlannedChange, ...] = ()
     under_way: bool = False
     needs_approval: bool = False
+    parts: tuple[PlannedPart, ...] = ()
+    goes_on: bool = False
 
 
 class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
@@ -57,8 +74,9 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
 
     ``version`` is that of the resource which the plan rests on, ``digest`` that of what its
     declaration would append. ``manifest`` is empty for a resource that the plan does not declare.
-    ``withdrawn``: the plan takes its declaration back. ``seen_at`` is when the log was last told
-    how the object is; a look that shows nothing new is not in it.
+    ``withdrawn``: its declaration is taken back. ``part_of`` names the composed resource that
+    declares or withdraws it. ``seen_at`` is when the log was last told how the object is; a look
+    that shows nothing new is not in it.
     """
 
     resource: str
@@ -75,6 +93,7 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     outcome: OutcomeName | Literal[""] = ""
     withdrawn: bool = False
     seen_at: datetime | None = None
+    part_of: str = ""
 
     @property
     def ref(self) -> PlanRef:
@@ -159,7 +178,8 @@ def _plan_of(
 def _follows(mine: ForeseenResource) -> bool:
     """Return whether something comes of the plan for a resource that it does not declare."""
     is_new = any(not each.was_under_way for each in mine.actions)
-    return bool(is_new or mine.claims or mine.releases or mine.outcome_changes)
+    is_refused = mine.refused is not None
+    return bool(is_new or mine.claims or mine.releases or mine.outcome_changes or is_refused)
 
 
 def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) -> PlannedResource:
@@ -167,7 +187,7 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
     if mine is None:
         why = foresight.unread.get(key, "it cannot be read")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=why)
-    answer = mine.turn.answers[0] if mine.turn is not None else None
+    answer = mine.turn.answers[0] if mine.turn is not None else mine.refused
     outcome = mine.state.outcome
     says, reason, message = _says(mine)
     if answer is not None and not answer.accepted:
@@ -189,6 +209,7 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
         outcome="" if outcome is None else outcome.outcome,
         withdrawn=mine.is_withdrawn,
         seen_at=mine.seen_at,
+        part_of="" if mine.part_of is None else str(mine.part_of),
     )
 
 
@@ -220,4 +241,24 @@ def _action(each: ForeseenAction) -> PlannedAction:
         ),
         under_way=each.was_under_way,
         needs_approval=each.needs_approval,
+        parts=tuple(map(_part, each.parts)),
+        goes_on=each.goes_on,
     )
+
+
+def _part(each: PartChange) -> PlannedPart:
+    found: tuple[PlannedChange, ...] = ()
+    if each.step == "Change" and each.before is not None and each.wanted is not None:
+        had = {**each.before.spec, **_labels(each.before)}
+        wanted = {**each.wanted.spec, **_labels(each.wanted)}
+        found = tuple(
+            PlannedChange(path, had.get(path), had.get(path), wanted.get(path))
+            for path in dict.fromkeys((*wanted, *had))
+            if had.get(path) != wanted.get(path)
+        )
+    return PlannedPart(str(each.key), each.step, found)
+
+
+def _labels(manifest: Manifest) -> dict[str, str]:
+    labels = manifest.metadata.labels.items()
+    return {f"labels.{name}": value for name, value in labels if name != PART_OF_LABEL}

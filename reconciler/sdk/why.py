@@ -1,25 +1,30 @@
 """Why a resource stands as it does, or a field has its value: from its own history (pure).
 
 Every event names what it rests on: an action the events that it was decided for, a result its
-action, an outcome the turn that it ends. Followed back, that leads to somebody's message.
+action, an outcome the turn that it ends. Followed back, that leads to somebody's message. Where
+that message came from another resource, of which this one is a part, it goes on there (`lineage`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
+from events.composition import parent_in
 from events.log import (
     Action,
     ActionDecided,
     DriftDetected,
     LogEvent,
     OutcomeRecorded,
+    SpecDeclared,
+    SpecWithdrawn,
 )
+from events.names import ResourceKey
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import evolve
@@ -27,6 +32,8 @@ from reconciler.resource.fights import FIGHT_DRIFTS, FIGHT_WINDOW
 from reconciler.resource.state import NEW, ResourceState
 
 _MAX_STEPS: Final = 100
+_MAX_PARENTS: Final = 16
+_SAID_BY_A_PARENT: Final = (SpecDeclared, SpecWithdrawn)
 
 
 class Value(msgspec.Struct, frozen=True, rename="camel"):
@@ -51,8 +58,23 @@ class Fight(msgspec.Struct, frozen=True, rename="camel"):
     theirs: tuple[Any, ...]
 
 
+class Parent(msgspec.Struct, frozen=True, rename="camel"):
+    """A resource that another is a part of, and why it declared or withdrew that one.
+
+    ``chain`` are versions of its own history, from the declaration that held to the decision.
+    ``reason`` is what it said to its part.
+    """
+
+    resource: str
+    reason: str
+    chain: tuple[int, ...]
+
+
 class Why(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer. ``chain`` are versions of the history, from the first cause to the outcome."""
+    """The answer. ``chain`` are versions of the history, from the first cause to the outcome.
+
+    ``parents`` are what it is a part of, the nearest first; `lineage` finds them.
+    """
 
     resource: str
     chain: tuple[int, ...]
@@ -61,6 +83,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
     wanted: tuple[Value, ...] = ()
     applied: tuple[Value, ...] = ()
     observed: tuple[Value, ...] = ()
+    parents: tuple[Parent, ...] = ()
 
 
 def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
@@ -123,6 +146,67 @@ def _cause(
 
 def _is_of_turn(before: LogEvent, event: LogEvent) -> bool:
     return (before.causeid, before.causeposition) == (event.causeid, event.causeposition)
+
+
+# --- parents
+
+
+async def lineage(
+    history: Sequence[StoredEvent],
+    read: Callable[[ResourceKey], Awaitable[Sequence[StoredEvent]]],
+) -> list[tuple[Parent, Sequence[StoredEvent]]]:
+    """Return what a resource is a part of with its history, the nearest first, up to the top.
+
+    ``read`` reads the history of another. The walk ends at a parent that the log does not know, or
+    that was met already.
+    """
+    found: list[tuple[Parent, Sequence[StoredEvent]]] = []
+    met = {each.event.key for each in history[:1]}
+    while len(found) < _MAX_PARENTS:
+        said = [each.event.data for each in history if isinstance(each.event.data, SpecDeclared)]
+        key = parent_in(said[-1].labels) if said else None
+        if key is None or key in met:
+            break
+        met.add(key)
+        above = await read(key)
+        if not above:
+            break
+        found.append((_parent(key, above, history), above))
+        history = above
+    return found
+
+
+def _parent(
+    key: ResourceKey, above: Sequence[StoredEvent], history: Sequence[StoredEvent]
+) -> Parent:
+    """Find why a parent declared the resource of a history, or withdrew it."""
+    decided = {
+        data.action.idempotency_key: each.event
+        for each in above
+        if isinstance(data := each.event.data, ActionDecided)
+    }
+    said = [each.event for each in history if isinstance(each.event.data, _SAID_BY_A_PARENT)]
+    for event in reversed(said):
+        # What a parent says is named by its action's key (`CompositionProvider`).
+        because = decided.get(event.causeid.partition(".")[0])
+        if because is not None:
+            assert isinstance(event.data, _SAID_BY_A_PARENT)
+            assert isinstance(because.data, ActionDecided)
+            held = _declared_as(above, because.data.action.generation)
+            rest = chain(above, because.resourceversion)
+            return Parent(str(key), event.data.reason, tuple(dict.fromkeys([*held, *rest])))
+    return Parent(str(key), "", tuple(_declared_as(above, None)))
+
+
+def _declared_as(history: Sequence[StoredEvent], generation: int | None) -> list[int]:
+    """Return the version of the declaration that made a generation; None: the newest."""
+    said = [
+        each.event.resourceversion
+        for each in history
+        if isinstance(each.event.data, _SAID_BY_A_PARENT)
+        and generation in (None, each.event.data.generation)
+    ]
+    return said[-1:]
 
 
 # --- values

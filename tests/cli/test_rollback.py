@@ -97,7 +97,7 @@ def test_nothing_newer_is_overwritten_unseen(
     live.ok("apply", "-f", "-", "--wait", text=shape("raced", "Blue"))
     look = rollback.find_older
 
-    async def overtaken(connection: Connection, wanted: Meant, generation: int) -> Any:
+    async def overtaken(connection: Connection, wanted: Meant, generation: int | None) -> Any:
         found = await look(connection, wanted, generation)
         newer = shape("raced", "Purple")
         await asyncio.to_thread(running_up[0].ok, "apply", "-f", "-", text=newer)
@@ -111,8 +111,28 @@ def test_nothing_newer_is_overwritten_unseen(
     assert list(declared(live, "raced")) == [1, 2, 3]
 
 
+def test_without_a_number_it_is_the_newest_other_one_that_was_ready(live: Cli) -> None:
+    for color in ("Red", "Blue"):
+        live.ok("apply", "-f", "-", "--wait", text=shape("undone", color))
+    never_ready = shape("undone", "Green").replace("color", "policy: {paused: true}, color")
+    live.ok("apply", "-f", "-", text=never_ready)
+    live.ok("rollback", "undone", "--wait")
+    found = declared(live, "undone")
+    newest = max(found)
+    assert found[newest] == found[2]
+    live.ok("rollback", "undone", "--wait")
+    assert declared(live, "undone")[newest + 1] == found[1]
+
+    live.ok("apply", "-f", "-", "--wait", text=shape("undone-never"))
+    ran = live.run("rollback", "undone-never")
+    assert (ran.status, ran.err) == (
+        1,
+        "error: no other generation of default/Shape/undone-never was ever ready: choose one with "
+        "--to; declared were 1\n",
+    )
+
+
 def test_what_is_no_generation_is_wrong_usage(live: Cli) -> None:
-    assert live.run("rollback", "foo").status == 2
     assert live.run("rollback", "foo", "--to", "first").status == 2
     assert live.run("rollback", "never-there", "--to", "1").err == (
         "error: the log knows no resource 'never-there': `reconciler get -A` lists them\n"

@@ -46,6 +46,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ProgressNoted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -188,6 +189,12 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         DueScheduled(AT, AT, 3.0),
         "due at 2026-01-02T03:04:05Z, written again at 2026-01-02T03:04:05Z",
     ),
+    (
+        ProgressNoted("a1", AT, AT, 3.0),
+        "it has moved, and should again before 2026-01-02T03:04:05Z",
+    ),
+    (ProgressNoted("a1", AT), "nothing has moved since 2026-01-02T03:04:05Z"),
+    (ProgressNoted("", AT), "nothing is waited for any more"),
     (
         RetryScheduled(AT, 2.5, "Transient"),
         "in 2.5 s, at 2026-01-02T03:04:05Z: Transient",

@@ -1,13 +1,22 @@
-"""Fixtures: the shapes API, once for all tests of a session."""
+"""A world with a kind that is made of shapes, and the shapes API."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from events.names import ResourceKey
+from events.provider_config import Retry
+from infra.providers.shapes import SHAPE
+from reconciler.provider.kind import KindRegistry
+from tests.composites.palette import CONFIG, KIND, PALETTE
 from tests.faulty_api import FaultyApi
+from tests.scenarios.harness import Human, World, api_config
+
+WARM = ResourceKey("default", KIND, "warm")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -15,3 +24,41 @@ async def shapes_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     process = FaultyApi()
     yield await process.start(tmp_path_factory.mktemp("shapes"))
     await process.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
+    human = Human(shapes_url)
+    async with World(tmp_path / "nats", human).here() as world:
+        world.kinds = KindRegistry([SHAPE, PALETTE])
+        await world.start_reconciler()
+        await world.configure(api_config(human.url))
+        await world.configure(
+            api_config(
+                world.server.url,
+                provider="composition",
+                retry=Retry(initial_seconds=0.1, max_seconds=0.3),
+                consistency_grace_seconds=0.5,
+            ),
+            CONFIG,
+        )
+        yield world
+    await human.leaves()
+
+
+async def colors(world: World) -> dict[str, str]:
+    return {each["name"]: each["color"] for each in await world.human.sees_all()}
+
+
+async def until_ready(world: World, key: ResourceKey) -> None:
+    async def is_ready() -> bool:
+        row = await world.client.status(key)
+        return row is not None and row.outcome == "Converged" and row.not_ready is None
+
+    try:
+        await world.until(is_ready, f"{key} is ready", seconds=8)
+    except AssertionError:
+        for event in await world.history(key):
+            print(type(event.data).__name__, str(event.data)[:700])
+        print(await world.client.status(key))
+        raise

@@ -6,22 +6,29 @@ from collections.abc import Mapping
 
 import msgspec
 
-from events.composition import CHILDREN, Child, children_of, content_of
+from events.composition import CHILDREN, Child, blocker, children_of, content_of
 from events.external import ExternalObject
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
 from infra.providers.composition.kind import composed_kind
-from reconciler.provider.kind import READY, Readiness
+from reconciler.provider.kind import READY, Progress, Readiness
 
 KIND = "Palette"
 CONFIG = "palettes"
 
 
 class PaletteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which colours there are; ``name`` is what the shapes' names begin with."""
+    """Which colours there are; ``name`` is what the shapes' names begin with.
+
+    ``copies``: which colour's shape refers to which other one.
+    """
 
     colors: list[str]
     name: str = ""
+    type: str = "Square"
+    copies: dict[str, str] = {}
+    parts_policy: dict[str, str] = {}
+    deadline: float | None = None  # seconds
 
 
 class PaletteOutputs(msgspec.Struct, frozen=True):
@@ -35,12 +42,19 @@ class PaletteOutputs(msgspec.Struct, frozen=True):
 def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) -> Fields:
     """Return a shape for each colour."""
     prefix = spec["name"] or key.name
+
+    def shape_of(color: str) -> Fields:
+        other = spec["copies"].get(color)
+        copied = {"$ref": f"Shape/{prefix}-{str(other).lower()}", "field": "uid"}
+        policy = {"policy": spec["parts_policy"]} if spec["parts_policy"] else {}
+        return {"type": copied if other else spec["type"], "color": color, **policy}
+
     return content_of(
         Manifest(
             "shapes/v1",
             "Shape",
             Metadata(f"{prefix}-{color.lower()}", key.namespace, {"palette": key.name}),
-            {"type": "Square", "color": color},
+            shape_of(color),
         )
         for color in spec["colors"]
     )
@@ -48,10 +62,16 @@ def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) ->
 
 def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     """It can be used when all of its shapes can."""
-    waiting = [name for name, child in children_of(seen).items() if not child.ready]
-    if not waiting and len(children_of(seen)) == len(fields[CHILDREN]):
+    waits = blocker(children_of(seen))
+    if not waits and len(children_of(seen)) == len(fields[CHILDREN]):
         return READY
-    return Readiness(False, "Progressing", f"waits for {', '.join(waiting)}")
+    return Readiness(False, "Progressing", waits)
+
+
+def progress(spec: Fields, seen: ExternalObject) -> Progress | None:
+    """It moves when another shape can be used."""
+    done = ",".join(name for name, child in children_of(seen).items() if child.ready)
+    return None if spec["deadline"] is None else Progress(f"ready: {done}", spec["deadline"])
 
 
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
@@ -67,12 +87,15 @@ PALETTE = composed_kind(
     summary=summary,
     ready=ready,
     outputs=PaletteOutputs,
+    progress=progress,
 )
 
 
-def palette(name: str, *colors: str, prefix: str = "", namespace: str = "default") -> Manifest:
+def palette(
+    name: str, *colors: str, prefix: str = "", namespace: str = "default", **rest: object
+) -> Manifest:
     """Declare one."""
-    spec: Fields = {"colors": list(colors), "providerConfigRef": {"name": CONFIG}}
+    spec: Fields = {"colors": list(colors), "providerConfigRef": {"name": CONFIG}, **rest}
     if prefix:
         spec["name"] = prefix
     return Manifest("palettes/v1", KIND, Metadata(name, namespace), spec)

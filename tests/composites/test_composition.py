@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
-from events.intake import FinalizerReleased, FinalizerRequested, Withdrawn
-from events.log import ActionDecided, SpecDeclared, SpecWithdrawn
+from events.intake import FinalizerReleased, FinalizerRequested, LookRequested, Withdrawn
+from events.log import ActionDecided, ProgressNoted, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry
-from infra.providers.shapes import SHAPE
-from reconciler.provider.kind import KindRegistry
-from tests.composites.palette import CONFIG, KIND, PALETTE, palette
-from tests.scenarios.harness import Human, World, api_config, every, manifest, shape
-
-WARM = ResourceKey("default", KIND, "warm")
-
-
-@pytest.fixture
-async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
-    human = Human(shapes_url)
-    async with World(tmp_path / "nats", human).here() as world:
-        world.kinds = KindRegistry([SHAPE, PALETTE])
-        await world.start_reconciler()
-        await world.configure(api_config(human.url))
-        await world.configure(
-            api_config(
-                world.server.url,
-                provider="composition",
-                retry=Retry(initial_seconds=0.1, max_seconds=0.3),
-                consistency_grace_seconds=0.5,
-            ),
-            CONFIG,
-        )
-        yield world
-    await human.leaves()
-
-
-async def colors(world: World) -> dict[str, str]:
-    return {each["name"]: each["color"] for each in await world.human.sees_all()}
-
-
-async def until_ready(world: World, key: ResourceKey) -> None:
-    async def is_ready() -> bool:
-        row = await world.client.status(key)
-        return row is not None and row.outcome == "Converged" and row.not_ready is None
-
-    try:
-        await world.until(is_ready, f"{key} is ready", seconds=8)
-    except AssertionError:
-        for event in await world.history(key):
-            print(type(event.data).__name__, str(event.data)[:700])
-        print(await world.client.status(key))
-        raise
+from tests.composites.conftest import WARM, colors, until_ready
+from tests.composites.palette import CONFIG, KIND, palette
+from tests.scenarios.harness import World, api_config, every, manifest, shape
 
 
 async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
@@ -182,6 +138,126 @@ async def test_two_namespaces_have_one_each_of_the_same_name(world: World):
     await until_ready(world, WARM)
     await until_ready(world, ResourceKey("b", KIND, "warm"))
     assert await colors(world) == {"warm-red": "Red", "warm-blue": "Blue"}
+
+
+async def refuse_parts(world: World, retry: Retry) -> None:
+    """Have the decider refuse what the kind accepts: a name that says that it is another's."""
+    await world.configure(
+        api_config(world.human.url, ownership="Prefix", owner_prefix="x-", retry=retry)
+    )
+    palettes = api_config(world.server.url, provider="composition", retry=retry)
+    await world.configure(palettes, CONFIG)
+    await world.declare_all([palette("warm", "Red")])
+
+    async def is_refused() -> bool:
+        reason, message = await why_not_ready(world)
+        return reason == "Progressing" and "warm-red: Refused: Invalid: name 'warm-red'" in message
+
+    await world.until(is_refused, "it is named")
+
+
+async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: World):
+    await refuse_parts(world, Retry(initial_seconds=0.2, max_seconds=0.8))
+
+    async def tries() -> int:
+        return len(every(ActionDecided, await world.facts(WARM)))
+
+    async def has_tried_thrice() -> bool:
+        return await tries() >= 3
+
+    await world.until(has_tried_thrice, "it is tried again")
+    actions = [each.action for each in every(ActionDecided, await world.facts(WARM))]
+    assert [each.purpose for each in actions[:3]] == ["Converge", "Renew", "Renew"]
+    times = [each.time for each in await world.history(WARM) if type(each.data) is ActionDecided]
+    assert (times[2] - times[1]).total_seconds() > 0.6, "less and less often"
+    await world.configure(api_config(world.human.url))
+    await until_ready(world, WARM)
+    done = await tries()
+    await world.observed_again(3)
+    assert await tries() == done
+    row = await world.client.status(WARM)
+    assert row is not None
+    assert "retryAt" not in row.outputs
+
+
+async def test_a_part_that_was_refused_is_declared_again_when_somebody_looks(world: World):
+    await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
+    await world.configure(api_config(world.human.url))
+    await world.tell(WARM, LookRequested("the prefix is gone"))
+    await until_ready(world, WARM)
+    assert await colors(world) == {"warm-red": "Red"}
+
+
+async def withdraw_set_by_hand(world: World) -> None:
+    """Have it done while nobody looks."""
+    await world.declare_all([palette("warm", "Red", "Yellow")])
+    await until_ready(world, WARM)
+    await world.stop_reconciler()
+    await world.tell(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), Withdrawn())
+
+
+async def test_a_set_that_is_withdrawn_by_hand_leaves_no_part_that_nobody_follows(world: World):
+    await withdraw_set_by_hand(world)
+    await world.declare_all([palette("warm", "Red", "White")])
+    await world.start_reconciler()
+
+    async def is_followed() -> bool:
+        return await colors(world) == {"warm-red": "Red", "warm-white": "White"}
+
+    await world.until(is_followed, "yellow goes")
+    await until_ready(world, WARM)
+    red = [event for event in await world.facts(shape("warm-red")) if type(event) is SpecDeclared]
+    assert len(red) == 1, "what stays is not touched"
+
+
+async def test_the_end_of_one_whose_set_was_withdrawn_by_hand_is_its_parts_end_too(world: World):
+    await withdraw_set_by_hand(world)
+    await world.tell(WARM, Withdrawn())
+    await world.start_reconciler()
+    await world.until_outcome(WARM, "Deleted")
+    assert await colors(world) == {}
+
+
+async def test_a_part_that_is_only_observed_is_ready_when_it_is_there(world: World):
+    observed = palette("warm", "Red", parts_policy={"mode": "ObserveOnly"})
+    await world.declare_all([observed])
+
+    async def is_missed() -> bool:
+        return "ObserveOnly" in (await why_not_ready(world))[1]
+
+    await world.until(is_missed, "it is not there yet")
+    await world.human.makes("warm-red", labels={"palette": "warm"})
+    await until_ready(world, WARM)
+    assert await world.human.effects() == ["human POST"]
+
+
+async def why_not_ready(world: World) -> tuple[str, str]:
+    row = await world.client.status(WARM)
+    not_ready = None if row is None else row.not_ready
+    return ("", "") if not_ready is None else (not_ready.reason, not_ready.message)
+
+
+async def test_37_what_makes_no_progress_is_stalled_over_a_restart_until_it_moves(world: World):
+    await world.human.breaks(error_rate=1.0)
+    await world.declare_all([palette("warm", "Red", deadline=2.0)])
+
+    async def is_stalled() -> bool:
+        return (await why_not_ready(world))[0] == "Stalled"
+
+    async def is_under_way() -> bool:
+        return (await why_not_ready(world))[0] == "Progressing"
+
+    await world.until(is_under_way, "it is under way")
+    await world.restart_reconciler()
+    await world.until(is_stalled, "it is stalled")
+    assert "no progress since 20" in (await why_not_ready(world))[1]
+    assert "waits for default/Shape/warm-red" in (await why_not_ready(world))[1]
+
+    await world.human.mends()
+    await until_ready(world, WARM)
+    noted = every(ProgressNoted, await world.facts(WARM))
+    assert [bool(each.at) for each in noted] == [True, False, False]
+    assert [bool(each.mark) for each in noted] == [True, True, False]
 
 
 async def test_a_replay_needs_none_of_the_code_that_composes(world: World):

@@ -19,6 +19,7 @@ from reconciler.composites.deployment import (
     Strategy,
     compose,
     next_replicas,
+    progress,
     ready,
     summary,
     template_hash,
@@ -104,7 +105,7 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     assert fleet.object is not None
     told = ready(fleet.object.fields, fleet.object)
     assert (told.is_ready, told.reason) == (False, "Progressing")
-    assert told.message == "0 of 3 are ready, 3 of the old template are left"
+    assert told.message.startswith("0 of 3 are ready, 3 of the old template are left; waits for d")
 
     kept = set(fleet.object.fields[CHILDREN])
     fleet.spec = spec(GOOD)
@@ -169,6 +170,47 @@ def test_a_stuck_container_is_named():
     told = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
     assert told.reason == "Stalled"
     assert told.message == f"0 of 1 are ready; {name} is Failed: no such image"
+
+
+def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
+    fleet = Fleet(spec(GOOD, 2))
+    fleet.step()
+    assert fleet.object is not None
+    first, second = fleet.object.fields[CHILDREN]
+    starting = Child("Converged", reason="Starting", message="no health check has passed")
+    children = {first: Child("Converged", ready=True), second: starting}
+    outputs = {CHILDREN: msgspec.to_builtins(children)}
+    seen = msgspec.structs.replace(fleet.object, outputs=outputs)
+    assert ready(seen.fields, seen).message == (
+        f"1 of 2 are ready; waits for {second}: Starting: no health check has passed"
+    )
+    children[second] = Child()
+    seen = msgspec.structs.replace(seen, outputs={CHILDREN: msgspec.to_builtins(children)})
+    assert ready(seen.fields, seen).message.endswith(f"waits for {second}: Pending")
+
+
+def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_has_no_deadline():
+    fleet = Fleet(spec(GOOD, 2))
+    fleet.step()
+
+    def mark(seen: ExternalObject | None, **rest: object) -> str:
+        assert seen is not None
+        found = progress(spec(GOOD, 2, **rest), seen)
+        return "" if found is None else found.mark
+
+    begun = mark(fleet.object)
+    assert begun
+    assert fleet.object is not None
+    [first, _] = fleet.object.outputs[CHILDREN]
+    told = msgspec.to_builtins(Child("Degraded", reason="Transient", message="once more"))
+    others = {**fleet.object.outputs, CHILDREN: {**fleet.object.outputs[CHILDREN], first: told}}
+    assert mark(msgspec.structs.replace(fleet.object, outputs=others)) == begun, "no progress"
+    fleet.start(lambda _image: True)
+    assert mark(fleet.object) not in ("", begun)
+    assert mark(fleet.object, paused=True) == ""
+    assert spec(GOOD)["progressDeadlineSeconds"] == 600
+    with pytest.raises(msgspec.ValidationError, match="progressDeadlineSeconds"):
+        spec(GOOD, progressDeadlineSeconds=0)
 
 
 def test_only_what_the_user_wrote_is_in_a_templates_hash():

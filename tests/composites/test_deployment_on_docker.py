@@ -25,6 +25,7 @@ from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from reconciler.provider.kind import KindRegistry
 from tests.caddy import Visitors
+from tests.cli.runner import Cli
 from tests.engines import TestEngine
 from tests.scenarios.conftest import api_url
 from tests.scenarios.harness import Human, World, api_config, every
@@ -125,7 +126,7 @@ def running(engine: TestEngine, prefix: str) -> list[dict[str, Any]]:
 
 
 async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
-    docked: World, engine: TestEngine, prefix: str
+    docked: World, engine: TestEngine, prefix: str, tmp_path: Path
 ) -> None:
     key = ResourceKey("default", "Deployment", f"{prefix}-web")
     one, two = (["/bin/sleep", seconds] for seconds in ("1001", "1002"))
@@ -145,22 +146,25 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
     assert {each["Command"] for each in running(engine, prefix)} == {"/bin/sleep 1002"}
     before = {each["Id"] for each in running(engine, prefix)}
 
-    await docked.declare_all([deployment(key.name, "no-such-image:1", two)])
-
     async def has_halted() -> bool:
         row = await docked.client.status(key)
         not_ready = None if row is None else row.not_ready
         return not_ready is not None and not_ready.reason == "Stalled"
 
-    await docked.until(has_halted, "it halts", seconds=60)
-    row = await docked.client.status(key)
-    assert row is not None
-    assert row.not_ready is not None
-    assert "no-such-image" in row.not_ready.message
-    assert {each["Id"] for each in running(engine, prefix)} == before, "the old ones serve"
+    async with fewest_running(engine, prefix) as counts:
+        await docked.declare_all([deployment(key.name, "no-such-image:1", two)])
+        await docked.until(has_halted, "it halts", seconds=60)
+        row = await docked.client.status(key)
+        assert row is not None
+        assert row.not_ready is not None
+        assert "no-such-image" in row.not_ready.message
+        assert {each["Id"] for each in running(engine, prefix)} == before, "the old ones serve"
 
-    await docked.declare_all([deployment(key.name, engine.image, two)])
-    await until_ready(docked, key, 4)
+        undo = ("rollback", f"Deployment/{key.name}", "--wait", "--reason", "no such image")
+        cli = Cli(tmp_path)
+        await asyncio.to_thread(cli.ok, *undo, "--nats-url", docked.server.url)
+        await until_ready(docked, key, 4)
+    assert min(counts) == max(counts) == 3, "the old ones served all the time"
     assert {each["Id"] for each in running(engine, prefix)} == before, "nothing was made anew"
 
     outcomes = every(OutcomeRecorded, await docked.facts(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from events.external import digest
 from events.intake import FinalizerReleased, FinalizerRequested
+from events.log import Condition, LogEvent, OutcomeRecorded
 from projections.ownership import ownership_of
 from projections.read_models import (
     CHECKPOINT,
@@ -27,8 +29,9 @@ from projections.read_models import (
     restore,
     status_name,
 )
+from projections.status import StatusRow, fold_status
 from tests.projections.logs import histories, log_of, of, quick
-from tests.resource.building import Story, converged, repainted, thing
+from tests.resource.building import START, Story, converged, repainted, thing
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -99,6 +102,48 @@ def test_a_finalizer_that_outlives_its_object_is_shown():
     assert list(rebuild(of(story)).status[str(story.key)].finalizers) == ["billing"]
     story.turn(FinalizerReleased("billing"))
     assert not rebuild(of(story)).status
+
+
+def row_of(story: Story) -> StatusRow:
+    return rebuild(of(story)).status[str(story.key)]
+
+
+def test_what_is_not_as_it_should_be_says_since_when():
+    story = converged()
+    assert (row_of(story).unmet_since, row_of(story).waits_since) == (None, None)
+    story.declare({"type": "Square", "color": "Green"})
+    story.fail("Transient", message="refused 1")
+    began = story.now
+    story.wake(600)
+    story.fail("Transient", message="refused 2")
+    assert row_of(story).message == "refused 2"
+    assert row_of(story).unmet_since == dict.fromkeys(("Converged", "Ready", "Degraded"), began)
+    story.wake(600)
+    story.fail("Throttled")
+    assert row_of(story).waits_since == story.now, "another reason is another wait"
+    story.wake(3600)
+    story.succeed()
+    assert row_of(story).unmet_since is None
+
+
+def test_what_waits_for_another_resource_waits_since_it_named_that_one():
+    story = Story()
+    at = START
+
+    def waits_for(name: str, seconds: float) -> datetime | None:
+        nonlocal at
+        at += timedelta(seconds=seconds)
+        conditions = (Condition("Converged", "False", "NotReady", f"waits for {name}"),)
+        told = OutcomeRecorded("Waiting", 1, "NotReady", f"waits for {name}", conditions)
+        event = LogEvent(f"e{at}", "r", "t", str(story.key), at, row.version + 1, told)
+        fold_status(row, 1, event)
+        return row.waits_since
+
+    row = StatusRow(story.key.namespace, story.key.kind, story.key.name)
+    first = waits_for("one", 1)
+    assert first == at
+    assert waits_for("one", 60) == first
+    assert waits_for("two", 60) == at
 
 
 def test_rows_say_how_a_resource_stands():

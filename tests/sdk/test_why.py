@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import pytest
+
+from events.composition import PART_OF_LABEL, parent_in
+from events.intake import Declared, Withdrawn
 from events.log import SpecDeclared
+from events.names import ResourceKey
 from reconciler.ports import StoredEvent
-from reconciler.sdk.why import FIGHT_DRIFTS, why
-from tests.resource.building import Story, converged, repainted
+from reconciler.sdk.why import FIGHT_DRIFTS, Parent, lineage, why
+from tests.resource.building import Story, converged, manifest, repainted
 
 
 def history(story: Story) -> list[StoredEvent]:
@@ -106,3 +112,97 @@ def test_what_happened_long_ago_is_no_fight():
         story.see(repainted(story.seen, color="Blue"))
         story.succeed()
     assert not why("x", history(story)).fights
+
+
+# --- of a part: the causes go on with its parents
+
+
+def block(name: str) -> ResourceKey:
+    return ResourceKey("default", "Block", name)
+
+
+def told_by(parent: Story | None, name: str, *, part_of: str = "", reason: str = "") -> Story:
+    """Declare a block, by another one's newest action or by a person."""
+    story = Story(key=block(name))
+    labels = {PART_OF_LABEL: part_of} if part_of else {}
+    said = Declared(manifest(key=story.key, labels=labels), reason=reason)
+    key = "" if parent is None else parent.action.idempotency_key
+    story.give([story.command(said, message_id=f"{key}.0123.declared" if key else "m1")])
+    return story
+
+
+async def parents(of: Story, *others: Story) -> list[Parent]:
+    known: Mapping[ResourceKey, Sequence[StoredEvent]] = {
+        each.key: history(each) for each in (of, *others)
+    }
+
+    async def read(key: ResourceKey) -> Sequence[StoredEvent]:
+        return known.get(key, ())
+
+    return [each for each, _ in await lineage(history(of), read)]
+
+
+def kinds(story: Story, parent: Parent) -> list[str]:
+    return [type(story.log[version - 1].data).__name__ for version in parent.chain]
+
+
+async def test_33_a_part_leads_up_to_the_top_each_with_what_it_said():
+    source = told_by(None, "source", reason="release 7")
+    web = told_by(source, "web", part_of="default.Block.source", reason="commit c0ffee by Ada")
+    box = told_by(web, "box", part_of="default.Block.web", reason="part of default/Block/web")
+    nearest, top = await parents(box, web, source)
+    assert (nearest.resource, nearest.reason) == ("default/Block/web", "part of default/Block/web")
+    assert (top.resource, top.reason) == ("default/Block/source", "commit c0ffee by Ada")
+    assert kinds(web, nearest) == ["SpecDeclared", "ActionDecided"]
+    assert kinds(source, top) == ["SpecDeclared", "ActionDecided"]
+    assert await parents(source, web) == []
+
+
+async def test_33_what_counts_is_the_step_that_declared_it_and_not_a_later_one():
+    web = told_by(None, "web")
+    box = told_by(web, "box", part_of="default.Block.web", reason="part of it")
+    before = web.action.action_id
+    web.succeed()
+    web.declare({"type": "Square", "color": "Green"})
+    assert web.action.action_id != before
+    [parent] = await parents(box, web)
+    assert f"default/Block/web@{parent.chain[-1]}" == before
+
+    # Somebody else's word on it is not its parent's; a withdrawal by that one is.
+    box.turn(
+        Declared(manifest({"color": "Blue"}, key=box.key, labels={PART_OF_LABEL: web.key.tokens}))
+    )
+    assert await parents(box, web) == [parent]
+    left = f"{web.action.idempotency_key}.0123.withdrawn"
+    box.give([box.command(Withdrawn(reason="no part of it any more"), message_id=left)])
+    [newer] = await parents(box, web)
+    assert newer.reason == "no part of it any more"
+    assert f"default/Block/web@{newer.chain[-1]}" == web.action.action_id
+
+
+async def test_a_parent_whose_step_is_not_known_says_its_newest_declaration():
+    web = told_by(None, "web")
+    [parent] = await parents(told_by(None, "box", part_of="default.Block.web"), web)
+    assert kinds(web, parent) == ["SpecDeclared"]
+
+
+async def test_a_walk_ends_at_a_circle_and_at_a_parent_that_nobody_knows():
+    one = told_by(None, "one", part_of="default.Block.two")
+    two = told_by(one, "two", part_of="default.Block.one")
+    assert [each.resource for each in await parents(one, two)] == ["default/Block/two"]
+    alone = told_by(None, "alone", part_of="default.Block.alone")
+    assert await parents(alone) == []
+    assert await parents(told_by(None, "box", part_of="default.Block.nobody")) == []
+
+
+async def test_a_walk_has_an_end():
+    chain = [told_by(None, "b0")]
+    for number in range(40):
+        chain.append(told_by(chain[-1], f"b{number + 1}", part_of=f"default.Block.b{number}"))
+    assert len(await parents(chain[-1], *chain)) == 16
+
+
+@pytest.mark.parametrize("label", ["", "x", "a.b", "a.b.c.d", "a.b.*", "a/b/c d"])
+def test_a_label_that_names_nobody_has_no_parent(label: str):
+    assert parent_in({PART_OF_LABEL: label}) is None
+    assert parent_in({}) is None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 import msgspec
 
+from events.composition import RETRY_AT
 from events.external import ExternalObject
 from events.manifest import Fields
 from events.names import ResourceKey
@@ -20,7 +22,14 @@ from infra.providers.composition.provider import (
     name_problem,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import Kind, Readiness, Removal, refers_to_nothing, removes_nothing
+from reconciler.provider.kind import (
+    Kind,
+    Progress,
+    Readiness,
+    Removal,
+    refers_to_nothing,
+    removes_nothing,
+)
 from reconciler.provider.secrets import Secrets
 
 CAPABILITIES = Capabilities(
@@ -45,6 +54,12 @@ class CompositionFactory:
         return self.provider(config, secrets, kind=self.kind, summary=self.summary)
 
 
+def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+    """Return when a part that a decider has refused is declared again."""
+    at = shown.outputs.get(RETRY_AT)
+    return None if at is None else datetime.fromisoformat(at)
+
+
 def composed_kind(
     name: str,
     api_version: str,
@@ -54,6 +69,7 @@ def composed_kind(
     summary: Summary,
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
+    progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
     provider: Callable[..., CompositionProvider] = CompositionProvider,
     refers: Callable[[Fields, str], Sequence[Reference]] = refers_to_nothing,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
@@ -71,5 +87,7 @@ def composed_kind(
         refers=refers,
         removes=removes,
         ready=ready,
+        due=_due,
+        progress=progress,
         composes=composes,
     )

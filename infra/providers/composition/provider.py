@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,10 +16,13 @@ from events.composition import (
     COMPOSED_SET_KIND,
     PART_OF_LABEL,
     REFUSED,
+    RETRY_AT,
     Child,
     ComposedSetSpec,
+    as_part,
     digest_of,
     manifests_of,
+    taken_by,
     without_name,
 )
 from events.external import ExternalObject
@@ -66,6 +70,7 @@ Look = Literal["Effect", "Read", "Listing"]
 _LEAVING_LOOK_SECONDS: Final = 0.1
 _MAX_EDITED: Final = 20
 _MAX_NAMED: Final = 3
+_MAX_DOUBLINGS: Final = 32
 
 
 def name_problem(name: str, *, max_characters: int) -> str | None:
@@ -89,6 +94,7 @@ class CompositionProvider:
         self.kind = kind
         self._summary = summary
         self._api = JetStreamApi(config, secrets)
+        self._retry = config.retry
         self._standing = Standing(self._api)
         self._contents = Contents(self._standing, self._ask)
         self._bus: tuple[Client, JetStreamClientBus] | None = None
@@ -124,12 +130,16 @@ class CompositionProvider:
         """
         found = await self._find(action.external_name)
         if found.spec is None:
+            lost = found.withdrawn
+            if lost is not None and action.uid in (None, lost.uid):  # by hand: its parts go, too
+                await self._withdraw(action, _parts_of(lost))
+                await self._until_gone(_parts_of(lost))
             return Effect(None, absent=True)
         if action.uid is not None and found.spec.uid != action.uid:
             there = await self._as_object(found, found.spec)
             raise ConflictError(f"{action.external_name} is another one", obstacle=there)
         of_set = found.spec
-        leaving = tuple(dict.fromkeys([*of_set.generations, *of_set.leaving]))
+        leaving = _parts_of(of_set)
         last = msgspec.structs.replace(
             found.spec,
             key=action.idempotency_key,
@@ -152,7 +162,7 @@ class CompositionProvider:
         before = found.spec
         had: dict[str, int] = {} if before is None else before.generations
         wanted = _digests(action.fields, parts)
-        parts = [each._replace(manifest=_of_parent(each.manifest, parent)) for each in parts]
+        parts = [each._replace(manifest=as_part(each.manifest, parent)) for each in parts]
         kept = await self._unchanged(wanted, before)
         changed = [each for each in parts if str(each.manifest.key) not in kept]
         manifests = [each.manifest for each in changed]
@@ -160,7 +170,10 @@ class CompositionProvider:
         # One that somebody declared otherwise, and that is let be so, has no manifest of ours.
         known = {str(each.manifest.key) for each in parts}
         kept |= {name: had.get(name, 0) for name in wanted if name not in known}
-        gone = () if before is None else (*had, *before.leaving)
+        # What somebody has withdrawn by hand is still what there is.
+        lost = found.withdrawn if found.withdrawn and found.withdrawn.generations else None
+        last = before or lost
+        gone = () if last is None else _parts_of(last)
         begun = ComposedSetSpec(
             parent=parent,
             uid=uid,
@@ -175,12 +188,16 @@ class CompositionProvider:
         else:  # our own earlier attempt: what it knows already counts
             begun = before
         generations, refused = await self._declare(action, changed, new)
+        is_same = before is not None and before.fields == action.fields
+        refusals = 1 + (before.refusals if before is not None and is_same else 0)
         await self._withdraw(action, begun.leaving)
         left = await self._standing.declarations(begun.leaving)
         done = msgspec.structs.replace(
             begun,
             generations=kept | generations,
             refused=refused,
+            refusals=refusals if refused else 0,
+            retry_at=self._next_try(refusals) if refused else None,
             leaving=tuple(
                 name for name, each in left.items() if not (each.is_gone or each.is_declared)
             ),
@@ -190,6 +207,12 @@ class CompositionProvider:
         if before is not None and before.fields.get(CONTENT, "") != action.fields.get(CONTENT, ""):
             await self._forget(action, parent)
         return Effect(await self._as_object(found, done))
+
+    def _next_try(self, refusals: int) -> datetime:
+        """Return when what was refused is declared again: what a decider refuses may change."""
+        longest = self._retry.max_seconds
+        seconds = min(self._retry.initial_seconds * 2.0 ** min(refusals, _MAX_DOUBLINGS), longest)
+        return datetime.now(UTC) + timedelta(seconds=seconds)
 
     async def _forget(self, action: Action, parent: str) -> None:
         """Withdraw the contents that a set had; one that is to be the next stays."""
@@ -249,10 +272,9 @@ class CompositionProvider:
         for each in manifests:
             found = declared[str(each.key)]
             generations[str(each.key)] = found.generation
-            whose = found.labels.get(PART_OF_LABEL, "")
-            if found.is_declared and whose != each.metadata.labels[PART_OF_LABEL]:
-                by = f"is a part of {whose}" if whose else "is declared by somebody else"
-                raise TransientError(f"{each.key} {by}: withdraw it there, or name it otherwise")
+            part_of = each.metadata.labels[PART_OF_LABEL]
+            if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
+                raise TransientError(taken)
         return generations
 
     async def _declare(
@@ -375,6 +397,9 @@ class CompositionProvider:
         found = await self._find(external_name)
         if found.spec is None:
             return None
+        if found.spec.refused:  # somebody wants to know how it stands now: that is not to wait
+            now = msgspec.structs.replace(found.spec, retry_at=datetime.now(UTC))
+            found = found._replace(spec=now)
         [one] = await self._as_objects([found], "Read")
         return one
 
@@ -467,6 +492,8 @@ class CompositionProvider:
         leaving = sorted(name for name in spec.leaving if _is_leaving(rows.get(name), part_of))
         if leaving:
             outputs["leaving"] = leaving
+        if spec.retry_at is not None:
+            outputs[RETRY_AT] = spec.retry_at.isoformat()
         fields = {**spec.fields, CHILDREN: shown}
         if is_stored:
             edited = {name: shown.get(name, "not declared") for name in wanted}
@@ -509,16 +536,14 @@ def parent_of(kind: str, external_name: str) -> str:
     return f"{namespace}/{kind}/{name}"
 
 
+def _parts_of(spec: ComposedSetSpec) -> tuple[str, ...]:
+    """Name all that a set has declared, and that may be there."""
+    return tuple(dict.fromkeys([*spec.generations, *spec.leaving]))
+
+
 def _external_name(spec: ComposedSetSpec) -> str:
     namespace, _, name = spec.parent.split("/")
     return f"{namespace}.{name}"
-
-
-def _of_parent(manifest: Manifest, parent: str) -> Manifest:
-    """Return a child with the label that says whose it is."""
-    labels = {**manifest.metadata.labels, PART_OF_LABEL: parent.replace("/", ".")}
-    metadata = msgspec.structs.replace(manifest.metadata, labels=labels)
-    return msgspec.structs.replace(manifest, metadata=metadata)
 
 
 def _digests(fields: Fields, parts: Sequence[Part]) -> dict[str, str]:

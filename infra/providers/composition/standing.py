@@ -29,12 +29,16 @@ _LET_GO: Final = ("Deleted", "Released", "Unowned")
 
 
 class Declaration(NamedTuple):
-    """What a resource was declared as last, and what was told of it."""
+    """What a resource was declared as last, and what was told of it.
+
+    ``withdrawn``: the fields that it had, if it is declared no more.
+    """
 
     generation: int = 0
     labels: Mapping[str, str] = {}
     fields: Fields | None = None
     outcome: OutcomeRecorded | None = None
+    withdrawn: Fields | None = None
 
     @property
     def is_declared(self) -> bool:
@@ -71,11 +75,15 @@ class Declaration(NamedTuple):
 
 
 class ComposedSet(NamedTuple):
-    """A set as the log has it. ``generation`` goes on when it is withdrawn, and comes back."""
+    """A set as the log has it. ``generation`` goes on when it is withdrawn, and comes back.
+
+    ``withdrawn`` is what it was, where it is declared no more.
+    """
 
     key: ResourceKey
     generation: int
     spec: ComposedSetSpec | None
+    withdrawn: ComposedSetSpec | None = None
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
@@ -214,21 +222,27 @@ class Standing:
 
 def _declaration(events: Sequence[LogEvent]) -> Declaration:
     outcome: OutcomeRecorded | None = None
+    withdrawn = 0
     for event in reversed(events):
         match event.data:
             case OutcomeRecorded() as data:
                 outcome = outcome or data
+            case SpecDeclared() as data if withdrawn:
+                return Declaration(withdrawn, outcome=outcome, withdrawn=data.fields)
             case SpecDeclared() as data:
                 return Declaration(data.generation, data.labels, data.fields, outcome)
             case SpecWithdrawn(generation):
-                return Declaration(generation, outcome=outcome)
+                withdrawn = withdrawn or generation
             case _:
                 pass  # it says nothing of what is declared
-    return Declaration()
+    return Declaration(withdrawn, outcome=outcome)
 
 
 def _set(key: ResourceKey, found: Declaration) -> ComposedSet:
-    spec = None if found.fields is None else msgspec.convert(found.fields, ComposedSetSpec)
+    fields = found.fields if found.is_declared else found.withdrawn
+    spec = None if fields is None else msgspec.convert(fields, ComposedSetSpec)
     if spec is not None and spec.set_key != key:  # written by hand, and nobody's
         spec = None
-    return ComposedSet(key, found.generation, spec)
+    if found.is_declared:
+        return ComposedSet(key, found.generation, spec)
+    return ComposedSet(key, found.generation, None, spec)

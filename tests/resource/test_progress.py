@@ -1,0 +1,133 @@
+"""A deadline for progress: no clock in what a kind says, and no event where nothing moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import TimerFired
+from events.log import OutcomeRecorded, ProgressNoted
+from events.manifest import Fields
+from projections.read_models import rebuild
+from projections.status import StatusRow
+from reconciler.provider.kind import READY, Progress, Readiness
+from reconciler.resource.state import NEW
+from tests.projections.logs import of
+from tests.resource.building import BLOCK, START, Story, names, only
+
+DEADLINE = 600.0
+
+
+def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
+    percent = shown.outputs.get("percent", 0)
+    return READY if percent == 100 else Readiness(False, "Progressing", f"{percent} %")
+
+
+def _progress(fields: Fields, shown: ExternalObject) -> Progress | None:
+    if fields.get("color") == "Black":
+        return None
+    return Progress(str(shown.outputs.get("percent", 0)), DEADLINE)
+
+
+SLOW = replace(BLOCK, ready=_ready, progress=_progress)
+
+
+class Slow:
+    """Something that becomes ready by and by, and a bus with a clock of its own."""
+
+    def __init__(self, color: str = "Red") -> None:
+        self.story = Story(kind=SLOW)
+        self.story.stored_at = START
+        self.story.declare({"type": "Square", "color": color})
+        self.story.succeed()
+
+    def at(self, seconds: float) -> list[object]:
+        """The bus's timer comes, by its clock."""
+        self.story.stored_at = START + timedelta(seconds=seconds)
+        return list(self.story.turn(TimerFired("Due")))
+
+    def reaches(self, percent: int, seconds: float) -> list[str]:
+        self.story.stored_at = START + timedelta(seconds=seconds)
+        seen = msgspec.structs.replace(self.story.seen, outputs={"percent": percent})
+        return names(self.story.see(seen))
+
+    @property
+    def ready(self) -> tuple[str, str]:
+        assert self.story.state.outcome is not None
+        [ready] = [each for each in self.story.state.outcome.conditions if each.type == "Ready"]
+        return ready.reason, ready.message
+
+    @property
+    def row(self) -> StatusRow:
+        return rebuild(of(self.story)).status[str(self.story.key)]
+
+
+def test_37_what_does_not_move_for_as_long_is_stalled_and_says_since_when():
+    slow = Slow()
+    noted = only(ProgressNoted, [each.data for each in slow.story.log])
+    assert (noted.mark, noted.since, noted.at) == ("0", START, START + timedelta(seconds=DEADLINE))
+    assert slow.row.due_at == noted.at
+    assert slow.at(599) == []
+    assert slow.ready == ("Progressing", "0 %")
+    assert [type(each) for each in slow.at(600)] == [ProgressNoted, OutcomeRecorded]
+    assert slow.ready == ("Stalled", "no progress since 2026-01-01T00:00:00Z: 0 %")
+    assert slow.story.outcome == "Converged"
+    assert slow.row.due_at is None, "nobody has to look again"
+    assert slow.at(6000) == []
+
+
+def test_37_what_moves_has_its_whole_time_again_and_is_not_stalled_any_more():
+    slow = Slow()
+    assert slow.reaches(30, 590) == ["ExternalObserved", "ProgressNoted", "OutcomeRecorded"]
+    assert slow.at(1100) == []
+    slow.at(1190)
+    assert slow.ready[0] == "Stalled"
+    slow.reaches(60, 9000)
+    assert slow.ready == ("Progressing", "60 %")
+    slow.reaches(100, 9001)
+    assert slow.ready[0] == "Ready"
+    assert slow.row.due_at is None
+    assert slow.story.state.progress is None
+    assert slow.at(99_999) == []
+
+
+def test_37_what_was_ready_and_is_no_more_has_its_whole_time_though_it_is_as_far_as_before():
+    slow = Slow()
+    slow.reaches(30, 100)
+    slow.reaches(100, 200)
+    slow.reaches(30, 10_000)
+    assert slow.ready == ("Progressing", "30 %")
+    assert slow.at(10_599) == []
+    slow.at(10_600)
+    assert slow.ready[0] == "Stalled"
+
+
+def test_37_a_new_declaration_has_its_whole_time():
+    slow = Slow()
+    slow.at(700)
+    slow.story.declare({"type": "Square", "color": "Blue"})
+    assert slow.row.due_at is None
+    slow.story.succeed()
+    assert slow.ready == ("Progressing", "0 %")
+    assert slow.at(1299) == []
+    slow.at(1300)
+    assert slow.ready[0] == "Stalled"
+    slow.story.withdraw()
+    assert slow.story.state.progress is None
+
+
+def test_37_what_may_take_as_long_as_it_likes_is_never_stalled():
+    slow = Slow("Black")
+    assert "ProgressNoted" not in names([each.data for each in slow.story.log])
+    assert slow.at(99_999) == []
+    assert slow.ready[0] == "Progressing"
+
+
+def test_37_a_wrong_clock_here_makes_nothing_stalled():
+    slow = Slow()
+    slow.story.now += timedelta(days=3650)
+    assert slow.story.turn(TimerFired("Sweep")) == []
+    assert NEW.progress is None
