@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from events.composition import COMPOSED_SET_KIND, digest_of, manifest_of, without_name
+from events.composition import (
+    CHILDREN,
+    COMPOSED_SET_KIND,
+    MANIFESTS,
+    digest_of,
+    manifest_of,
+    without_name,
+)
+from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, ManifestStruct
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 
@@ -20,6 +28,9 @@ COMPOSED_CONTENT_KIND: Final = "ComposedContent"
 
 CONTENT: Final = "content"
 """The field of an object whose content is stored: its digest."""
+
+HEAD: Final = "head"
+"""The output of an object that follows a source: what was found there, with its content."""
 
 MAX_PARTS: Final = 2000
 """A set knows the generation of each: so many fit into one event."""
@@ -80,6 +91,23 @@ def problem_of_part(namespace: str, key: ResourceKey) -> str:
     if namespace not in (SYSTEM_NAMESPACE, key.namespace):
         return f"{key}: it can be in the namespace of its set only, which is {namespace}"
     return ""
+
+
+def contents_in(seen: ExternalObject | None, declared: Fields) -> set[str]:
+    """Return the contents that an object has, or may have next."""
+    shown = {} if seen is None else seen.fields
+    head: Mapping[str, str] = {} if seen is None else seen.outputs.get(HEAD, {})
+    return {each[CONTENT] for each in (shown, head, declared) if CONTENT in each}
+
+
+def whole(portions: Iterable[ComposedContentSpec]) -> Fields:
+    """Return portions as an object has them that keeps its content within."""
+    children: dict[str, str] = {}
+    manifests: dict[str, Fields] = {}
+    for each in portions:
+        children |= each.children
+        manifests |= each.manifests
+    return {CHILDREN: children, MANIFESTS: manifests}
 
 
 def parts_of(portions: Iterable[ComposedContentSpec]) -> Iterator[Part]:

@@ -19,7 +19,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.reference import MAX_REFERENCES, Reference
 from events.secret import SecretRef
-from events.stored_content import CONTENT
+from events.stored_content import CONTENT, HEAD
 from reconciler.composites import stored
 from reconciler.composites.stored import StoredOutputs
 from reconciler.provider.kind import Readiness, Removal
@@ -27,7 +27,6 @@ from reconciler.provider.kind import Readiness, Removal
 KIND: Final = "GitSource"
 SOURCE: Final = "source"
 REVISION: Final = "revision"
-HEAD: Final = "head"
 PROBLEM: Final = "problem"
 SCHEMES: Final = ("https", "ssh", "file", "http")
 

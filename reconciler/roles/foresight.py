@@ -37,9 +37,16 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
 )
-from events.manifest import Manifest
+from events.manifest import Fields, Manifest
 from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
 from events.provider_config import ProviderConfigSpec
+from events.stored_content import (
+    COMPOSED_CONTENT_KIND,
+    CONTENT,
+    ComposedContentSpec,
+    contents_in,
+    whole,
+)
 from projections.read_models import ReadModels
 from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
@@ -145,6 +152,7 @@ class Foresight:
         self._reconfigured: set[str] = set()
         self._refers: Graph = {}
         self._places: dict[str, str] = {}
+        self._contents: dict[str, Fields] = {}  # of sets, by digest
         self._stuck: set[str] = set()  # actions whose parts are somebody else's
 
     async def load(self) -> None:
@@ -221,6 +229,7 @@ class Foresight:
                 self.found[key] = ForeseenResource(key, kept[key], kept[key].state, seen_at=seen_at)
             else:
                 self.unread[key] = str(self._repository.broken.get(key, "it cannot be read"))
+        await self._read_contents([self.found[key] for key in new if key in kept])
         targets = {
             each
             for key, said in work.items()
@@ -233,6 +242,25 @@ class Foresight:
             for key, mine in self.found.items():  # what is foreseen is newer than the log
                 if (spec := mine.state.desired.spec) is not None:
                     self._refers[str(key)] = tuple(each.target for each in spec.references)
+
+    async def _read_contents(self, met: Iterable[ForeseenResource]) -> None:
+        """Read what is stored of the contents that these resources have, or may have next."""
+        indexes = {
+            ResourceKey(mine.key.namespace, COMPOSED_CONTENT_KIND, digest)
+            for mine in met
+            for digest in contents_in(mine.state.observed.object, mine.state.desired.fields)
+        }
+        for index, stored in (await self._stored(indexes)).items():
+            portions = [msgspec.structs.replace(index, name=each) for each in stored.portions]
+            self._contents[index.name] = whole((await self._stored(portions)).values())
+
+    async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
+        kept = await self._repository.get(list(keys))
+        return {
+            key: msgspec.convert(each.state.desired.fields, ComposedContentSpec)
+            for key, each in kept.items()
+            if each.state.desired.is_declared
+        }
 
     def _take(self, mine: ForeseenResource, turn: Turn) -> None:
         mine.state = turn.state
@@ -262,8 +290,16 @@ class Foresight:
         kind, spec = self.kinds.find(mine.key.kind), mine.state.desired.spec
         if kind is None or kind.composes is None or spec is None:
             return [], False
-        parts = part_changes(mine.key, action, mine.state.observed.object)
+        seen = mine.state.observed.object
+        if seen is not None:
+            seen = msgspec.structs.replace(seen, fields=self._whole(seen.fields))
+        action = msgspec.structs.replace(action, fields=self._whole(action.fields))
+        parts = part_changes(mine.key, action, seen)
         return parts, goes_on(kind, mine.key, spec.fields, action)
+
+    def _whole(self, fields: Fields) -> Fields:
+        """Return an object's fields with its content, where that is stored apart from it."""
+        return {**fields, **self._contents.get(fields.get(CONTENT, ""), {})}
 
     # --- what comes in
 

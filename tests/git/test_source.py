@@ -368,3 +368,18 @@ async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_told_once(
     before = await world.log.last_position()
     await world.observed_again(12)  # over more than two intervals
     assert await world.log.last_position() == before
+
+
+async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
+    world: World, repository: Repository
+):
+    repository.write({f"s{number}.yaml": document(f"s{number}") for number in range(3)})
+    await world.declare_all([source(repository)])
+    await until_ready(world, repository.commit())
+    plan = await world.client.plan(withdraw=[SHOP])
+    found = {each.resource: each for each in plan.resources}
+    assert found.keys() == {str(SHOP), *(f"default/Shape/s{number}" for number in range(3))}
+    [action] = found[str(SHOP)].actions
+    assert [each.step for each in action.parts] == ["Withdraw"] * 3
+    assert [each.operation for each in found["default/Shape/s1"].actions] == ["Delete"]
+    assert len(await colors(world)) == 3

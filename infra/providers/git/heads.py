@@ -19,14 +19,14 @@ from events.composition import ComposedSetSpec, digest_of, without_name
 from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
 from events.secret import SecretRef
-from events.stored_content import CONTENT, Part, StoredContent, stored_content
+from events.stored_content import CONTENT, HEAD, Part, StoredContent, stored_content
 from infra.providers.composition.contents import Contents
 from infra.providers.git.checks import Check, checked_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.rendering import Renderers, rendered
 from infra.providers.git.repository import Found, Remote, fetched, find_commit
 from infra.providers.git.signatures import check_signature
-from reconciler.composites.git_source import HEAD, PROBLEM, REVISION, SOURCE, told_revision
+from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, told_revision
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider.secrets import Secrets
 
