@@ -98,7 +98,14 @@ async def until_ready(world: World, key: ResourceKey, generation: int) -> None:
             and row.not_ready is None
         )
 
-    await world.until(is_ready, f"{key} is ready", seconds=60)
+    try:
+        await world.until(is_ready, f"{key} is ready", seconds=60)
+    except AssertionError:
+        for row in await world.client.statuses(namespace=key.namespace):
+            print(row.key, row.outcome, row.not_ready, row.since)
+            for event in (await world.history(row.key))[-12:]:
+                print("  ", event.time.time(), type(event.data).__name__, str(event.data)[:600])
+        raise
 
 
 @asynccontextmanager

@@ -413,14 +413,17 @@ class CompositionProvider:
             yield await self._as_objects(sets[start : start + page_size], "Listing")
 
     async def changes(self, after: str | None) -> str:
-        """Return how far the outcomes have come: one of a child's may be among them."""
-        del after
+        """Return how far the outcomes have come: one of a child's may be among them.
+
+        A row comes a little later than its outcome, so there is a second mark for the newest one.
+        """
         await may_call()
         try:
             state = await stream_state(await self._api.connected(), OUTCOMES)
         except BusError as error:
             raise classified(error, is_read=True) from error
-        return str(state.last_seq)
+        came = f"{state.last_seq}."
+        return f"{came}settled" if after is not None and after.startswith(came) else f"{came}new"
 
     async def close(self) -> None:
         """Close the connection."""
