@@ -36,7 +36,7 @@ from tests.scenarios.harness import Human, World, api_config
 
 ROOT = Path(__file__).parents[2]
 COMPOSING = (ROOT / "docs/composing.md").read_text()
-BOARD: Kind = runpy.run_path(str(ROOT / "examples/board.py"))["BOARD"]
+BOARD: Kind = runpy.run_path(str(ROOT / "examples/kinds/board.py"))["BOARD"]
 BOARD_KEY = ResourceKey("default", "Board", "b")
 
 

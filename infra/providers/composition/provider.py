@@ -151,8 +151,8 @@ class CompositionProvider:
             found = await self._declare_set(action, found, last, "leaving")
         await self._withdraw(action, leaving)
         await self._until_gone(leaving)
-        if CONTENT in of_set.fields:
-            await self._contents.forget(of_set.parent, found.key.namespace, ())
+        # Also one that was stored to be the next.
+        await self._contents.forget(of_set.parent, found.key.namespace, ())
         await self._ask_for_set(action, found, Withdrawn(found.generation), "gone")
         return Effect(None)
 

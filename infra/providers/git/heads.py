@@ -112,7 +112,9 @@ class Heads:
             least = 0.0 if fresh else _interval(spec.fields[SOURCE])
             if head is None or not head.holds(spec) or now - head.looked_at >= least:
                 head = await self._look(spec, head, now)
-            if head.stored is not None and head.content != spec.fields.get(CONTENT):
+            if head.content == spec.fields.get(CONTENT):
+                head = replace(head, stored=None)
+            elif head.stored is not None:
                 await self._contents.store(_namespace(spec), head.stored)
             self._known[spec.parent] = head
             return head.outputs(spec)
