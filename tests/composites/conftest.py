@@ -6,29 +6,23 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from events.names import ResourceKey
 from events.provider_config import Retry
 from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
 from tests.composites.palette import CONFIG, KIND, PALETTE
-from tests.faulty_api import FaultyApi
+from tests.scenarios.conftest import api_url
 from tests.scenarios.harness import Human, World, api_config
+
+__all__ = ["api_url"]
 
 WARM = ResourceKey("default", KIND, "warm")
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shapes_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    process = FaultyApi()
-    yield await process.start(tmp_path_factory.mktemp("shapes"))
-    await process.stop()
-
-
 @pytest.fixture
-async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
-    human = Human(shapes_url)
+async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
+    human = Human(api_url)
     async with World(tmp_path / "nats", human).here() as world:
         world.kinds = KindRegistry([SHAPE, PALETTE])
         await world.start_reconciler()

@@ -41,8 +41,8 @@ BOARD_KEY = ResourceKey("default", "Board", "b")
 
 
 @pytest.fixture
-async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
-    human = Human(shapes_url)
+async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
+    human = Human(api_url)
     async with World(tmp_path / "nats", human).here() as world:
         world.kinds = KindRegistry([SHAPE, BOARD])
         await world.start_reconciler()

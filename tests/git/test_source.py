@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from events.composition import PART_OF_LABEL
 from events.intake import Approved, LookRequested, Withdrawn
@@ -19,24 +18,19 @@ from infra.providers.git.source import GIT_SOURCE
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.provider.kind import KindRegistry
-from tests.faulty_api import FaultyApi
 from tests.git.repositories import Repository, signing_key
+from tests.scenarios.conftest import api_url
 from tests.scenarios.harness import Human, World, api_config, shape
+
+__all__ = ["api_url"]
 
 SHOP = ResourceKey("default", "GitSource", "shop")
 CONFIG = "composition"
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shapes_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    process = FaultyApi()
-    yield await process.start(tmp_path_factory.mktemp("shapes"))
-    await process.stop()
-
-
 @pytest.fixture
-async def world(tmp_path: Path, shapes_url: str) -> AsyncIterator[World]:
-    human = Human(shapes_url)
+async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
+    human = Human(api_url)
     async with World(tmp_path / "nats", human).here() as world:
         world.kinds = KindRegistry([SHAPE, GIT_SOURCE])
         await world.start_reconciler()

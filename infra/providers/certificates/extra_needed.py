@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from infra.providers import extras
 from reconciler.errors import ConfigurationError
 
 _LIBRARIES = ("acme", "cryptography", "josepy", "requests", "OpenSSL")
@@ -16,12 +17,5 @@ def extra_needed() -> Generator[None]:
     """Describe what to install if what is imported here needs a library that is not there."""
     if sys.platform == "win32":
         raise ConfigurationError("certificates are kept on Linux and macOS only")
-    try:
+    with extras.extra_needed("certificates", "certificates", _LIBRARIES):
         yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in _LIBRARIES:
-            raise
-        raise ConfigurationError(
-            f"certificates need {error.name}, which is not installed: pip install"
-            " 'event-sourced-reconciler[certificates]' where the roles run"
-        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Final
 
 from events.composition import ComposedSetSpec
 from events.external import ExternalObject
@@ -13,8 +14,8 @@ from events.names import KIND_DEFINITION_KIND
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.composition.kind import composed_kind
 from infra.providers.composition.provider import CompositionProvider, Look, Summary, parent_of
+from infra.providers.extras import extra_needed
 from infra.providers.git.checks import Check
-from infra.providers.git.extra_needed import extra_needed
 from reconciler.composites.git_source import (
     KIND,
     REVISION,
@@ -31,6 +32,8 @@ from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import installed_kinds
 from reconciler.provider.secrets import Secrets
 
+_LIBRARIES: Final = ("dulwich", "semantic_version", "urllib3")
+
 
 class GitSourceProvider(CompositionProvider):
     """Declares what repositories say; a look at a set is a look at its repository."""
@@ -39,7 +42,7 @@ class GitSourceProvider(CompositionProvider):
         self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
     ) -> None:
         super().__init__(config, secrets, kind=kind, summary=summary)
-        with extra_needed():
+        with extra_needed("git", "Git sources", _LIBRARIES):
             from infra.providers.git.heads import Heads  # noqa: PLC0415 - needs the extra
             from infra.providers.git.rendering import renderers_of_process  # noqa: PLC0415
         self._heads = Heads(
