@@ -20,6 +20,7 @@ from events.checked_manifest import checked_manifest
 from events.field_hints import with_hint
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, home_of
+from events.yaml_bounds import problem_of_yaml
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
@@ -111,11 +112,16 @@ def _parsed(file: str, text: str) -> Iterator[tuple[int, Any]]:
 
 def _parse_yaml(text: str, first_line: int) -> Any:
     try:
+        problem = problem_of_yaml(text, _YAML)
+        if problem is not None:
+            return f"line {first_line + problem[0]}: {problem[1]}"
         parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
     except yaml.YAMLError as error:
         return f"not YAML: {_where(error, first_line)}"
     except RecursionError:
         return _TOO_DEEP
+    except Exception as error:  # noqa: BLE001 - of a date, a number or a tag that is none
+        return f"not YAML: a value cannot be read: {error}"
     return "a manifest is a mapping, this is text" if isinstance(parsed, str) else parsed
 
 

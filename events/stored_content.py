@@ -81,15 +81,17 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
     return StoredContent(_name(index), {**documents, _name(index): index})
 
 
-def problem_of_part(namespace: str, key: ResourceKey) -> str:
-    """Describe why a resource cannot be a part of a set in a namespace; empty if it can.
+def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
+    """Describe why a resource cannot be a part of another one; empty if it can.
 
     Whoever may declare the set in one namespace has no rights in another by that.
     """
     if key.kind in (COMPOSED_SET_KIND, COMPOSED_CONTENT_KIND):
         return f"{key}: the reconciler itself declares {key.kind}"
-    if namespace not in (SYSTEM_NAMESPACE, key.namespace):
-        return f"{key}: it can be in the namespace of its set only, which is {namespace}"
+    if parent.namespace not in (SYSTEM_NAMESPACE, key.namespace):
+        return f"{key}: it can be in the namespace of its set only, which is {parent.namespace}"
+    if key == parent:
+        return f"{key}: it cannot be a part of itself"
     return ""
 
 
@@ -119,7 +121,10 @@ def parts_of(portions: Iterable[ComposedContentSpec]) -> Iterator[Part]:
 
 def _divided(parts: Sequence[Part]) -> list[list[Part]]:
     """Divide by a digest of each name: a part stays in its portion while others come and go."""
-    sizes = {str(each.manifest.key): len(_encoder.encode(each.manifest)) for each in parts}
+    sizes = {
+        str(each.manifest.key): len(_encoder.encode(each.manifest)) + len(each.origin.encode())
+        for each in parts
+    }
     largest = max(sizes, key=lambda name: sizes[name], default="")
     if largest and sizes[largest] > _MAX_PORTION_BYTES:
         raise InvalidManifestError(

@@ -50,7 +50,10 @@ def same_repository(url: str) -> str:
     """Return what two URLs of one repository have in common: the host and the path."""
     if "://" not in url:
         url = "ssh://" + url.replace(":", "/", 1)  # git@host:path
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # nobody's
+        return ""
     return f"{(parts.hostname or '').lower()}/{parts.path.strip('/').removesuffix('.git')}"
 
 

@@ -92,7 +92,7 @@ async def _apply(
         if is_dry:
             return Result(str(key), True, "Valid", message=str(change))
         try:
-            answer = await sets.declare(key, content, reason=reason)
+            answer = await sets.declare(change, content, reason=reason)
         except DeclarationRefusedError as refused:
             return Result(str(key), False, refused.reason, message=refused.message)
         result = Result(str(key), True, answer.reason, answer.generation, message=str(change))

@@ -6,6 +6,7 @@ An observer resolves the ref, verifies, renders and checks, and shows what it fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
@@ -31,6 +32,7 @@ PROBLEM: Final = "problem"
 SCHEMES: Final = ("https", "ssh", "file", "http")
 
 _about = msgspec.Meta
+_SIGNER: Final = re.compile(r"\S+\s+(?:\S+\s+)?(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+\s+\S{20}")
 _DEPENDS_ON: Final = "dependsOn"
 _Ref = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\s:?\[\\^~]+(?!\n)$")]
 
@@ -82,6 +84,9 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
             raise ValueError(f"url: one that begins with {', '.join(SCHEMES)}:// is wanted")
         if parts.password or parts.query or (parts.username and parts.scheme != "ssh"):
             raise ValueError("url: name credentials in spec.credentials, since a URL is kept")
+        for line in filter(None, map(str.strip, self.signers.splitlines())):
+            if not line.startswith("#") and _SIGNER.match(line) is None:
+                raise ValueError("signers: lines such as `ann@example.org ssh-ed25519 AAAA…`")
         path = PurePosixPath(self.path)
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(
@@ -112,13 +117,13 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
     if is_newer:
         return {SOURCE: source, REVISION: head[REVISION], CONTENT: head[CONTENT]}
     if CONTENT in now:
-        return {SOURCE: source, REVISION: now[REVISION], CONTENT: now[CONTENT]}
+        return {SOURCE: source, REVISION: now.get(REVISION, {}), CONTENT: now[CONTENT]}
     return {SOURCE: source, CHILDREN: {}}
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     """Return how far it is, and which repository it follows."""
-    told = {"url": fields[SOURCE]["url"], REVISION: fields.get(REVISION, {})}
+    told = {"url": fields.get(SOURCE, {}).get("url", ""), REVISION: fields.get(REVISION, {})}
     return {**stored.summary(fields, children), **told}
 
 

@@ -130,7 +130,8 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
                 f"a {kind.name} lives in namespace {kind.namespace!r}, "
                 f"not in {context.key.namespace!r}"
             )
-        taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), {})
+        labels = dict(manifest.metadata.labels)
+        taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), labels)
         _check_provider(taken, context)
         context.check_definition(context.key, taken.fields)
     annotations = dict(manifest.metadata.annotations)

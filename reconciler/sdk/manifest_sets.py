@@ -16,7 +16,7 @@ from events.stored_content import CONTENT, Part, StoredContent, problem_of_part,
 from infra.jetstream.errors import BusError
 from infra.providers.composition.contents import Ask, Contents
 from infra.providers.composition.standing import Standing
-from reconciler.errors import ProviderError
+from reconciler.errors import DeclarationRefusedError, ProviderError
 
 MANIFEST_SET_KIND: Final = "ManifestSet"
 MANIFEST_SET_API_VERSION: Final = "composition/v1"
@@ -27,6 +27,7 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
     """What declaring a set changes; ``unnamed`` stay, since nobody asked that they go."""
 
     resource: str
+    generation: int
     content: str
     total: int
     added: tuple[str, ...] = ()
@@ -57,16 +58,18 @@ class ManifestSets:
         """
         wanted = {str(each.manifest.key): each for each in parts}
         for each in wanted.values():
-            problem = problem_of_part(key.namespace, each.manifest.key)
+            problem = problem_of_part(key, each.manifest.key)
             if problem:
                 raise InvalidManifestError(f"{each.origin or each.manifest.key}: {problem}")
-        had = {str(each.manifest.key): each for each in await self._parts(key)}
+        generation, parts_before = await self._parts(key)
+        had = {str(each.manifest.key): each for each in parts_before}
         left_out = tuple(sorted(had.keys() - wanted.keys()))
         if not prune:
             wanted = {**had, **wanted}
         content = stored_content(str(key), list(wanted.values()))
         change = SetChange(
             str(key),
+            generation,
             content.digest,
             len(had),
             tuple(sorted(wanted.keys() - had.keys())),
@@ -77,17 +80,36 @@ class ManifestSets:
         return change, content
 
     async def declare(
-        self, key: ResourceKey, content: StoredContent, *, reason: str = ""
+        self, change: SetChange, content: StoredContent, *, reason: str = ""
     ) -> Answer:
-        """Store a content, and declare the set with it; raises as a client's ``declare``."""
+        """Store a content, and declare the set with it, unless somebody has declared it since.
+
+        Raises as a client's ``declare``.
+        """
+        key = ResourceKey.parse(change.resource)
         spec: Fields = {"providerConfigRef": {"name": COMPOSITION_CONFIG}, CONTENT: content.digest}
         metadata = Metadata(key.name, key.namespace)
         await self._store(key, content)
         manifest = Manifest(MANIFEST_SET_API_VERSION, MANIFEST_SET_KIND, metadata, spec)
-        answer = await self._declare(manifest, reason=reason)
+        try:
+            answer = await self._declare(
+                manifest, expected_generation=change.generation, reason=reason
+            )
+        except DeclarationRefusedError:
+            await self._forget(key)
+            raise
         # A write that ended just now may have withdrawn what no declaration named yet.
         await self._store(key, content)
         return answer
+
+    async def _forget(self, key: ResourceKey) -> None:
+        """Withdraw what was stored in vain."""
+        try:
+            declared = (await self._standing.declarations([str(key)]))[str(key)].fields or {}
+            kept = [declared[CONTENT]] if CONTENT in declared else []
+            await self._contents.forget(str(key), key.namespace, kept)
+        except ProviderError as error:
+            raise _cause(error) from error
 
     async def _store(self, key: ResourceKey, content: StoredContent) -> None:
         try:
@@ -95,14 +117,18 @@ class ManifestSets:
         except ProviderError as error:
             raise _cause(error) from error
 
-    async def _parts(self, key: ResourceKey) -> Sequence[Part]:
+    async def _parts(self, key: ResourceKey) -> tuple[int, Sequence[Part]]:
         try:
-            declared = (await self._standing.declarations([str(key)]))[str(key)].fields or {}
+            found = (await self._standing.declarations([str(key)]))[str(key)]
+            generation, declared = found.generation, found.fields or {}
             if CONTENT not in declared:
-                return ()
-            return await self._contents.load(key.namespace, declared[CONTENT]) or ()
+                return generation, ()
+            parts = await self._contents.load(key.namespace, declared[CONTENT])
         except ProviderError as error:
             raise _cause(error) from error
+        if parts is None:
+            raise InvalidManifestError(f"{key} has another content by now: try it again")
+        return generation, parts
 
 
 class _Here:

@@ -51,6 +51,12 @@ class Repository:
         self.git("commit", "--quiet", "--allow-empty", "-m", subject, *options)
         return self.head
 
+    def store(self, kind: str, content: bytes) -> str:
+        """Store an object as it is, also one that Git itself would not make."""
+        file = self.folder.parent / "object"
+        file.write_bytes(content)
+        return self.git("hash-object", "-t", kind, "-w", "--literally", str(file)).strip()
+
     def git(self, *words: str) -> str:
         done = subprocess.run(
             ["git", *words],

@@ -32,6 +32,7 @@ def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.Monkey
         ("echo no such chart >&2; exit 3", "mine: exit status 3: no such chart"),
         ("yes", "its output is larger than"),
         ("sleep 60 & sleep 60", "it took longer than"),
+        ("setsid sleep 3 & exit 3", "mine: exit status 3"),  # it has our output open
     ],
 )
 def test_what_fails_says_so(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
@@ -44,6 +45,8 @@ def test_what_fails_says_so(script: str, words: str, monkeypatch: pytest.MonkeyP
 def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(GitError, match="there is no renderer 'theirs' where the roles run, only"):
         rendered(sh("true"), "theirs", FILES, "")
+    with pytest.raises(GitError, match="is no name of a file"):
+        rendered(sh("true"), "mine", {"../../stolen": b""}, "")
     with pytest.raises(GitError, match="there is no folder 'nowhere'"):
         rendered(sh("true"), "mine", FILES, "nowhere")
     assert renderers_of_process() == {}

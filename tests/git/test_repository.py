@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from events.names import ResourceKey
 from infra.providers.git.checks import checked_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.repository import Remote, fetched, find_commit
@@ -16,7 +18,14 @@ from reconciler.provider.kind import KindRegistry
 from tests.git.http_server import GitServer
 from tests.git.repositories import Repository, signing_key
 
+SHOP = ResourceKey("default", "GitSource", "shop")
 PASSWORD = "a token of forty characters, or nearly"
+
+
+ALIASES = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")
+)
+"""Ten times ten times ten … values."""
 
 
 @pytest.fixture
@@ -123,7 +132,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_told():
         "notes.txt": b"\xff",
     }
     with pytest.raises(GitError) as raised:
-        checked_parts(content, "default", KindRegistry([SHAPE]).check)
+        checked_parts(content, SHOP, KindRegistry([SHAPE]).check)
     told = raised.value.message
     assert told.startswith("b.yaml:4: a manifest is a mapping, this is int; c.json:1: not JSON")
     assert "d.yaml:1: not UTF-8 text" in told
@@ -131,4 +140,42 @@ def test_every_document_is_checked_and_the_first_few_problems_are_told():
     assert "f.yaml:1: not YAML: line 2, column 1" in told
     assert told.endswith("; 1 more")
     with pytest.raises(GitError, match="no manifests"):
-        checked_parts({"notes.txt": b""}, "default", KindRegistry([SHAPE]).check)
+        checked_parts({"notes.txt": b""}, SHOP, KindRegistry([SHAPE]).check)
+
+
+def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
+    repository.write({"deploy/a.yaml": "a"})
+    repository.commit()
+    blob = repository.git("rev-parse", "HEAD:deploy/a.yaml").strip()
+    tree = b"100644 stolen\0" + bytes.fromhex(blob)
+    for _ in range(2):
+        sha = repository.store("tree", tree)
+        tree = b"40000 ..\0" + bytes.fromhex(sha)
+    root = repository.store("tree", tree)
+    commit = repository.git("commit-tree", root, "-m", "out").strip()
+    repository.git("update-ref", "refs/heads/main", commit)
+    with pytest.raises(GitError, match="is no name of a file"):
+        files(Remote(repository.url))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ("- " * 100_000, "nested too deep"),
+        ("kind: A\nspec: {}\nkind: B\n", "line 3: the key 'kind' is there twice"),
+        ("color: 2024-13-45\n", "a value cannot be read"),
+        ("n: !!int abc\n", "a value cannot be read"),
+        ("n: !!bool maybe\n", "a value cannot be read"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+            + "".join(
+                f"{n}: &{n} [{', '.join([f'*{chr(ord(n) - 1)}'] * 10)}]\n" for n in "bcdefgh"
+            ),
+            "its aliases stand for more than",
+        ),
+    ],
+)
+def test_a_document_that_would_be_too_much_is_refused_before_it_is_built(text: str, words: str):
+    with pytest.raises(GitError, match=words):
+        checked_parts({"a.yaml": text.encode()}, SHOP, KindRegistry([SHAPE]).check)

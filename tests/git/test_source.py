@@ -6,21 +6,25 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from events.composition import PART_OF_LABEL
+from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import Approved, LookRequested, Withdrawn
 from events.log import ActionDecided, SpecDeclared
-from events.manifest import Fields, Manifest, Metadata
+from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import DeletionGuard, Retry
+from events.stored_content import COMPOSED_CONTENT_KIND, Part
 from infra.providers.git.source import GIT_SOURCE
+from infra.providers.manifest_set import MANIFEST_SET
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
+from reconciler.errors import DeclarationRefusedError
 from reconciler.provider.kind import KindRegistry
 from tests.git.repositories import Repository, signing_key
 from tests.scenarios.conftest import api_url
-from tests.scenarios.harness import Human, World, api_config, shape
+from tests.scenarios.harness import Human, World, api_config, manifest, shape
 
 __all__ = ["api_url"]
 
@@ -32,7 +36,7 @@ CONFIG = "composition"
 async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
     human = Human(api_url)
     async with World(tmp_path / "nats", human).here() as world:
-        world.kinds = KindRegistry([SHAPE, GIT_SOURCE])
+        world.kinds = KindRegistry([SHAPE, GIT_SOURCE, MANIFEST_SET])
         await world.start_reconciler()
         await world.configure(api_config(human.url))
         await world.configure(
@@ -377,3 +381,117 @@ async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
     assert [each.step for each in action.parts] == ["Withdraw"] * 3
     assert [each.operation for each in found["default/Shape/s1"].actions] == ["Delete"]
     assert len(await colors(world)) == 3
+
+
+async def test_what_others_write_by_hand_stops_nothing_and_declares_nothing_elsewhere(
+    world: World, repository: Repository
+):
+    by_hand = {"parent": "default/GitSource/hand", "uid": "u", "key": "k"}
+    content = {
+        "parent": "default/ManifestSet/stolen",
+        "children": {"other/Shape/stolen": "d"},
+        "manifests": {
+            "d": {
+                "apiVersion": "shapes/v1",
+                "labels": {},
+                "annotations": {},
+                "spec": {"type": "Square", "color": "Red"},
+            }
+        },
+    }
+    digest, index = "0" * 32, "1" * 32
+    own = {"providerConfigRef": {"name": CONFIG}}
+    await world.declare_all(
+        [
+            Manifest(RECONCILER_API_VERSION, kind, Metadata(name), spec)
+            for kind, name, spec in (
+                (COMPOSED_SET_KIND, "GitSource-hand", by_hand),
+                (COMPOSED_CONTENT_KIND, digest, content),
+                (COMPOSED_CONTENT_KIND, index, {"parent": content["parent"], "portions": [digest]}),
+            )
+        ]
+    )
+    stolen = ResourceKey("default", "ManifestSet", "stolen")
+    await world.declare_all(
+        [Manifest("composition/v1", stolen.kind, Metadata("stolen"), {**own, "content": index})]
+    )
+    failed = await world.until_outcome(stolen, "Failed")
+    assert "it can be in the namespace of its set only" in failed.message
+
+    repository.write({"a.yaml": document("a")})
+    await world.declare_all([source(repository)])
+    await until_ready(world, repository.commit())
+    assert await colors(world) == {"a": "Red"}
+
+
+async def test_of_two_that_declare_one_set_at_once_one_is_told(world: World):
+    sets = world.client.manifest_sets()
+    key = ResourceKey("default", "ManifestSet", "race")
+    parts = [Part(manifest(name)) for name in ("a", "b")]
+    one, of_one = await sets.change(key, parts[:1], prune=False)
+    other, of_other = await sets.change(key, parts[1:], prune=False)
+    await sets.declare(one, of_one)
+    with pytest.raises(DeclarationRefusedError):
+        await sets.declare(other, of_other)
+    again, of_again = await sets.change(key, parts[1:], prune=False)
+    await sets.declare(again, of_again)
+
+    async def are_there() -> bool:
+        return sorted(await colors(world)) == ["a", "b"]
+
+    await world.until(are_there, "both are there")
+    await world.tell(key, Withdrawn())
+    await world.until_outcome(key, "Deleted")
+
+    async def nothing_is_left() -> bool:
+        kinds = {row.kind for row in await world.client.statuses() if row.declared}
+        return COMPOSED_CONTENT_KIND not in kinds
+
+    await world.until(nothing_is_left, "no content is left")
+
+
+async def test_a_source_of_the_system_declares_a_kind_and_what_is_of_it(
+    world: World, repository: Repository
+):
+    definition = """
+apiVersion: reconciler/v1
+kind: KindDefinition
+metadata: {name: Badge, namespace: system}
+spec:
+  apiVersion: badges/v1
+  provider: badges
+  over: Shape
+  fields: {color: {values: [Red, Blue]}}
+  constants: {type: Circle}
+---
+apiVersion: reconciler/v1
+kind: ProviderConfig
+metadata: {name: badges, namespace: system}
+spec: {provider: badges, endpoint: URL}
+---
+apiVersion: badges/v1
+kind: Badge
+metadata: {name: pin, namespace: team}
+spec: {color: Blue, providerConfigRef: {name: badges}}
+"""
+    repository.write({"all.yaml": definition.replace("URL", world.human.url)})
+    commit = repository.commit()
+    made = source(repository)
+    metadata = msgspec.structs.replace(made.metadata, namespace="system")
+    await world.declare_all([msgspec.structs.replace(made, metadata=metadata)])
+    key = ResourceKey("system", "GitSource", "shop")
+    pin = ResourceKey("team", "Badge", "pin")
+    await world.until_outcome(pin, "Converged")
+    assert (await colors(world))["pin"] == "Blue"
+    assert commit[:12] in next(
+        each.reason for each in await world.facts(pin) if isinstance(each, SpecDeclared)
+    )
+    await world.tell(key, Withdrawn())
+    await world.until_outcome(key, "Deleted")
+    assert await colors(world) == {}
+
+    async def nothing_is_left() -> bool:
+        rows = [row for row in await world.client.statuses() if row.declared]
+        return {row.name for row in rows} == {"default", CONFIG}
+
+    await world.until(nothing_is_left, "definition and configuration are gone, too")

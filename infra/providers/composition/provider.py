@@ -31,7 +31,7 @@ from events.log import Action
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import InvalidNameError, ResourceKey, system_rank
 from events.provider_config import ProviderConfigSpec, Scope
-from events.stored_content import CONTENT, Part
+from events.stored_content import CONTENT, Part, problem_of_part
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import OUTCOMES
 from infra.jetstream.errors import BusError
@@ -69,6 +69,7 @@ Look = Literal["Effect", "Read", "Listing"]
 
 _LEAVING_LOOK_SECONDS: Final = 0.1
 _MAX_EDITED: Final = 20
+_MAX_WORDS: Final = 300
 _MAX_NAMED: Final = 3
 _MAX_DOUBLINGS: Final = 32
 
@@ -149,7 +150,7 @@ class CompositionProvider:
         )
         if last != found.spec:
             found = await self._declare_set(action, found, last, "leaving")
-        await self._withdraw(action, leaving)
+        await self._withdraw_in_order(action, leaving)
         await self._until_gone(leaving)
         # Also one that was stored to be the next.
         await self._contents.forget(of_set.parent, found.key.namespace, ())
@@ -159,6 +160,10 @@ class CompositionProvider:
     async def _write(self, action: Action, found: ComposedSet, uid: str) -> Effect:
         parent = parent_of(self.kind, action.external_name)
         parts = await self._parts(action.external_name, action.fields)
+        for each in parts:
+            problem = problem_of_part(ResourceKey.parse(parent), each.manifest.key)
+            if problem:
+                raise PermanentError(problem)
         before = found.spec
         had: dict[str, int] = {} if before is None else before.generations
         wanted = _digests(action.fields, parts)
@@ -190,7 +195,7 @@ class CompositionProvider:
         generations, refused = await self._declare(action, changed, new)
         is_same = before is not None and before.fields == action.fields
         refusals = 1 + (before.refusals if before is not None and is_same else 0)
-        await self._withdraw(action, begun.leaving)
+        await self._withdraw_in_order(action, begun.leaving)
         left = await self._standing.declarations(begun.leaving)
         done = msgspec.structs.replace(
             begun,
@@ -297,7 +302,7 @@ class CompositionProvider:
                         Declared(
                             each,
                             new.get(str(each.key)),
-                            reason=": ".join(filter(None, (reason, origin, by))),
+                            reason=": ".join(filter(None, (reason, origin[-_MAX_WORDS:], by))),
                         ),
                         "declared",
                     )
@@ -309,6 +314,15 @@ class CompositionProvider:
                 if not answer.accepted:
                     refused[str(each.key)] = f"{answer.reason}: {answer.message}"
         return generations, refused
+
+    async def _withdraw_in_order(self, action: Action, names: Sequence[str]) -> None:
+        """Withdraw children; configurations and definitions when what needs them is gone."""
+        ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
+        for rank in sorted(set(ranks.values()), reverse=True):
+            wave = [name for name in names if ranks[name] == rank]
+            await self._withdraw(action, wave)
+            if rank > min(ranks.values()):
+                await self._until_gone(wave)
 
     async def _withdraw(self, action: Action, names: Sequence[str]) -> None:
         """Withdraw children that are still ours: what another has declared since is his."""

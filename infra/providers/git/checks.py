@@ -21,17 +21,17 @@ _MAX_NAMED: Final = 5
 
 
 def checked_parts(
-    files: Mapping[str, bytes], namespace: str, check: Check, *, is_rendered: bool = False
+    files: Mapping[str, bytes], parent: ResourceKey, check: Check, *, is_rendered: bool = False
 ) -> list[Part]:
     """Read manifests, each with its file and line; raises ``GitError`` with what is wrong.
 
     They may be in the source's own namespace only, unless that is the system's.
     """
-    reads = list(_reads(files, namespace, is_rendered=is_rendered))
+    reads = list(_reads(files, parent.namespace, is_rendered=is_rendered))
     wrong: dict[Source, str] = {}
     first: dict[ResourceKey, Source] = {}
     for read in sorted(reads, key=_rank):
-        problem = _problem(read, namespace, check, first)
+        problem = _problem(read, parent, check, first)
         if problem:
             wrong[read.source] = f"{read.source.place}: {problem}"
         elif isinstance(read, Read):
@@ -66,7 +66,7 @@ def _rank(read: Read | Problem) -> int:
 
 
 def _problem(
-    read: Read | Problem, namespace: str, check: Check, first: Mapping[ResourceKey, Source]
+    read: Read | Problem, parent: ResourceKey, check: Check, first: Mapping[ResourceKey, Source]
 ) -> str:
     if isinstance(read, Problem):
         return read.message
@@ -77,4 +77,4 @@ def _problem(
         check(read.manifest)
     except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:
         return f"{key}: {error}"
-    return problem_of_part(namespace, key)
+    return problem_of_part(parent, key)

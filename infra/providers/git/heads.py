@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import structlog
@@ -27,10 +30,11 @@ from infra.providers.git.rendering import Renderers, rendered
 from infra.providers.git.repository import Found, Remote, fetched, find_commit
 from infra.providers.git.signatures import check_signature
 from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, told_revision
-from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.errors import ConfigurationError, PermanentError, ProviderError
 from reconciler.provider.secrets import Secrets
 
 _AT_ONCE: Final = 4
+_MAX_SECONDS: Final = 60
 _MADE_FROM: Final = ("url", "path", "render", "signers")
 
 _PASSING: Final = re.compile(
@@ -96,6 +100,7 @@ class Heads:
         self._timeout_seconds = timeout_seconds
         self._known: dict[str, Head] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._hanging: set[str] = set()  # sources whose server does not come to an end
 
     def shown(self, spec: ComposedSetSpec) -> Fields:
         """Return what is known, without a look."""
@@ -115,9 +120,17 @@ class Heads:
             if head.content == spec.fields.get(CONTENT):
                 head = replace(head, stored=None)
             elif head.stored is not None:
-                await self._contents.store(_namespace(spec), head.stored)
+                head = await self._stored(spec, head, head.stored)
             self._known[spec.parent] = head
             return head.outputs(spec)
+
+    async def _stored(self, spec: ComposedSetSpec, head: Head, content: StoredContent) -> Head:
+        try:
+            await self._contents.store(_namespace(spec), content)
+        except PermanentError as error:
+            told = GitError("BadCommit", f"{told_revision(head.revision)}: {error}")
+            return replace(head, content="", stored=None, problem=told)
+        return head
 
     async def have_moved(self) -> bool:
         """Ask for the refs of all sources that are due, whether one has another commit by now."""
@@ -170,7 +183,8 @@ class Heads:
 
     async def _find(self, source: Mapping[str, Any]) -> Found:
         remote = await self._remote(source)
-        return await self._in_thread(lambda: find_commit(remote, source.get("ref") or {}))
+        ref: Mapping[str, Any] = source.get("ref") or {}
+        return await self._in_thread(source, lambda: find_commit(remote, ref))
 
     async def _read(self, spec: ComposedSetSpec, head: Head, found: Found) -> Head:
         remote = await self._remote(head.source)
@@ -179,17 +193,20 @@ class Heads:
         def read() -> tuple[Fields, dict[str, bytes]]:
             return self._fetch(remote, head.source, found, had)
 
-        revision, files = await self._in_thread(read)
+        revision, files = await self._in_thread(head.source, read)
+        check, key = await self._check(), ResourceKey.parse(spec.parent)
         try:
             is_rendered = bool(head.source.get("render"))
-            check = await self._check()
             parts = await asyncio.to_thread(
-                checked_parts, files, _namespace(spec), check, is_rendered=is_rendered
+                checked_parts, files, key, check, is_rendered=is_rendered
             )
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
             message = f"{told_revision(revision)}: {error}"
             raise GitError("BadCommit", message, revision) from None
+        except Exception as error:  # noqa: BLE001 - of one source; the others go on
+            told = self._unforeseen(error)
+            raise GitError("BadCommit", told.message, revision) from None
         changes = _changes(await self._parts(spec), parts)
         return replace(
             head, revision=revision, content=content.digest, changes=changes, stored=content
@@ -224,20 +241,64 @@ class Heads:
                 credential = await self._secrets.value(msgspec.convert(reference, SecretRef))
             except (ConfigurationError, ProviderError) as error:
                 raise GitError("Unreachable", f"spec.credentials: {error}") from None
+            # A server may repeat the password without the user.
+            self._secrets.secrecy.add(credential.partition(":")[2])
         return Remote(str(source["url"]), credential.strip(), self._timeout_seconds)
 
-    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+    async def _in_thread(self, source: Mapping[str, Any], call: Callable[[], _T]) -> _T:
+        """Call what blocks, and wait for it so long at most: a server may drip for ever.
+
+        While it does, nothing else is asked of that source.
+        """
+        place = _encoder.encode(source).decode()
+        late = GitError("Unreachable", f"{source['url']}: it takes longer than {_MAX_SECONDS} s")
+        if place in self._hanging:
+            raise late
+        running = in_daemon_thread(call)
+        done, _ = await asyncio.wait({running}, timeout=_MAX_SECONDS)
+        if not done:
+            self._hanging.add(place)
+            running.add_done_callback(lambda _: self._hanging.discard(place))
+            raise late
         try:
-            return await asyncio.to_thread(call)
+            return running.result()
         except GitError as error:
             hidden = self._secrets.secrecy.hide(error.message)
             raise GitError(error.reason, hidden, error.revision) from None
         except ConfigurationError as error:
             raise GitError("Unreachable", str(error)) from None
-        except Exception as error:  # a repository may be damaged in any way: others go on
-            _logger.warning("a repository cannot be read", exc_info=True)
-            why = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
-            raise GitError("Unreachable", f"it cannot be read: {why}") from None
+        except Exception as error:  # noqa: BLE001 - a repository may be damaged in any way
+            raise self._unforeseen(error) from None
+
+    def _unforeseen(self, error: Exception) -> GitError:
+        _logger.warning("a source cannot be read", exc_info=True)
+        why = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
+        return GitError("Unreachable", f"it cannot be read: {why}")
+
+
+def in_daemon_thread(call: Callable[[], _T]) -> asyncio.Future[_T]:
+    """Call what blocks in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast("_T", result))
+
+    def run() -> None:
+        try:
+            done = partial(settle, call(), None)
+        except Exception as error:  # noqa: BLE001 - the future's
+            done = partial(settle, None, error)
+        with suppress(RuntimeError):  # the loop may have ended meanwhile
+            loop.call_soon_threadsafe(done)
+
+    threading.Thread(target=run, daemon=True, name="git").start()
+    return future
 
 
 def _of_set(spec: ComposedSetSpec, now: float) -> Head:

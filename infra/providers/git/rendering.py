@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,9 +25,12 @@ RENDERERS_VARIABLE: Final = "RECONCILER_RENDERERS"
 
 MAX_SECONDS: Final = 30
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
-_MAX_MEMORY_BYTES: Final = 2 * 1024 * 1024 * 1024
-_MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-_CHUNK: Final = 64 * 1024
+_MAX_MEMORY_KIB: Final = 2 * 1024 * 1024
+_BLOCK_BYTES: Final = 512
+_LIMITED: Final = (
+    f"ulimit -t {MAX_SECONDS}; ulimit -v {_MAX_MEMORY_KIB};"
+    f' ulimit -f {2 * MAX_OUTPUT_BYTES // _BLOCK_BYTES}; exec "$@"'
+)
 _MAX_TOLD: Final = 300
 
 Renderers = Mapping[str, Sequence[str]]
@@ -63,10 +64,14 @@ def rendered(
             f"spec.render: there is no renderer {name!r} where the roles run, only: {known}; "
             f"{RENDERERS_VARIABLE} names them",
         )
-    with tempfile.TemporaryDirectory(prefix="reconciler-render-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="reconciler-render-", ignore_cleanup_errors=True
+    ) as folder:
         root = Path(folder) / "files"
         for file, content in files.items():
             target = root / file
+            if not target.resolve().is_relative_to(root.resolve()):
+                raise GitError("BadCommit", f"{file!r} is no name of a file")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         place = root / path
@@ -76,61 +81,30 @@ def rendered(
 
 
 def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
-    errors = home / "errors"
-    with errors.open("wb") as told:
+    """Run it, with its output in a file: what it leaves running cannot keep us waiting for more."""
+    output, errors = home / "output", home / "errors"
+    with output.open("wb") as made, errors.open("wb") as told:
         process = subprocess.Popen(  # noqa: S603 - as who runs the roles has configured it
-            [shutil.which(command[0]) or command[0], *command[1:]],
+            ["/bin/sh", "-c", _LIMITED, "sh", *command],
             cwd=place,
             env={"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=made,
             stderr=told,
             start_new_session=True,
         )
-    _limit(process.pid)
-    late = threading.Timer(MAX_SECONDS, _end, (process,))
-    late.start()
     try:
-        output = _read(process)
-        status = process.wait()
+        status = process.wait(MAX_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise GitError("BadCommit", f"{name}: it took longer than {MAX_SECONDS} s") from None
     finally:
-        is_late = not late.is_alive()
-        late.cancel()
         _end(process)
-    if is_late:
-        raise GitError("BadCommit", f"{name}: it took longer than {MAX_SECONDS} s")
-    if output is None:
+    if output.stat().st_size > MAX_OUTPUT_BYTES:
         raise GitError("BadCommit", f"{name}: its output is larger than {MAX_OUTPUT_BYTES} bytes")
     if status:
         words = errors.read_text(errors="replace").split()
         raise GitError("BadCommit", f"{name}: exit status {status}: {' '.join(words)[:_MAX_TOLD]}")
-    return output
-
-
-def _read(process: subprocess.Popen[bytes]) -> bytes | None:
-    """Read the output; None if it is too long."""
-    assert process.stdout is not None
-    output = bytearray()
-    with process.stdout as pipe:
-        while chunk := pipe.read(_CHUNK):
-            output += chunk
-            if len(output) > MAX_OUTPUT_BYTES:
-                _end(process)
-                return None
-    return bytes(output)
-
-
-def _limit(pid: int) -> None:
-    limits = (
-        (resource.RLIMIT_CPU, MAX_SECONDS),
-        (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
-    )
-    try:
-        for what, most in limits:
-            resource.prlimit(pid, what, (most, most))
-    except (ProcessLookupError, PermissionError):
-        pass  # it has ended already
+    return output.read_bytes()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 from urllib.parse import urlsplit
 
 import semantic_version
@@ -24,6 +25,7 @@ from dulwich.object_store import iter_tree_contents, tree_lookup_path
 from dulwich.objects import Blob, Commit, ObjectID, SubmoduleEncountered, Tag, Tree
 from dulwich.refs import Ref
 from dulwich.repo import Repo
+from urllib3.util import Retry
 
 from events.manifest import Fields
 from infra.providers.git.problems import GitError
@@ -38,7 +40,8 @@ _BRANCHES: Final = b"refs/heads/"
 _TAGS: Final = b"refs/tags/"
 _PEELED: Final = b"^{}"
 _KEY_MARK: Final = "PRIVATE KEY-----"
-_MAX_SUBJECT: Final = 200
+_MAX_WORDS: Final = 200
+_NO_NAMES: Final = frozenset({"", ".", "..", ".git"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,14 @@ def find_commit(remote: Remote, ref: Mapping[str, Any]) -> Found:
         shown = client.get_refs(path).refs
         refs: dict[bytes, bytes] = {name: sha for name, sha in shown.items() if sha is not None}
     if ref.get("tag"):
-        return _tag(refs, str(ref["tag"]))
+        return _tag(refs, str(ref["tag"]).removeprefix(_TAGS.decode()))
     if ref.get("semver"):
         return _newest_tag(refs, str(ref["semver"]))
-    branch = str(ref["branch"]) if ref.get("branch") else ""
+    branch = str(ref.get("branch") or "").removeprefix(_BRANCHES.decode())
     name = _BRANCHES + branch.encode() if branch else b"HEAD"
     if name not in refs:
-        what = f"branch {branch!r}" if branch else "a default branch"
-        raise GitError("RefGone", f"{remote.url} has no {what}")
+        what = f"no branch {branch!r}" if branch else "no commit on a default branch"
+        raise GitError("RefGone", f"{remote.url} has {what}")
     return Found(branch or "HEAD", refs[name].decode())
 
 
@@ -91,7 +94,7 @@ def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
         with _client(remote) as (client, path):
             client.fetch(path, repository, wants, depth=HISTORY)
         found = repository[wanted]
-        if isinstance(found, Tag):
+        while isinstance(found, Tag):
             found = repository[found.object[1]]
         if not isinstance(found, Commit):
             raise GitError("RefGone", f"{commit} is no commit")
@@ -113,7 +116,7 @@ class Checkout:
         when = datetime.fromtimestamp(commit.author_time, UTC)
         return {
             "commit": commit.id.decode(),
-            "author": commit.author.decode(errors="replace"),
+            "author": commit.author.decode(errors="replace")[:_MAX_WORDS],
             "time": when.isoformat().replace("+00:00", "Z"),
             "subject": _subject(commit.message),
         }
@@ -144,11 +147,11 @@ class Checkout:
         before = ""
         if plain != ".":
             try:
-                _, sha = tree_lookup_path(store.__getitem__, tree, plain.encode())
+                mode, sha = tree_lookup_path(store.__getitem__, tree, plain.encode())
                 found = store[sha]
             except (KeyError, NotTreeError, SubmoduleEncountered):
                 raise GitError("BadCommit", f"there is no {plain!r} in it") from None
-            if isinstance(found, Blob):
+            if isinstance(found, Blob) and stat.S_ISREG(mode):
                 yield plain, found.data
                 return
             if not isinstance(found, Tree):
@@ -159,7 +162,10 @@ class Checkout:
                 continue
             blob = store[entry.sha]
             if isinstance(blob, Blob):
-                yield before + entry.path.decode(errors="replace"), blob.data
+                name = before + entry.path.decode(errors="replace")
+                if _NO_NAMES.intersection(name.split("/")) or "\0" in name:
+                    raise GitError("BadCommit", f"{name!r} is no name of a file")
+                yield name, blob.data
 
 
 @contextmanager
@@ -168,7 +174,7 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
     scheme = urlsplit(remote.url).scheme
     options: dict[str, Any] = {}
     nothing = ConfigDict()  # of nobody's own configuration
-    with tempfile.TemporaryDirectory(prefix="reconciler-key-") as folder:
+    with _in_memory() as key:
         if scheme in ("http", "https"):
             user, colon, password = remote.credential.partition(":")
             if remote.credential:
@@ -176,11 +182,14 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
                     "username": user if colon else "git",
                     "password": password if colon else user,
                 }
-            options["pool_manager"] = default_urllib3_manager(
+            pool = default_urllib3_manager(
                 nothing, base_url=remote.url, timeout=remote.timeout_seconds
             )
+            # The next look is the repetition.
+            pool.connection_pool_kw["retries"] = Retry(connect=0, read=0, other=0, status=0)
+            options["pool_manager"] = pool
         if scheme == "ssh":
-            options = _ssh(remote, Path(folder))
+            options = _ssh(remote, key)
         try:
             client, path = get_transport_and_path(remote.url, config=nothing, quiet=True, **options)
             yield client, path.encode()
@@ -189,15 +198,24 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
             raise GitError("Unreachable", f"{remote.url}: {why}") from None
 
 
-def _ssh(remote: Remote, folder: Path) -> dict[str, Any]:
+def _in_memory() -> BinaryIO:
+    """Open a file that nobody else can find, and where possible one that no crash leaves behind."""
+    if sys.platform != "linux":
+        return cast("BinaryIO", tempfile.NamedTemporaryFile(prefix="reconciler-key-"))
+    descriptor = os.memfd_create("key")
+    os.fchmod(descriptor, 0o600)  # else ssh takes no key from it
+    return os.fdopen(descriptor, "w+b")
+
+
+def _ssh(remote: Remote, key: BinaryIO) -> dict[str, Any]:
     command = f"ssh -o BatchMode=yes -o ConnectTimeout={max(1, int(remote.timeout_seconds))}"
     if _KEY_MARK not in remote.credential:
         return {"ssh_command": command}
-    key = folder / "key"
-    descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(remote.credential.strip() + "\n")
-    return {"ssh_command": f"{command} -o IdentitiesOnly=yes", "key_filename": str(key)}
+    key.write((remote.credential.strip() + "\n").encode())
+    key.flush()
+    is_named = sys.platform != "linux"
+    file = key.name if is_named else f"/proc/{os.getpid()}/fd/{key.fileno()}"
+    return {"ssh_command": f"{command} -o IdentitiesOnly=yes", "key_filename": file}
 
 
 def _tag(refs: Mapping[bytes, bytes], name: str) -> Found:
@@ -236,4 +254,4 @@ def _version(tag: str) -> semantic_version.Version | None:
 
 def _subject(message: bytes) -> str:
     text = message.decode(errors="replace").strip()
-    return text.splitlines()[0][:_MAX_SUBJECT] if text else ""
+    return text.splitlines()[0][:_MAX_WORDS] if text else ""

@@ -19,6 +19,7 @@ from infra.providers.git.checks import Check
 from reconciler.composites.git_source import (
     KIND,
     REVISION,
+    SOURCE,
     GitSourceFields,
     GitSourceOutputs,
     compose,
@@ -57,10 +58,19 @@ class GitSourceProvider(CompositionProvider):
 
     async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
         """Show what each repository has."""
-        if look == "Effect":
-            return [self._heads.shown(each) for each in specs]
-        looks = (self._heads.looked_at(each, fresh=look == "Read") for each in specs)
-        return await asyncio.gather(*looks)
+        rows = (
+            {} if look == "Effect" else await self._standing.rows([each.parent for each in specs])
+        )
+        followed = {name for name, row in rows.items() if row.declared}
+
+        async def shown(spec: ComposedSetSpec) -> Fields:
+            if SOURCE not in spec.fields:  # somebody else has written it
+                return {}
+            if spec.parent not in followed:  # nobody wants news of it
+                return self._heads.shown(spec)
+            return await self._heads.looked_at(spec, fresh=look == "Read")
+
+        return await asyncio.gather(*map(shown, specs))
 
     async def pages(
         self, scope: Scope, *, page_size: int

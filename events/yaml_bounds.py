@@ -1,0 +1,69 @@
+"""What is refused of a YAML document before anything is built of it.
+
+The composer in C calls itself for each level, without a limit; aliases make many values of a few
+words; and of two equal keys the first would be lost. The events of the parser tell all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+MAX_DEPTH: Final = 100
+MAX_VALUES: Final = 200_000
+
+_MERGE: Final = "<<"
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or a mapping that has not ended: its size so far, with what its aliases stand for."""
+
+    anchor: str | None
+    is_mapping: bool
+    size: int = 1
+    keys: set[str] = field(default_factory=set[str])
+    is_key_next: bool = True
+
+
+def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
+    """Return the line, counted from 0, and what is wrong there; raises ``yaml.YAMLError``."""
+    sizes: dict[str, int] = {}
+    opened = [_Open(None, is_mapping=False)]
+    parse: Any = vars(yaml)["parse"]  # it has no types
+    events: Iterable[yaml.Event] = parse(text, Loader=loader)
+    for event in events:
+        mark: Any = event.start_mark
+        line: int = 0 if mark is None else mark.line
+        anchor: str | None = getattr(event, "anchor", None)
+        match event:
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                opened.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
+                if len(opened) > MAX_DEPTH:
+                    return line, "it is nested too deep"
+                continue
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                ended = opened.pop()
+                anchor, size, key = ended.anchor, ended.size, None
+            case yaml.AliasEvent():
+                size, key, anchor = sizes.get(anchor or "", 1), None, None
+            case yaml.ScalarEvent():
+                size, key = 1, str(event.value)
+            case _:
+                continue
+        if anchor is not None:
+            sizes[anchor] = size
+        parent = opened[-1]
+        parent.size += size
+        if parent.size > MAX_VALUES:
+            return line, f"its aliases stand for more than {MAX_VALUES} values"
+        if parent.is_mapping:
+            if parent.is_key_next and key is not None and key != _MERGE and key in parent.keys:
+                return line, f"the key {key!r} is there twice"
+            if parent.is_key_next and key is not None:
+                parent.keys.add(key)
+            parent.is_key_next = not parent.is_key_next
+    return None
