@@ -207,7 +207,7 @@ class Heads:
         except Exception as error:  # noqa: BLE001 - of one source; the others go on
             told = self._unforeseen(error)
             raise GitError("BadCommit", told.message, revision) from None
-        changes = _changes(await self._parts(spec), parts)
+        changes = _changes(spec.generations, await self._parts(spec), parts)
         return replace(
             head, revision=revision, content=content.digest, changes=changes, stored=content
         )
@@ -307,17 +307,17 @@ def _of_set(spec: ComposedSetSpec, now: float) -> Head:
     return Head(spec.fields[SOURCE], content, now, spec.fields.get(REVISION, {}), content)
 
 
-def _changes(before: list[Part], after: list[Part]) -> Fields:
-    """Count what another content changes."""
+def _changes(inventory: Collection[str], before: list[Part], after: list[Part]) -> Fields:
+    """Count what another content changes; what it withdraws, by what was really declared."""
     old, new = (
         {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
         for parts in (before, after)
     )
     return {
-        "added": len(new.keys() - old.keys()),
+        "added": len(new.keys() - set(inventory)),
         "changed": sum(old[name] != new[name] for name in old.keys() & new.keys()),
-        "removed": len(old.keys() - new.keys()),
-        "of": len(old),
+        "removed": len(set(inventory) - new.keys()),
+        "of": len(inventory),
     }
 
 
