@@ -26,6 +26,9 @@ from events.names import SYSTEM_NAMESPACE, ResourceKey
 
 COMPOSED_CONTENT_KIND: Final = "ComposedContent"
 
+COMPOSED_KINDS: Final = frozenset({COMPOSED_SET_KIND, COMPOSED_CONTENT_KIND})
+"""The reconciler's own: what providers of composed kinds write into the log."""
+
 CONTENT: Final = "content"
 """The field of an object whose content is stored: its digest."""
 
@@ -86,7 +89,7 @@ def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
 
     Whoever may declare the set in one namespace has no rights in another by that.
     """
-    if key.kind in (COMPOSED_SET_KIND, COMPOSED_CONTENT_KIND):
+    if key.kind in COMPOSED_KINDS:
         return f"{key}: the reconciler itself declares {key.kind}"
     if parent.namespace not in (SYSTEM_NAMESPACE, key.namespace):
         return f"{key}: it can be in the namespace of its set only, which is {parent.namespace}"

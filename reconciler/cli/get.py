@@ -13,6 +13,7 @@ from nats.aio.client import Client
 
 from events.manifest import Manifest
 from events.names import ResourceKey
+from events.stored_content import COMPOSED_KINDS
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -51,13 +52,16 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.output in ("json", "yaml")
 
     def shows(self, selected: Selected, row: StatusRow) -> bool:
-        """Return whether a resource is shown: what nobody declared, only when it is asked for."""
+        """Return whether a resource is shown: what no person declared, only when asked for."""
         if not selected.takes(row):
+            return False
+        is_asked_for = self.everything or bool(selected.named)
+        if row.kind in COMPOSED_KINDS and selected.kind is None and not is_asked_for:
             return False
         if self.outcome is not None:
             return self.outcome == (row.outcome or PENDING)
         is_left_alone = row.is_foreign and row.outcome in ("", "Unowned")
-        return self.everything or bool(selected.named) or not is_left_alone
+        return is_asked_for or not is_left_alone
 
 
 def get(
@@ -203,7 +207,9 @@ def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadMode
         place = "" if selected.namespace is None else f" in namespace {selected.namespace}"
         sys.stderr.write(f"no resources{place}{' (-A shows all)' if place else ''}\n")
     if hidden and wanted.outcome is None and sys.stderr.isatty():
-        sys.stderr.write(f"not shown, since nobody declared it: {hidden} (--all shows that, too)\n")
+        sys.stderr.write(
+            f"not shown, since no person declared it: {hidden} (--all shows that, too)\n"
+        )
 
 
 # --- as it changes

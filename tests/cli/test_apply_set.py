@@ -37,6 +37,9 @@ def test_a_set_is_declared_and_pruned(live: Cli) -> None:
     first = live.ok(*applied, text=documents("one", "two", "three"))
     assert "add default/Shape/one" in first.out
     assert names(live) == ["one", "three", "two"]
+    assert "Composed" not in live.ok("get").out, "it is the reconciler's own"
+    assert "ComposedSet" in live.ok("get", "--all").out
+    assert "ManifestSet-shop" in live.ok("get", "ComposedSet").out
     assert "part of default/ManifestSet/shop: standard input:1" in live.ok("history", "one").out
 
     kept = live.ok(*applied, text=documents("one", color="Blue"))

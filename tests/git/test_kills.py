@@ -61,7 +61,7 @@ class Machine:
 
     def declared(self) -> Counter[str]:
         """How many resources of each kind are declared, those of the log alone too."""
-        found = self.cli.ok("get", "-A", "-o", "json").json
+        found = self.cli.ok("get", "-A", "--all", "-o", "json").json
         return Counter(each["kind"] for each in found if each["status"]["outcome"] != "Deleted")
 
 
