@@ -14,7 +14,8 @@ from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.stored_content import CONTENT, Part, StoredContent, problem_of_part, stored_content
 from infra.jetstream.errors import BusError
-from infra.providers.composition.contents import Ask, Contents
+from infra.providers.composition.children import Ask
+from infra.providers.composition.contents import Contents
 from infra.providers.composition.standing import Standing
 from reconciler.errors import DeclarationRefusedError, ProviderError
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import msgspec
 
-from events.intake import Answer, Declared, Withdrawn
+from events.intake import Declared, Withdrawn
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.stored_content import (
@@ -16,11 +16,10 @@ from events.stored_content import (
     StoredContent,
     parts_of,
 )
+from infra.providers.composition.children import Ask
 from infra.providers.composition.standing import Standing
 from reconciler.errors import TransientError
 from reconciler.ports import IntakeMessageOut
-
-Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Answer]]]
 
 
 class Contents:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -22,20 +21,20 @@ from events.composition import (
     as_part,
     digest_of,
     manifests_of,
-    taken_by,
     without_name,
 )
 from events.external import ExternalObject
 from events.intake import Answer, Declared, IntakeData, Withdrawn
 from events.log import Action
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
-from events.names import InvalidNameError, ResourceKey, system_rank
+from events.names import InvalidNameError, ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from events.stored_content import CONTENT, Part, problem_of_part
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import OUTCOMES
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import stream_state
+from infra.providers.composition.children import Children, digest_of_text, message_of
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.standing import ComposedSet, Row, Standing
 from infra.providers.conflicts import check_uid
@@ -45,7 +44,6 @@ from reconciler.errors import (
     ConflictError,
     NotFoundError,
     PermanentError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
@@ -109,7 +107,7 @@ class CompositionProvider:
         if found.spec is not None and found.spec.key != action.idempotency_key:
             there = await self._as_object(found, found.spec)
             raise ConflictError(f"{action.external_name} is there already", obstacle=there)
-        uid = f"set-{_digest(action.idempotency_key)}"
+        uid = f"set-{digest_of_text(action.idempotency_key)}"
         return await self._write(action, found, uid)
 
     async def update(self, action: Action) -> Effect:
@@ -133,8 +131,9 @@ class CompositionProvider:
         if found.spec is None:
             lost = found.withdrawn
             if lost is not None and action.uid in (None, lost.uid):  # by hand: its parts go, too
-                await self._withdraw(action, _parts_of(lost))
-                await self._until_gone(_parts_of(lost))
+                children = self._children(action)
+                await children.withdraw(_parts_of(lost))
+                await children.until_gone(_parts_of(lost))
             return Effect(None, absent=True)
         if action.uid is not None and found.spec.uid != action.uid:
             there = await self._as_object(found, found.spec)
@@ -150,8 +149,9 @@ class CompositionProvider:
         )
         if last != found.spec:
             found = await self._declare_set(action, found, last, "leaving")
-        await self._withdraw_in_order(action, leaving)
-        await self._until_gone(leaving)
+        children = self._children(action)
+        await children.withdraw(leaving)
+        await children.until_gone(leaving)
         # Also one that was stored to be the next.
         await self._contents.forget(of_set.parent, found.key.namespace, ())
         await self._ask_for_set(action, found, Withdrawn(found.generation), "gone")
@@ -171,7 +171,8 @@ class CompositionProvider:
         kept = await self._unchanged(wanted, before)
         changed = [each for each in parts if str(each.manifest.key) not in kept]
         manifests = [each.manifest for each in changed]
-        new = await self._free([each for each in manifests if not had.get(str(each.key))])
+        children = self._children(action)
+        new = await children.free([each for each in manifests if not had.get(str(each.key))])
         # One that somebody declared otherwise, and that is let be so, has no manifest of ours.
         known = {str(each.manifest.key) for each in parts}
         kept |= {name: had.get(name, 0) for name in wanted if name not in known}
@@ -192,10 +193,10 @@ class CompositionProvider:
             found = await self._declare_set(action, found, begun, "begun")
         else:  # our own earlier attempt: what it knows already counts
             begun = before
-        generations, refused = await self._declare(action, changed, new)
+        generations, refused = await children.declare(changed, new)
         is_same = before is not None and before.fields == action.fields
         refusals = 1 + (before.refusals if before is not None and is_same else 0)
-        await self._withdraw_in_order(action, begun.leaving)
+        await children.withdraw(begun.leaving)
         left = await self._standing.declarations(begun.leaving)
         done = msgspec.structs.replace(
             begun,
@@ -267,97 +268,15 @@ class CompositionProvider:
             and row.labels.get(PART_OF_LABEL) == part_of
         }
 
-    async def _free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
-        """Return the generations of those that are new, and refuse what somebody else declares.
-
-        From the log, since rows come later, and before anything is declared.
-        """
-        declared = await self._standing.declarations([str(each.key) for each in manifests])
-        generations: dict[str, int] = {}
-        for each in manifests:
-            found = declared[str(each.key)]
-            generations[str(each.key)] = found.generation
-            part_of = each.metadata.labels[PART_OF_LABEL]
-            if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
-                raise TransientError(taken)
-        return generations
-
-    async def _declare(
-        self, action: Action, parts: Sequence[Part], new: Mapping[str, int]
-    ) -> tuple[dict[str, int], dict[str, str]]:
-        """Declare children, many at once; return their generations, and why some were refused.
-
-        New ones only as they were found; what others need first, first.
-        """
-        reason = f"part of {parent_of(self.kind, action.external_name)}"
-        by = self.told_of(action.fields)
-        generations: dict[str, int] = {}
-        refused: dict[str, str] = {}
-        for some in _batches(parts):
-            answers = await self._ask(
-                [
-                    _message(
-                        action,
-                        each.key,
-                        Declared(
-                            each,
-                            new.get(str(each.key)),
-                            reason=": ".join(filter(None, (reason, origin[-_MAX_WORDS:], by))),
-                        ),
-                        "declared",
-                    )
-                    for each, origin in some
-                ]
-            )
-            for (each, _), answer in zip(some, answers, strict=True):
-                generations[str(each.key)] = answer.generation if answer.accepted else 0
-                if not answer.accepted:
-                    refused[str(each.key)] = f"{answer.reason}: {answer.message}"
-        return generations, refused
-
-    async def _withdraw_in_order(self, action: Action, names: Sequence[str]) -> None:
-        """Withdraw children; configurations and definitions when what needs them is gone."""
-        ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
-        for rank in sorted(set(ranks.values()), reverse=True):
-            wave = [name for name in names if ranks[name] == rank]
-            await self._withdraw(action, wave)
-            if rank > min(ranks.values()):
-                await self._until_gone(wave)
-
-    async def _withdraw(self, action: Action, names: Sequence[str]) -> None:
-        """Withdraw children that are still ours: what another has declared since is his."""
-        part_of = parent_of(self.kind, action.external_name).replace("/", ".")
-        declared = await self._standing.declarations(names)
-        ours = [
-            ResourceKey.parse(name)
-            for name, found in declared.items()
-            if found.is_declared and found.labels.get(PART_OF_LABEL) == part_of
-        ]
-        reason = f"no part of {parent_of(self.kind, action.external_name)} any more"
-        reason = ": ".join(filter(None, (reason, self.told_of(action.fields))))
-        for start in range(0, len(ours), MAX_CHILDREN_AT_ONCE):
-            some = ours[start : start + MAX_CHILDREN_AT_ONCE]
-            await self._ask(
-                [_message(action, key, Withdrawn(reason=reason), "withdrawn") for key in some]
-            )
-
-    async def _until_gone(self, names: Sequence[str]) -> None:
-        """Wait a moment for the last child to go; ``TransientError`` names those that stay."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._api.timeout_seconds / 2
-        while True:
-            declared = await self._standing.declarations(names)
-            # What somebody else declares by now is theirs, and stays.
-            names = [
-                name for name, each in declared.items() if not (each.is_gone or each.is_declared)
-            ]
-            if not names:
-                return
-            if clock() > deadline:
-                rows = await self._standing.rows(names)
-                staying = [_staying(name, rows.get(name)) for name in names]
-                raise TransientError(f"waits for {', '.join(_some(staying))} to go")
-            await asyncio.sleep(_LEAVING_LOOK_SECONDS)
+    def _children(self, action: Action) -> Children:
+        return Children(
+            self._standing,
+            self._ask,
+            action,
+            parent_of(self.kind, action.external_name),
+            by=self.told_of(action.fields),
+            patience_seconds=self._api.timeout_seconds / 2,
+        )
 
     def told_of(self, fields: Fields) -> str:
         """Describe where the content of a set comes from; empty where its parent says it all."""
@@ -382,7 +301,7 @@ class CompositionProvider:
     async def _ask_for_set(
         self, action: Action, found: ComposedSet, said: IntakeData, step: str
     ) -> int:
-        [answer] = await self._ask([_message(action, found.key, said, step)])
+        [answer] = await self._ask([message_of(action, found.key, said, step)])
         match answer.reason:
             case "StaleGeneration" | "Superseded":
                 raise ConflictError(f"{found.key} was changed meanwhile")
@@ -570,27 +489,10 @@ def _digests(fields: Fields, parts: Sequence[Part]) -> dict[str, str]:
     return {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
 
 
-def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
-    """Divide parts into what is declared at once: definitions and configurations before others."""
-    for rank in sorted({system_rank(each.manifest.kind) for each in parts}):
-        group = [each for each in parts if system_rank(each.manifest.kind) == rank]
-        for start in range(0, len(group), MAX_CHILDREN_AT_ONCE):
-            yield group[start : start + MAX_CHILDREN_AT_ONCE]
-
-
 def _first(edited: Mapping[str, str]) -> dict[str, str]:
     rest = len(edited) - _MAX_EDITED
     some = dict(sorted(edited.items())[:_MAX_EDITED])
     return {**some, "more": str(rest)} if rest > 0 else some
-
-
-def _message(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:
-    identity = f"{action.idempotency_key}.{_digest(str(key))}.{step}"
-    return IntakeMessageOut("desired", key, said, identity)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _is_leaving(row: Row | None, part_of: str) -> bool:
@@ -598,12 +500,3 @@ def _is_leaving(row: Row | None, part_of: str) -> bool:
     if row is None or row.is_gone:
         return False
     return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows come a little later
-
-
-def _staying(name: str, row: Row | None) -> str:
-    return name if row is None else f"{name} ({row.outcome}: {row.message or row.reason})"
-
-
-def _some(texts: Sequence[str]) -> list[str]:
-    rest = len(texts) - _MAX_NAMED
-    return [*texts[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])]

@@ -1,0 +1,163 @@
+"""The children of a set: declared and withdrawn by batches, each message once.
+
+Its id is made of the action's key and the child, so a repeat goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from events.composition import PART_OF_LABEL, taken_by
+from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.log import Action
+from events.manifest import Manifest
+from events.names import ResourceKey, system_rank
+from events.stored_content import Part
+from infra.providers.composition.standing import Row, Standing
+from reconciler.errors import TransientError
+from reconciler.ports import IntakeMessageOut
+
+MAX_CHILDREN_AT_ONCE: Final = 500
+
+_LEAVING_LOOK_SECONDS: Final = 0.1
+_MAX_NAMED: Final = 3
+_MAX_WORDS: Final = 300
+
+Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Answer]]]
+
+
+class Children:
+    """What is told of the children of one parent, for one action; ``by``: whose wish it is."""
+
+    def __init__(
+        self,
+        standing: Standing,
+        ask: Ask,
+        action: Action,
+        parent: str,
+        *,
+        by: str,
+        patience_seconds: float,
+    ) -> None:
+        self._standing = standing
+        self._ask = ask
+        self._action = action
+        self._parent = parent
+        self._by = by
+        self._patience_seconds = patience_seconds
+
+    async def free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
+        """Return the generations of those that are new, and refuse what somebody else declares.
+
+        From the log, since rows come later, and before anything is declared.
+        """
+        declared = await self._standing.declarations([str(each.key) for each in manifests])
+        generations: dict[str, int] = {}
+        for each in manifests:
+            found = declared[str(each.key)]
+            generations[str(each.key)] = found.generation
+            part_of = each.metadata.labels[PART_OF_LABEL]
+            if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
+                raise TransientError(taken)
+        return generations
+
+    async def declare(
+        self, parts: Sequence[Part], new: Mapping[str, int]
+    ) -> tuple[dict[str, int], dict[str, str]]:
+        """Declare children, many at once; return their generations, and why some were refused.
+
+        New ones only as they were found; what others need first, first.
+        """
+        generations: dict[str, int] = {}
+        refused: dict[str, str] = {}
+        for some in _batches(parts):
+            answers = await self._ask(
+                [self._declaration(each, new.get(str(each.manifest.key))) for each in some]
+            )
+            for (each, _), answer in zip(some, answers, strict=True):
+                generations[str(each.key)] = answer.generation if answer.accepted else 0
+                if not answer.accepted:
+                    refused[str(each.key)] = f"{answer.reason}: {answer.message}"
+        return generations, refused
+
+    def _declaration(self, part: Part, expected: int | None) -> IntakeMessageOut:
+        words = (f"part of {self._parent}", part.origin[-_MAX_WORDS:], self._by)
+        said = Declared(part.manifest, expected, reason=": ".join(filter(None, words)))
+        return message_of(self._action, part.manifest.key, said, "declared")
+
+    async def withdraw(self, names: Sequence[str]) -> None:
+        """Withdraw children; configurations and definitions when what needs them is gone."""
+        ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
+        for rank in sorted(set(ranks.values()), reverse=True):
+            wave = [name for name in names if ranks[name] == rank]
+            await self._withdraw(wave)
+            if rank > min(ranks.values()):
+                await self.until_gone(wave)
+
+    async def _withdraw(self, names: Sequence[str]) -> None:
+        """Withdraw children that are still ours: what another has declared since is his."""
+        part_of = self._parent.replace("/", ".")
+        declared = await self._standing.declarations(names)
+        ours = [
+            ResourceKey.parse(name)
+            for name, found in declared.items()
+            if found.is_declared and found.labels.get(PART_OF_LABEL) == part_of
+        ]
+        reason = ": ".join(filter(None, (f"no part of {self._parent} any more", self._by)))
+        for start in range(0, len(ours), MAX_CHILDREN_AT_ONCE):
+            some = ours[start : start + MAX_CHILDREN_AT_ONCE]
+            await self._ask(
+                [
+                    message_of(self._action, key, Withdrawn(reason=reason), "withdrawn")
+                    for key in some
+                ]
+            )
+
+    async def until_gone(self, names: Sequence[str]) -> None:
+        """Wait a moment for the last child to go; ``TransientError`` names those that stay."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience_seconds
+        while True:
+            declared = await self._standing.declarations(names)
+            # What somebody else declares by now is theirs, and stays.
+            names = [
+                name for name, each in declared.items() if not (each.is_gone or each.is_declared)
+            ]
+            if not names:
+                return
+            if clock() > deadline:
+                rows = await self._standing.rows(names)
+                staying = [_staying(name, rows.get(name)) for name in names]
+                raise TransientError(f"waits for {', '.join(_some(staying))} to go")
+            await asyncio.sleep(_LEAVING_LOOK_SECONDS)
+
+
+def message_of(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:
+    """Make a message whose id says which step of which action it is."""
+    identity = f"{action.idempotency_key}.{digest_of_text(str(key))}.{step}"
+    return IntakeMessageOut("desired", key, said, identity)
+
+
+def digest_of_text(text: str) -> str:
+    """Digest what would be too long in an id."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """Divide parts into what is declared at once: definitions and configurations before others."""
+    for rank in sorted({system_rank(each.manifest.kind) for each in parts}):
+        group = [each for each in parts if system_rank(each.manifest.kind) == rank]
+        for start in range(0, len(group), MAX_CHILDREN_AT_ONCE):
+            yield group[start : start + MAX_CHILDREN_AT_ONCE]
+
+
+def _staying(name: str, row: Row | None) -> str:
+    return name if row is None else f"{name} ({row.outcome}: {row.message or row.reason})"
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    rest = len(texts) - _MAX_NAMED
+    return [*texts[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])]
