@@ -1,0 +1,125 @@
+"""Sources up to no good: one of them stops no other, tells no secret, and fills no disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.intake import Withdrawn
+from events.manifest import Manifest, Metadata
+from events.names import ResourceKey
+from infra.providers.git import heads
+from tests.git.repositories import Repository
+from tests.git.test_source import (
+    CONFIG,
+    SHOP,
+    api_url,
+    colors,
+    document,
+    repository,
+    source,
+    until_problem,
+    until_ready,
+    world,
+)
+from tests.scenarios.harness import World
+
+__all__ = ["api_url", "repository", "world"]
+
+PASSWORD = "swordfish-of-ann"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def listening(serve: Serve) -> AsyncGenerator[str]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/shop"
+
+
+async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a byte at a time, for ever."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    try:
+        while not writer.is_closing():
+            writer.write(b"0")
+            await writer.drain()
+            await asyncio.sleep(0.1)
+    except ConnectionError:
+        return
+
+
+async def repeats(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Refuse as some servers do: with what they were given."""
+    told = f"ERR no access with {PASSWORD}\n".encode()
+    body = b"001e# service=git-upload-pack\n0000" + f"{len(told) + 4:04x}".encode() + told
+    kind = b"Content-Type: application/x-git-upload-pack-advertisement\r\nConnection: close\r\n"
+    writer.write(b"HTTP/1.1 200 OK\r\n" + kind + f"Content-Length: {len(body)}\r\n\r\n".encode())
+    writer.write(body)
+    await writer.drain()
+    writer.close()
+
+
+async def test_a_server_that_never_comes_to_an_end_stops_no_other_source(
+    world: World, repository: Repository, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heads, "_MAX_SECONDS", 1)
+    async with listening(drips) as url:
+        spec = {"providerConfigRef": {"name": CONFIG}, "url": url, "intervalSeconds": 1}
+        other = Manifest("git/v1", "GitSource", Metadata("drips"), spec)
+        await world.declare_all([other])
+
+        async def is_told() -> bool:
+            row = await world.client.status(other.key)
+            told = None if row is None else row.not_ready
+            return told is not None and "it takes longer than 1 s" in told.message
+
+        await world.until(is_told, "it is told", seconds=20)
+        repository.write({"a.yaml": document("a")})
+        await world.declare_all([source(repository)])
+        await until_ready(world, repository.commit())
+
+
+async def test_a_password_is_hidden_without_its_user_too(
+    world: World, repository: Repository, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GIT_LOGIN", f"ann:{PASSWORD}")
+    async with listening(repeats) as url:
+        made = source(repository, credentials={"$secret": "GIT_LOGIN", "store": "env"}, url=url)
+        await world.declare_all([made])
+        told = await until_problem(world, "Unreachable")
+    assert "no access with ***" in told
+    for event in await world.history(SHOP):
+        assert PASSWORD.encode() not in msgspec.json.encode(event.data)
+
+
+async def test_long_words_of_a_commit_are_cut(world: World, repository: Repository):
+    folder = "/".join(letter * 200 for letter in "abcdefghij")
+    names = [f"s{number}" for number in range(60)]
+    repository.write({f"{folder}/{name}.yaml": document(name) for name in names})
+    commit = repository.commit("s" * 5_000, f"--author={'A' * 100_000} <a@b>")
+    await world.declare_all([source(repository)])
+    row = await until_ready(world, commit)
+    revision = row.outputs["revision"]
+    assert (len(revision["author"]), len(revision["subject"])) == (200, 200)
+    assert sorted(await colors(world)) == sorted(names)
+
+
+async def test_a_source_that_was_let_go_is_not_followed(world: World, repository: Repository):
+    repository.write({"a.yaml": document("a")})
+    await world.declare_all([source(repository, policy={"deletion": "Orphan"})])
+    await until_ready(world, repository.commit())
+    await world.tell(SHOP, Withdrawn())
+    await world.until_outcome(SHOP, "Released")
+    await world.observed_again(2)
+    before = await world.log.last_position()
+    repository.write({"a.yaml": document("a", "Blue"), "b.yaml": document("b")})
+    repository.commit()
+    await world.observed_again(12)  # over more than two intervals
+    assert await world.log.last_position() == before
+    assert await world.client.status(ResourceKey("default", "Shape", "b")) is None
