@@ -13,6 +13,7 @@ import pytest
 from events.intake import Withdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
+from events.stored_content import COMPOSED_CONTENT_KIND, problem_of_part
 from infra.providers.git import heads
 from tests.git.repositories import Repository
 from tests.git.test_source import (
@@ -123,3 +124,10 @@ async def test_a_source_that_was_let_go_is_not_followed(world: World, repository
     await world.observed_again(12)  # over more than two intervals
     assert await world.log.last_position() == before
     assert await world.client.status(ResourceKey("default", "Shape", "b")) is None
+
+
+def test_nothing_is_a_part_of_itself_or_of_the_reconcilers_own():
+    assert "it cannot be a part of itself" in problem_of_part(SHOP, SHOP)
+    own = ResourceKey("default", COMPOSED_CONTENT_KIND, "x")
+    assert "the reconciler itself declares" in problem_of_part(SHOP, own)
+    assert problem_of_part(SHOP, ResourceKey("default", "Shape", "a")) == ""

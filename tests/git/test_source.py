@@ -318,7 +318,9 @@ async def test_nothing_is_declared_elsewhere_or_twice(world: World, repository: 
     assert await colors(world) == {}
 
 
-async def test_a_newer_commit_needs_an_approval_of_its_own(world: World, repository: Repository):
+async def test_the_newest_commit_is_what_waits_for_an_approval(
+    world: World, repository: Repository
+):
     names = [f"s{number}" for number in range(30)]
     repository.write({f"{name}.yaml": document(name) for name in names})
     await world.declare_all([source(repository)])

@@ -1,0 +1,20 @@
+"""The guard of what a commit withdraws: an approval is of one content, and of no other."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from events.log import SpecResolved
+from events.names import ResourceKey
+from reconciler.resource.evolve import evolve
+from reconciler.resource.observation import PRUNE_GUARD
+from reconciler.resource.state import NEW
+from tests.bus.histories import event
+
+SHOP = ResourceKey("default", "GitSource", "shop")
+
+
+def test_another_content_takes_an_approval_back():
+    approved = replace(NEW, holds=replace(NEW.holds, approved=PRUNE_GUARD))
+    newer = evolve(approved, event(SHOP, 1, SpecResolved(1, {"content": "0" * 32})))
+    assert newer.holds.approved == ""
