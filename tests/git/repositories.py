@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
+
+from tests.needs import skip_unless_in_ci
 
 AUTHOR: Final = "Ann <ann@example.org>"
 
@@ -72,6 +75,8 @@ class Repository:
 
 def signing_key(folder: Path, name: str = "key") -> tuple[Path, str]:
     """Make an ssh key; return its file, and the line by which its owner is an allowed signer."""
+    if shutil.which("ssh-keygen") is None:
+        skip_unless_in_ci("ssh-keygen is not installed (package openssh-client)")
     key = folder / name
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann", "-f", str(key)]
     subprocess.run(command, check=True, capture_output=True)
