@@ -6,10 +6,6 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from reconciler.cli.console import console
-
 FEW = 20
 """So many things need no progress bar."""
 
@@ -24,9 +20,16 @@ def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
     if total <= FEW or not sys.stderr.isatty():
         yield _nobody_looks
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console(error=True), transient=True
-    ) as bar:
+    from rich import progress  # noqa: PLC0415 - 20 ms, and only a terminal has bars
+
+    from reconciler.cli.console import console  # noqa: PLC0415
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=console(error=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)

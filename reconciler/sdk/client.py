@@ -63,11 +63,11 @@ from reconciler.sdk.messages import (
 )
 from reconciler.sdk.moments import Moment, When, moment, span
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
-from reconciler.sdk.plan import Plan, PlannedResource, planned
 from reconciler.sdk.timeline import Interest, newest_events
 
 if TYPE_CHECKING:
     from reconciler.sdk.manifest_sets import ManifestSets
+    from reconciler.sdk.plan import Plan, PlannedResource
 
 ResourceName = ResourceKey | str
 AnyManifest = Manifest | Mapping[str, Any]
@@ -131,6 +131,8 @@ class Client:
         ``withdraw``: whose declarations are taken back after that. Nothing is declared. Raises
         ``InvalidManifestError`` or ``InvalidNameError``.
         """
+        from reconciler.sdk.plan import planned  # noqa: PLC0415 - who plans pays: it has a decider
+
         checked = [checked_manifest(each) for each in manifests]
         return await planned(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
 
