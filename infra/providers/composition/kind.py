@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from events.composition import RETRY_AT
+from events.composition import COMPOSED_SET_KIND, RETRY_AT, Child
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.names import ResourceKey
+from events.names import InvalidNameError, ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.reference import Reference
-from infra.providers.composition.provider import (
-    MAX_NAME_CHARACTERS,
-    CompositionProvider,
-    Summary,
-    name_problem,
-)
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import (
     Kind,
@@ -32,6 +27,15 @@ from reconciler.provider.kind import (
 )
 from reconciler.provider.secrets import Secrets
 
+if TYPE_CHECKING:
+    from infra.providers.composition.provider import CompositionProvider
+
+Summary = Callable[[Fields, Mapping[str, Child]], Fields]
+"""Makes a kind's own outputs of an object's fields and of how its children stand."""
+
+MAX_NAME_CHARACTERS: Final = 46
+"""A set's name has the kind before it, and a child's what its kind puts behind it; 63 in all."""
+
 CAPABILITIES = Capabilities(
     idempotency_keys=False,  # the newest key is known, and no older one
     deterministic_names=True,
@@ -41,13 +45,35 @@ CAPABILITIES = Capabilities(
 )
 
 
+def name_problem(name: str, *, max_characters: int) -> str | None:
+    """Describe what is wrong with the name of a composed object: it has its namespace before it."""
+    namespace, dot, rest = name.partition(".")
+    try:
+        ResourceKey.checked(namespace, COMPOSED_SET_KIND, rest)
+    except InvalidNameError as error:
+        return str(error)
+    if len(rest) > max_characters:
+        return f"use at most {max_characters} characters: names are made of it"
+    return None if dot else "use namespace.name"
+
+
+def _provider(
+    config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
+) -> CompositionProvider:
+    from infra.providers.composition.provider import (  # noqa: PLC0415 - who composes pays
+        CompositionProvider,
+    )
+
+    return CompositionProvider(config, secrets, kind=kind, summary=summary)
+
+
 @dataclass(frozen=True)
 class CompositionFactory:
     """Builds the providers of one composed kind."""
 
     kind: str
     summary: Summary
-    provider: Callable[..., CompositionProvider] = CompositionProvider
+    provider: Callable[..., CompositionProvider] = _provider
 
     def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> CompositionProvider:
         """Build a client; opens no connection yet."""
@@ -70,7 +96,7 @@ def composed_kind(
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
-    provider: Callable[..., CompositionProvider] = CompositionProvider,
+    provider: Callable[..., CompositionProvider] = _provider,
     refers: Callable[[Fields, str], Sequence[Reference]] = refers_to_nothing,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
 ) -> Kind:

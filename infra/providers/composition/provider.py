@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -27,7 +27,7 @@ from events.external import ExternalObject
 from events.intake import Answer, Declared, IntakeData, Withdrawn
 from events.log import Action
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
-from events.names import InvalidNameError, ResourceKey
+from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from events.stored_content import CONTENT, Part, problem_of_part
 from infra.bus.client_bus import JetStreamClientBus
@@ -36,6 +36,7 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.reads import stream_state
 from infra.providers.composition.children import Children, digest_of_text, message_of
 from infra.providers.composition.contents import Contents
+from infra.providers.composition.kind import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.standing import ComposedSet, Row, Standing
 from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.api import JetStreamApi, classified
@@ -50,12 +51,7 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
 
-Summary = Callable[[Fields, Mapping[str, Child]], Fields]
-"""Makes a kind's own outputs of an object's fields and of how its children stand."""
-
 MAX_CHILDREN_AT_ONCE: Final = 500
-MAX_NAME_CHARACTERS: Final = 46
-"""A set's name has the kind before it, and a child's what its kind puts behind it; 63 in all."""
 
 EDITED: Final = "edited"
 """The field of a stored set that says which of its children are not as it declared them."""
@@ -70,18 +66,6 @@ _MAX_EDITED: Final = 20
 _MAX_WORDS: Final = 300
 _MAX_NAMED: Final = 3
 _MAX_DOUBLINGS: Final = 32
-
-
-def name_problem(name: str, *, max_characters: int) -> str | None:
-    """Describe what is wrong with the name of a composed object: it has its namespace before it."""
-    namespace, dot, rest = name.partition(".")
-    try:
-        ResourceKey.checked(namespace, COMPOSED_SET_KIND, rest)
-    except InvalidNameError as error:
-        return str(error)
-    if len(rest) > max_characters:
-        return f"use at most {max_characters} characters: names are made of it"
-    return None if dot else "use namespace.name"
 
 
 class CompositionProvider:

@@ -1,0 +1,95 @@
+"""The provider of ``GitSource``: this reconciler is its API, and it follows repositories."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from events.composition import ComposedSetSpec
+from events.external import ExternalObject
+from events.manifest import Fields, InvalidManifestError, Manifest
+from events.names import KIND_DEFINITION_KIND
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.composition.kind import Summary
+from infra.providers.composition.provider import CompositionProvider, Look, parent_of
+from infra.providers.extras import extra_needed
+from infra.providers.git.checks import Check
+from reconciler.composites.git_source import REVISION, SOURCE, told_revision
+from reconciler.provider.defined_kind import defined
+from reconciler.provider.kind import installed_kinds
+from reconciler.provider.secrets import Secrets
+
+_LIBRARIES: Final = ("dulwich", "semantic_version", "urllib3")
+
+
+class GitSourceProvider(CompositionProvider):
+    """Declares what repositories say; a look at a set is a look at its repository."""
+
+    def __init__(
+        self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
+    ) -> None:
+        super().__init__(config, secrets, kind=kind, summary=summary)
+        with extra_needed("git", "Git sources", _LIBRARIES):
+            from infra.providers.git.heads import Heads  # noqa: PLC0415 - needs the extra
+            from infra.providers.git.rendering import renderers_of_process  # noqa: PLC0415
+        self._heads = Heads(
+            self._contents,
+            secrets,
+            self._check,
+            renderers_of_process(),
+            timeout_seconds=config.limits.request_timeout_seconds,
+        )
+        self._moves = 0
+        self._installed = installed_kinds()
+
+    async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
+        """Show what each repository has."""
+        rows = (
+            {} if look == "Effect" else await self._standing.rows([each.parent for each in specs])
+        )
+        followed = {name for name, row in rows.items() if row.declared}
+
+        async def shown(spec: ComposedSetSpec) -> Fields:
+            if SOURCE not in spec.fields:  # somebody else has written it
+                return {}
+            if spec.parent not in followed:  # nobody wants news of it
+                return self._heads.shown(spec)
+            return await self._heads.looked_at(spec, fresh=look == "Read")
+
+        return await asyncio.gather(*map(shown, specs))
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List all sources, each with what its repository has."""
+        parents: set[str] = set()
+        async for page in super().pages(scope, page_size=page_size):
+            parents |= {parent_of(self.kind, each.name) for each in page}
+            yield page
+        self._heads.forget_others(parents)
+
+    async def changes(self, after: str | None) -> str:
+        """Return how far outcomes and repositories have come."""
+        outcomes = await super().changes(after)
+        self._moves += await self._heads.have_moved()
+        return f"{outcomes}.{self._moves}"
+
+    async def _check(self) -> Check:
+        """Return how manifests are checked: by the kinds of now, and those that they define."""
+        kinds = self._installed.copy()
+        for name, (generation, fields) in (await self._standing.definitions()).items():
+            with suppress(InvalidManifestError):  # what it is over may be missing here
+                kinds.define(defined(kinds, name, fields, generation))
+
+        def check(manifest: Manifest) -> None:
+            kinds.check(manifest)
+            if manifest.kind == KIND_DEFINITION_KIND:
+                kinds.define(defined(kinds, manifest.metadata.name, manifest.spec, 1))
+
+        return check
+
+    def told_of(self, fields: Fields) -> str:
+        """Name the commit that a content is of."""
+        return told_revision(fields[REVISION]) if REVISION in fields else ""
