@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from events.provider_config import ProviderConfigSpec
 from infra.providers.caddy.configuration import name_problem
-from infra.providers.caddy.routes import RoutesProvider
 from infra.providers.caddy.spec import RouteFields, RouteOutputs, normalize, ready
-from reconciler.provider import Capabilities
+from reconciler.provider import Capabilities, Provider
 from reconciler.provider.kind import Kind
+from reconciler.provider.secrets import Secrets
+
+
+def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    from infra.providers.caddy.routes import RoutesProvider  # noqa: PLC0415 - who has a proxy pays
+
+    return RoutesProvider(config, secrets)
+
 
 ROUTE = Kind(
     name="Route",
@@ -20,7 +28,7 @@ ROUTE = Kind(
         conditional_writes=True,
         watch=True,
     ),
-    connect=RoutesProvider,
+    connect=_connect,
     normalize=normalize,
     name_problem=name_problem,
     outputs=RouteOutputs,
