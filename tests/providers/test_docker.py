@@ -15,9 +15,11 @@ from aiohttp import web
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
-from infra.providers.docker.container import CONTAINER, ContainersProvider, ready
+from infra.providers.docker.container import CONTAINER, ready
+from infra.providers.docker.containers import ContainersProvider
 from infra.providers.docker.engine import OWN_LABELS, without_headers
-from infra.providers.docker.volume import VOLUME, VolumesProvider
+from infra.providers.docker.volume import VOLUME
+from infra.providers.docker.volumes import VolumesProvider
 from infra.secrets import open_stores
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (

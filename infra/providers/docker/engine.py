@@ -15,6 +15,7 @@ import msgspec
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.answers import Answer, decoded, inconclusive, refusal
+from infra.providers.docker.names import name_problem
 from infra.providers.endpoint import authorization, socket_path
 from infra.providers.http import HttpApi, Query
 from infra.providers.trust import trusting
@@ -46,7 +47,6 @@ OWN_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
 API_VERSION: Final = (1, 41)
 """Of Engine 20.10; a newer Engine that does not speak it any more is spoken to in its oldest."""
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 _ABSENT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
 _TOO_OLD: Final = "client version"
 _PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
@@ -263,13 +263,6 @@ def not_there(action: Action) -> NotFoundError:
 
 
 # --- names and labels
-
-
-def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a name of a container or a volume, or nothing."""
-    if _NAME.fullmatch(name) is not None:
-        return None
-    return "use 2 to 255 characters a-z A-Z 0-9 _ . - and begin with a letter or digit"
 
 
 def checked_name(external_name: str) -> str:

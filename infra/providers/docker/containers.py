@@ -1,0 +1,399 @@
+"""The provider of ``Container``: makes, changes and removes containers of a Docker Engine.
+
+A container is made in several calls: created, put into further networks, started. The first one
+leaves the action's key in a label, and each can be repeated, so whoever comes next goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from events.external import ExternalObject
+from events.log import Action
+from events.manifest import Fields
+from events.provider_config import ProviderConfigSpec, Scope
+from events.secret import SecretRef
+from infra.providers.answers import Answer, decoded
+from infra.providers.conflicts import check_uid
+from infra.providers.docker.engine import (
+    EngineApi,
+    begun,
+    checked_name,
+    engine_refusal,
+    filters,
+    gathered,
+    label_filter,
+    labels_to_write,
+    not_there,
+    nothing_made,
+    partly_done,
+    said,
+    taken,
+    without_headers,
+)
+from infra.providers.docker.events import EngineEvents
+from infra.providers.docker.inspection import (
+    Inspection,
+    as_object,
+    configuration,
+    endpoint_of,
+    inspection_decoder,
+    limits_to_write,
+    wanted_networks,
+)
+from infra.providers.docker.spec import (
+    MUTABLE,
+    comparable,
+)
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.provider import Effect
+from reconciler.provider.secrets import Secrets
+
+DEFAULT_STOP_SECONDS: Final = 10
+STOPPING_SHARE: Final = 0.5
+"""How much of a call's time a container may take to end before it is killed."""
+
+EVENTS: Final = [
+    *("create", "start", "die", "stop", "kill", "destroy", "rename", "update", "pause", "unpause"),
+    *("health_status", "connect", "disconnect"),
+]
+"""Not what a health check does (``exec_…``): that would be news with each check."""
+
+_ALONE: Final = frozenset({"host", "none"})
+"""Networks that a container cannot join or leave while it is there."""
+
+_CALLS_AT_ONCE: Final = 8
+_PAGE_BYTES: Final = 4096
+_DONE: Final = frozenset({HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+
+
+class _Listed(msgspec.Struct, frozen=True, rename="pascal"):
+    id: str
+    names: list[str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class _Made(msgspec.Struct, frozen=True, rename="pascal"):
+    id: str
+
+
+class _NetworkFound(msgspec.Struct, frozen=True, rename="pascal"):
+    name: str
+
+
+class _Info(msgspec.Struct, frozen=True, rename="pascal"):
+    mem_total: int
+
+
+_listed_decoder = msgspec.json.Decoder(list[_Listed])
+_made_decoder = msgspec.json.Decoder(_Made)
+_network_decoder = msgspec.json.Decoder(_NetworkFound)
+_info_decoder = msgspec.json.Decoder(_Info)
+_anything_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class ContainersProvider:
+    """Makes, keeps and removes containers of an Engine."""
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+        self._api = EngineApi(config, secrets)
+        self._secrets = secrets
+        self._events = EngineEvents(self._api, ["container", "network"], EVENTS)
+
+    async def create(self, action: Action) -> Effect:
+        """Make and start a container; go on with one that this action has begun."""
+        name = checked_name(action.external_name)
+        content = await self._configuration(action)
+        with nothing_made():
+            await self._check_what_it_needs(action.fields)
+        answer = await self._api.call(
+            "POST", "/containers/create", query=[("name", name)], body=content
+        )
+        if answer.status_code == HTTPStatus.CONFLICT:
+            found = await self._inspected(action.external_name)
+            shown = None if found is None else self._object(found)
+            if found is None or shown is None or shown.written_by != action.idempotency_key:
+                raise taken(action, shown)
+            return Effect(await self._finished(found, action), replayed=True)
+        with nothing_made():
+            if answer.status_code == HTTPStatus.NOT_FOUND:
+                raise _missing(answer, action.fields)
+            if answer.status_code != HTTPStatus.CREATED:
+                raise engine_refusal(answer)
+        with begun("it is made, and not as declared yet"):
+            found = await self._by_id(decoded(answer, _made_decoder).id)
+        return Effect(await self._finished(found, action))
+
+    async def update(self, action: Action) -> Effect:
+        """Change limits, restart policy, networks, and whether it runs; nothing else can be."""
+        found = await self._inspected(action.external_name)
+        if found is None:
+            raise not_there(action)
+        shown = self._object(found)
+        check_uid(shown, action)
+        fixed = _fixed_differences(shown, action)
+        if fixed:
+            what = ", ".join(fixed)
+            raise PermanentError(
+                f"{what} of a container cannot be changed: there is no call for it"
+            )
+        await self._check_networks(action.fields)
+        return Effect(await self._completed(found, action.fields))
+
+    async def delete(self, action: Action) -> Effect:
+        """Stop a container and remove it, by its id; its volumes stay, those without a name too."""
+        found = await self._inspected(action.uid or action.external_name, is_id=bool(action.uid))
+        if found is None:
+            other = await self._inspected(action.external_name) if action.uid else None
+            if other is not None:
+                check_uid(self._object(other), action)
+            return Effect(None, absent=True)
+        if not found.state.is_up:
+            return await self._removed(found)
+        await self._stop(found)
+        with begun("it is stopped, and not removed yet"):
+            await self._removed(found)
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read the container of a name."""
+        del uid  # names are unique
+        found = await self._inspected(external_name)
+        return None if found is None else self._object(found)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List a scope: the Engine lists all at once, and each is then looked at by itself."""
+        query = [("all", "true"), filters(label=label_filter(scope.labels))]
+        listed = await self._api.ask("/containers/json", _listed_decoder, query)
+        ids = [each.id for each in listed if _may_be_in(scope, each)]
+        for start in range(0, len(ids), page_size):
+            calls = [self._find(id_) for id_ in ids[start : start + page_size]]
+            found = await gathered(calls, _CALLS_AT_ONCE)
+            objects = [self._object(each) for each in found if each is not None]
+            yield [each for each in objects if scope.has(each.name, each.labels)]
+
+    async def changes(self, after: str | None) -> str:
+        """Wait for the Engine's next event about a container."""
+        return await self._events.changes(after)
+
+    async def logs(
+        self, uid: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Read what a container has written to its output and to its errors."""
+        found = await self._inspected(uid, is_id=True)
+        if found is None:
+            raise NotFoundError(f"container {uid} is not there")
+        query = [("stdout", "true"), ("stderr", "true"), ("follow", str(follow).lower())]
+        query.append(("tail", "all" if tail is None else str(tail)))
+        async with self._api.stream(f"/containers/{found.id}/logs", query) as response:
+            pieces = response.aiter_bytes()
+            async for piece in pieces if found.config.tty else without_headers(pieces):
+                yield piece
+
+    async def readings(self, external_name: str) -> Fields | None:
+        """Return when it started, how it ended before, and how often the Engine restarted it."""
+        found = await self._inspected(external_name)
+        return None if found is None else found.readings
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._api.close()
+
+    # --- making one, and having one be as it should
+
+    async def _configuration(self, action: Action) -> dict[str, Any]:
+        fields, env = action.fields, dict[str, str]()
+        for name, value in fields.get("env", {}).items():
+            env[name] = value if isinstance(value, str) else await self._secret(value)
+        return configuration(fields, env, labels_to_write(action))
+
+    async def _secret(self, value: Fields) -> str:
+        if "$secret" not in value:
+            raise PermanentError("a variable is a value or {$secret: NAME}")
+        store = {"store": value["store"]} if "store" in value else {}
+        found = await self._secrets.value(SecretRef(value["$secret"], **store))
+        if "\0" in found:
+            raise PermanentError(f"secret {value['$secret']!r} cannot be in the environment")
+        return found
+
+    async def _check_what_it_needs(self, fields: Fields) -> None:
+        """Refuse what would be made half, or with a volume that nobody declared, by a typo."""
+        volumes = {each["source"] for each in fields.get("mounts", []) if each["type"] == "volume"}
+        for volume in sorted(volumes):
+            if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
+                raise TransientError(
+                    f"there is no volume {volume!r}: declare it, or have it made",
+                    status=HTTPStatus.NOT_FOUND,
+                )
+        await self._check_networks(fields)
+
+    async def _check_networks(self, fields: Fields) -> None:
+        for network in sorted(wanted_networks(fields).keys() if "networks" in fields else ()):
+            found = await self._api.ask(f"/networks/{network}", _network_decoder)
+            if found.name != network:  # the Engine takes an id for a name, and shows the name
+                raise PermanentError(
+                    f"there is no network of the name {network!r}: it is the id of {found.name!r}"
+                )
+
+    async def _finished(self, found: Inspection, action: Action) -> ExternalObject:
+        """Bring a made container to what is declared; it is there whatever comes of that."""
+        try:
+            with begun("it is made, and not as declared yet"):
+                return await self._completed(found, action.fields)
+        except UnknownResultError as error:
+            if isinstance(error.__cause__, PermanentError):  # such as a command that is not there
+                with begun("it is made, and not looked at"):
+                    made = self._object(await self._by_id(found.id))
+                raise PermanentError(error.message, status=error.status, obstacle=made) from error
+            raise
+
+    async def _completed(self, found: Inspection, fields: Fields) -> ExternalObject:
+        """Bring a container to what is declared, by calls that can each be repeated."""
+        place, is_begun = f"/containers/{found.id}", False
+        try:
+            if limits := limits_to_write(fields, found):
+                await self._do(f"{place}/update", await self._within_the_host(limits))
+                is_begun = True
+            for path, body in _network_changes(fields, found):
+                await self._do(path, body)
+                is_begun = True
+            is_wanted, state = fields.get("running", True), found.state
+            if is_wanted and state.paused:
+                await self._do(f"{place}/unpause")
+            elif is_wanted and not state.running:
+                await self._do(f"{place}/start")
+            elif state.running and not is_wanted:
+                await self._stop(found)
+            is_begun = True
+            return self._object(await self._by_id(found.id))
+        except ProviderError as error:
+            if not is_begun or isinstance(error, UnknownResultError):
+                raise
+            raise partly_done("it is partly as declared", error) from error
+
+    async def _do(self, path: str, body: object = None) -> None:
+        answer = await self._api.call("POST", path, body=body)
+        if answer.status_code not in _DONE:
+            raise _not_done(answer)
+
+    async def _within_the_host(self, limits: dict[str, Any]) -> dict[str, Any]:
+        """Fill in all memory of the host where no limit is wanted: the Engine can't take it off."""
+        if "Memory" not in limits or limits["Memory"] is not None:
+            return limits
+        total = (await self._api.ask("/info", _info_decoder)).mem_total
+        memory = total - total % _PAGE_BYTES
+        return {**limits, "Memory": memory, "MemorySwap": 2 * memory}
+
+    async def _removed(self, found: Inspection) -> Effect:
+        path = f"/containers/{found.id}"
+        answer = await self._api.call("DELETE", path, query=[("force", "true")])
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            return Effect(None, absent=True)
+        if answer.status_code != HTTPStatus.NO_CONTENT:
+            raise engine_refusal(answer)
+        return Effect(None)
+
+    async def _stop(self, found: Inspection) -> None:
+        wanted = found.config.stop_timeout
+        most = int(self._api.timeout_seconds * STOPPING_SHARE)
+        seconds = min(DEFAULT_STOP_SECONDS if wanted is None else wanted, most)
+        path = f"/containers/{found.id}/stop"
+        answer = await self._api.call("POST", path, query=[("t", str(seconds))])
+        if answer.status_code not in {*_DONE, HTTPStatus.NOT_FOUND}:
+            raise engine_refusal(answer)
+
+    # --- looking at one
+
+    async def _inspected(self, external_name: str, *, is_id: bool = False) -> Inspection | None:
+        """Look at the container of a name; the Engine takes the beginning of an id for one, too."""
+        checked = checked_name(external_name)
+        found = await self._find(checked)
+        if found is None or external_name == (found.id if is_id else found.external_name):
+            return found
+        return None
+
+    async def _find(self, id_or_name: str) -> Inspection | None:
+        return await self._api.find(f"/containers/{id_or_name}/json", inspection_decoder)
+
+    async def _by_id(self, id_: str) -> Inspection:
+        found = await self._find(id_)
+        if found is None:
+            raise TransientError(f"container {id_} is gone again")
+        return found
+
+    def _object(self, inspected: Inspection) -> ExternalObject:
+        return as_object(inspected, self._secrets.digest)
+
+
+def _may_be_in(scope: Scope, listed: _Listed) -> bool:
+    names = [each.removeprefix("/") for each in listed.names or ()]
+    return not names or any(name.startswith(scope.prefix or "") for name in names)
+
+
+def _fixed_differences(shown: ExternalObject, action: Action) -> list[str]:
+    """Name what an update would have to change and cannot; labels only where all else is so."""
+    wanted, seen = comparable(action.fields), comparable(shown.fields)
+    names = sorted(wanted.keys() | seen.keys())
+    differing = [name for name in names if wanted.get(name) != seen.get(name)]
+    if not differing and action.labels != shown.labels:
+        return ["labels"]
+    before, after = (
+        {each["name"] for each in fields.get("networks", ())} for fields in (wanted, seen)
+    )
+    is_fixed = bool(_ALONE & (before ^ after))
+    return [name for name in differing if name not in MUTABLE or (name == "networks" and is_fixed)]
+
+
+def _network_changes(fields: Fields, found: Inspection) -> list[tuple[str, object]]:
+    """Return the calls that put a container into the networks that it should be in, and no others.
+
+    One that is in a network in another way leaves it first: a fixed address cannot be changed.
+    """
+    wanted, seen = wanted_networks(fields), found.networks
+    leaving = [name for name, each in seen.items() if wanted.get(name) != each]
+    joining = [name for name, each in wanted.items() if seen.get(name) != each]
+    return [
+        *(
+            (f"/networks/{name}/disconnect", {"Container": found.id, "Force": True})
+            for name in leaving
+        ),
+        *(
+            (
+                f"/networks/{name}/connect",
+                {"Container": found.id, "EndpointConfig": endpoint_of(wanted[name])},
+            )
+            for name in joining
+        ),
+    ]
+
+
+def _missing(answer: Answer, fields: Fields) -> ProviderError:
+    """Describe a creation that misses something; 404 is the Engine's word for an image, too."""
+    words = said(answer)
+    if words.lower().startswith("no such image"):
+        return TransientError(
+            f"image {fields['image']!r} is not on this Engine, and nothing is pulled: have it"
+            " pulled, loaded or built there",
+            status=HTTPStatus.NOT_FOUND,
+        )
+    return engine_refusal(answer)
+
+
+def _not_done(answer: Answer) -> ProviderError:
+    """Describe a change that failed; a container that is gone is a conflict."""
+    if answer.status_code == HTTPStatus.NOT_FOUND and "no such container" in said(answer).lower():
+        return ConflictError("it is gone since it was looked at", status=answer.status_code)
+    return engine_refusal(answer)

@@ -1,0 +1,15 @@
+"""What containers and volumes can be called."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
+
+
+def name_problem(name: str) -> str | None:
+    """Describe what is wrong with a name of a container or a volume, or nothing."""
+    if _NAME.fullmatch(name) is not None:
+        return None
+    return "use 2 to 255 characters a-z A-Z 0-9 _ . - and begin with a letter or digit"
