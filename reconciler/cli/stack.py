@@ -11,20 +11,22 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, Never
+from typing import TYPE_CHECKING, BinaryIO, Final, Never
 
 import msgspec
 import structlog
 
 from infra.components import Component
-from infra.embedded.full_disk import FullDiskWatch
-from infra.embedded.server import EmbeddedServer
-from infra.example_api import ExampleApi
 from infra.jetstream.connection import without_secrets
 from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UpFile, read_up_file
 from reconciler.cli.errors import StackError, UsageError
 from reconciler.cli.local_configs import LocalApi, example_api
+
+if TYPE_CHECKING:
+    from infra.embedded.full_disk import FullDiskWatch
+    from infra.embedded.server import EmbeddedServer
+    from infra.example_api import ExampleApi
 
 DEFAULT_PORT: Final = 4222
 DEFAULT_API_PORT: Final = 8080
@@ -85,7 +87,7 @@ class Stack:
         connections find it. That is looked at once this serves: a server that takes up its streams
         again says that they could not be recovered.
         """
-        disk = None if self.server is None else FullDiskWatch(self.server)
+        disk = None if self.server is None else _full_disk_watch(self.server)
         next_look = 0.0
         while True:
             self._check_running()
@@ -120,10 +122,14 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
         closing.enter_context(_locked(options.data))
         stack = Stack(options.data, options.nats_url or "")
         if not options.nats_url:
+            from infra.embedded.server import EmbeddedServer  # noqa: PLC0415 - who starts one pays
+
             stack.server = EmbeddedServer()
             closing.push_async_callback(stack.server.stop)
             stack.nats_url = await _start_server(stack.server, options, stack.notes)
         if options.with_api:
+            from infra.example_api import ExampleApi  # noqa: PLC0415 - as above
+
             stack.api = ExampleApi()
             closing.push_async_callback(stack.api.stop)
             stack.api_url = await _start_api(stack.api, options, stack.notes)
@@ -136,6 +142,12 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
             await component.start(options.data / name)
             stack.components[name] = component
         yield stack
+
+
+def _full_disk_watch(server: EmbeddedServer) -> FullDiskWatch:
+    from infra.embedded.full_disk import FullDiskWatch  # noqa: PLC0415 - as above
+
+    return FullDiskWatch(server)
 
 
 def write_up_file(stack: Stack) -> None:
