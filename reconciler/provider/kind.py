@@ -352,20 +352,23 @@ class KindRegistry(Mapping[str, Kind]):
         kinds: Iterable[Kind],
         *,
         installed: Callable[[], Collection[str]] | None = None,
+        at_start: frozenset[str] | None = None,
     ) -> None:
         built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE, COMPOSED_SET, COMPOSED_CONTENT)
         self._kinds = {kind.name: kind for kind in (*built_in, *kinds)}
         self._find_providers()
         self._defined: dict[tuple[str, str], Kind] = {}
         self._installed = installed
-        self._at_start = frozenset(() if installed is None else installed())
+        if at_start is None:
+            at_start = frozenset(() if installed is None else installed())
+        self._at_start = at_start
         self._looked_at: datetime | None = None
         self._hint = ""
 
     def copy(self) -> KindRegistry:
         """Return a registry of its own for a process, without what was defined."""
         installed = (kind for kind in self._kinds.values() if kind.definition is None)
-        return KindRegistry(installed, installed=self._installed)
+        return KindRegistry(installed, installed=self._installed, at_start=self._at_start)
 
     def define(self, kind: Kind) -> None:
         """Know a defined kind, in the place of an older definition of it."""
@@ -467,7 +470,8 @@ def installed_kinds() -> KindRegistry:
     ``ConfigurationError`` if none is registered at all, which is an installation gone wrong.
     """
     kinds: list[Kind] = []
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
+    entries = entry_points(group=ENTRY_POINT_GROUP)
+    for entry in entries:
         kind = entry.load()
         if not isinstance(kind, Kind):
             raise TypeError(f"entry point {entry.name} = {entry.value} is not a reconciler Kind")
@@ -476,4 +480,4 @@ def installed_kinds() -> KindRegistry:
         raise ConfigurationError(
             f"no kind is registered under {ENTRY_POINT_GROUP!r}: install the package again"
         )
-    return KindRegistry(kinds, installed=_installed_names)
+    return KindRegistry(kinds, installed=_installed_names, at_start=frozenset(entries.names))
