@@ -165,6 +165,7 @@ async def bus(connection: Connection) -> AsyncGenerator[Client]:
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's work on the fastest event loop there is."""
     gc.freeze()  # what is imported by now stays for ever
+    gc.enable()
     if sys.platform == "win32":
         return asyncio.run(work)
     import uvloop  # noqa: PLC0415 - not there on Windows

@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(tokens: Sequence[str]) -> int:
     """Run a command, imported with all that it needs only here."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    gc.disable()  # until a command's work begins: what is imported stays for ever
     command = tokens[0]
     if not command.startswith("-") and command not in (*names(), COMPLETE):
         return _unknown(command)
