@@ -31,7 +31,7 @@ from reconciler.cli.results import (
 from reconciler.errors import UnknownKindError
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KindRegistry, installed_kinds
-from reconciler.resource.decide import PLAN_OUTDATED
+from reconciler.resource.state import PLAN_OUTDATED
 from reconciler.sdk.client import Client
 
 if TYPE_CHECKING:

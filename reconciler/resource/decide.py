@@ -44,7 +44,7 @@ from reconciler.resource.evolve import evolve
 from reconciler.resource.foresight import turn_digest
 from reconciler.resource.next_step import next_step
 from reconciler.resource.outcome import outcome_to_record
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import PLAN_OUTDATED, ResourceState
 from reconciler.resource.turn import (
     NOTHING_NEW,
     Command,
@@ -56,9 +56,6 @@ from reconciler.resource.turn import (
     is_handled,
     refused,
 )
-
-PLAN_OUTDATED = "PlanOutdated"
-"""Why a declaration is refused of which something else would come than was planned."""
 
 _MAX_STEPS = 16  # four are the most that a turn takes: more would be a loop without an end
 

@@ -192,6 +192,9 @@ APPROVAL: Final = "Approval"
 NOT_APPROVED: Final = "NotApproved"
 """Reason of the outcome after somebody has rejected it; that can be thought over."""
 
+PLAN_OUTDATED: Final = "PlanOutdated"
+"""Why a declaration is refused of which something else would come than was planned."""
+
 
 class ApprovalState(msgspec.Struct, frozen=True):
     """The plan that people were asked about, and what they decided."""

@@ -11,8 +11,9 @@ import pytest
 from events.intake import Answer, Declared, PlanRef
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec
-from reconciler.resource.decide import PLAN_OUTDATED, decide
+from reconciler.resource.decide import decide
 from reconciler.resource.foresight import UNKNOWN, foreseeing, turn_digest
+from reconciler.resource.state import PLAN_OUTDATED
 from tests.resource.building import BLOCK, CONFIG, Story, converged, manifest, names, repainted
 
 GREEN = {"type": "Square", "color": "Green"}
