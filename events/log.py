@@ -503,7 +503,7 @@ class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class OutcomeRecorded(_Event, frozen=True):
-    """How a generation stands: the public result, copied to the outcome stream by the server."""
+    """How a generation stands: the public result, which others subscribe to."""
 
     outcome: OutcomeName
     generation: int

@@ -211,8 +211,8 @@ def _channels() -> list[_Channel]:
         ),
         _Channel(
             "outcome",
-            f"outcome.{_ONE_RESOURCE}.{{outcome}}",
-            "How a generation of a resource stands (stream OUTCOMES, 30 days).",
+            f"log.{_ONE_RESOURCE}.outcome.{{outcome}}",
+            "How a generation of a resource stands: in the event log, for ever.",
             ["LogEvent"],
         ),
         _Channel(
@@ -222,9 +222,9 @@ def _channels() -> list[_Channel]:
             ["LogEvent"],
         ),
         _Channel(
-            "recordedOutcome",
-            f"log.{_ONE_RESOURCE}.outcome.{{outcome}}",
-            "Outcomes in the event log; a rejected declaration has none.",
+            "rejection",
+            f"rejection.{_ONE_RESOURCE}",
+            "A refused declaration: the log has nothing of it (stream REJECTIONS, 30 days).",
             ["LogEvent"],
         ),
         _Channel(
@@ -243,7 +243,7 @@ def _channels() -> list[_Channel]:
 
 
 _ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
-_SENT: Final = frozenset({"answer", "outcome", "log", "recordedOutcome", "action", "deadletter"})
+_SENT: Final = frozenset({"answer", "outcome", "rejection", "log", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that begins with _INBOX."},
     "class": {"enum": ["fact"], "description": "What kind of event it is."},

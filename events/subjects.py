@@ -10,7 +10,7 @@
 ``listing.<config>.<kind>.<id>``      a whole scope as an observer saw it: begin, items, complete
 ``log.<ns>.<kind>.<name>.<class>``     the event log; class is ``fact``, ``outcome.<outcome>``, or
                                        ``action.<config>`` for the workers of one configuration
-``outcome.<ns>.<kind>.<name>.<o>``     the outcome stream for other services, by the outcome
+``rejection.<ns>.<kind>.<name>``       declarations that were refused: the log has nothing of them
 ``sched.<ns>.<kind>.<name>.<what>``    a message schedule, whose target is
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream takes in
 ``state.<ns>.<kind>.<name>``           a resource's state, kept to load it faster (a cache)
@@ -116,14 +116,19 @@ def log_filter_of(subject: str) -> str:
     return ".".join(subject.split(".")[:4]) + ".>"
 
 
-def outcome(key: ResourceKey, name: str) -> str:
-    """Where outcomes of a resource are published: by the outcome's name, ``*`` for all."""
-    return f"outcome.{key.tokens}.{name}"
-
-
 def outcome_filter(tokens: str) -> str:
-    """All outcomes of resources that match ``namespace.kind.name``."""
-    return f"outcome.{tokens}.*"
+    """All outcomes in the log of resources that match ``namespace.kind.name``."""
+    return f"log.{tokens}.outcome.*"
+
+
+def rejection(key: ResourceKey) -> str:
+    """Where refused declarations of a resource are published."""
+    return f"rejection.{key.tokens}"
+
+
+def rejection_filter(tokens: str) -> str:
+    """All refused declarations of resources that match ``namespace.kind.name``."""
+    return f"rejection.{tokens}"
 
 
 def schedule(key: ResourceKey, what: str) -> str:

@@ -28,8 +28,8 @@ async def main(name: str) -> None:
     nc = await nats.connect(NATS_URL, max_reconnect_attempts=1, error_cb=ignore)
     js = nc.jetstream()
     outcomes = await js.subscribe(
-        f"outcome.default.Shape.{name}.*",
-        stream="OUTCOMES",
+        f"log.default.Shape.{name}.outcome.*",
+        stream="LOG_1",
         ordered_consumer=True,
         config=ConsumerConfig(deliver_policy=DeliverPolicy.NEW),
     )

@@ -20,6 +20,7 @@ import nats.errors
 
 NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
 NAMESPACE = os.environ.get("NAMESPACE", "default")
+OUTCOMES = f"log.{NAMESPACE}.*.*.outcome.*"
 
 
 async def ignore(_error: Exception) -> None:
@@ -38,13 +39,13 @@ async def main(name: str) -> None:
     # The namespace's own consumer remembers what was dealt with; making it again changes nothing.
     config = {
         "durable_name": NAMESPACE,
-        "filter_subject": f"outcome.{NAMESPACE}.>",
+        "filter_subject": OUTCOMES,
         "deliver_policy": "new",
         "ack_policy": "explicit",
     }
     made = await nc.request(
-        f"$JS.API.CONSUMER.CREATE.OUTCOMES.{NAMESPACE}.outcome.{NAMESPACE}.>",
-        json.dumps({"stream_name": "OUTCOMES", "config": config}).encode(),
+        f"$JS.API.CONSUMER.CREATE.LOG_1.{NAMESPACE}.{OUTCOMES}",
+        json.dumps({"stream_name": "LOG_1", "config": config}).encode(),
     )
     assert "error" not in json.loads(made.data), made.data
 
@@ -69,7 +70,7 @@ async def main(name: str) -> None:
     outcomes = await nc.subscribe(came)
     while outcome["outcome"] not in ("Converged", "Unchanged", "Invalid"):
         await nc.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.OUTCOMES.{NAMESPACE}",
+            f"$JS.API.CONSUMER.MSG.NEXT.LOG_1.{NAMESPACE}",
             json.dumps({"batch": 1, "expires": 30_000_000_000}).encode(),
             reply=came,
         )

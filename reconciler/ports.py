@@ -233,7 +233,7 @@ class IntakeWriter(Protocol):
 
 
 class Rejection(NamedTuple):
-    """A declaration that was refused, to be told on the outcome stream."""
+    """A declaration that was refused, to be told among the outcomes."""
 
     key: ResourceKey
     answer: Answer

@@ -1,8 +1,8 @@
 """Judges a history by what was published and by what the API saw, and by nothing of the product's.
 
-``History`` is a record of the streams LOG_1, INTAKE, OUTCOMES and DEADLETTERS, and of the resources
-API's own journal and listing (``tests.history_reading`` reads one). ``findings`` gives every breach
-of what must hold, each a line for people; an empty list is the verdict that nothing leaked, nothing
+``History`` is a record of the streams LOG_1, INTAKE, REJECTIONS and DEADLETTERS, and of the API's
+own journal and listing (``tests.history_reading`` reads one). ``findings`` gives every breach of
+what must hold, each a line for people; an empty list is the verdict that nothing leaked, nothing
 was doubled and nothing was lost. The idea is that of Jepsen's checkers: run anything, kill
 anything, record everything, and judge the record afterwards.
 
@@ -58,7 +58,6 @@ Rule = Literal[
     "duplicate",  # one key had several effects, or one resource has several objects
     "unexplained",  # an effect of an action that had none, by the log
     "unended",  # a decided action has no end, and no attempt of it is scheduled
-    "outcomes",  # the outcome stream is not what the log recorded
     "stranger",  # an effect on an object that was never ours
     "late",  # an observation from before our last effect was believed
     "loss",  # what is declared does not exist as declared
@@ -108,7 +107,7 @@ class History:
 
     log: Sequence[Recorded]
     intake: Sequence[Told]
-    outcomes: Sequence[LogEvent]
+    rejections: Sequence[LogEvent]
     dead_letters: Sequence[DeadLetterRecord]
     journal: Sequence[JournalEntry]
     listing: Sequence[Shape]
@@ -166,7 +165,6 @@ def findings(
         *_doubled_effects(history),
         *_unexplained(history),
         *_unended(history),
-        *_outcomes(history),
         *_strangers(history),
         *_late_observations(history),
         *_losses(history),
@@ -180,7 +178,7 @@ def findings(
 
 def _undecided(history: History, acknowledged: Iterable[Acknowledged]) -> Iterator[Finding]:
     buried = {letter.position for letter in history.dead_letters}
-    refused = {each.causeposition for each in history.outcomes if _is_rejection(each)}
+    refused = {each.causeposition for each in history.rejections}
     causes = {(each.event.key, each.event.causeid) for each in history.log}
     stored = {(each.key, each.message_id) for each in history.intake}
     first: dict[tuple[ResourceKey | None, str], int] = {}
@@ -366,23 +364,6 @@ def _progress(data: ResourceEvent) -> tuple[str | None, str]:
             return None, ""
 
 
-def _outcomes(history: History) -> Iterator[Finding]:
-    recorded = {
-        each.event.id: each.event
-        for each in history.log
-        if isinstance(each.event.data, OutcomeRecorded)
-    }
-    told = [each for each in history.outcomes if not _is_rejection(each)]
-    for event_id, count in Counter(each.id for each in told).items():
-        if count > 1:
-            yield Finding("outcomes", event_id, f"told {count} times")
-    for each in told:
-        if recorded.get(each.id) != each:
-            yield Finding("outcomes", each.id, "told, but the log has not recorded it")
-    for event_id in recorded.keys() - {each.id for each in told}:
-        yield Finding("outcomes", event_id, "recorded, but never told")
-
-
 # --- what may be touched, and believed
 
 
@@ -549,10 +530,6 @@ _METHODS: Mapping[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete"
 def _action(event: LogEvent) -> Action | None:
     data = event.data
     return data.action if isinstance(data, (ActionDecided, ActionRetried, LookupDecided)) else None
-
-
-def _is_rejection(event: LogEvent) -> bool:
-    return isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Rejected"
 
 
 def _moment(effect: JournalEntry) -> float:

@@ -5,10 +5,8 @@ Everything is read as any other service could read it. Nothing is concluded here
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import httpx
 import msgspec
@@ -17,9 +15,8 @@ from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
 from events.envelope import InvalidMessageError, decode_intake, decode_log
-from events.log import OutcomeRecorded
 from events.subjects import parse_stored_intake
-from infra.bus.streams import DEADLETTERS, INTAKE, LOG, OUTCOMES
+from infra.bus.streams import DEADLETTERS, INTAKE, LOG, REJECTIONS
 from infra.example_api.shapes import Shape
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -91,11 +88,10 @@ async def read_bus(nc: Client) -> History:
 
 async def _read_bus_once(nc: Client) -> History:
     log = [_recorded(message) for message in await _all(nc, LOG)]
-    wanted = sum(isinstance(each.event.data, OutcomeRecorded) for each in log)
     return History(
         log=log,
         intake=[_told(message) for message in await _all(nc, INTAKE)],
-        outcomes=[decode_log(message.payload) for message in await _copied(nc, wanted)],
+        rejections=[decode_log(message.payload) for message in await _all(nc, REJECTIONS)],
         dead_letters=[
             msgspec.json.decode(message.payload, type=DeadLetterRecord)
             for message in await _all(nc, DEADLETTERS)
@@ -111,17 +107,6 @@ async def _all(nc: Client, stream: str) -> list[StoredMessage]:
         async for messages in follower.replay():
             found += messages
     return found
-
-
-async def _copied(nc: Client, wanted: int) -> Sequence[StoredMessage]:
-    """Read the outcome stream, once the server had the time to copy what the log has."""
-    deadline = time.monotonic() + COPY_SECONDS
-    while True:
-        messages = await _all(nc, OUTCOMES)
-        copies = sum(b'"outcome":"Rejected"' not in message.payload for message in messages)
-        if copies >= wanted or time.monotonic() > deadline:
-            return messages
-        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _recorded(message: StoredMessage) -> Recorded:

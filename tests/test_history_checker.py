@@ -122,7 +122,7 @@ def sound() -> History:
     return History(
         log=story.log,
         intake=story.intake,
-        outcomes=[e.event for e in story.log if isinstance(e.event.data, OutcomeRecorded)],
+        rejections=[],
         dead_letters=[],
         journal=story.journal,
         listing=[Shape("foo", "Square", "Red", {}, "uid-foo", 1, "")],
@@ -153,10 +153,6 @@ def with_effect(history: History, **what: Any) -> History:
     last = history.journal[-1]
     effect = changed(last, sequence=last.sequence + 1, **what)
     return replace(history, journal=[*history.journal, effect])
-
-
-def with_outcomes(history: History, outcomes: list[LogEvent]) -> History:
-    return replace(history, outcomes=outcomes)
 
 
 def more(history: History, key: ResourceKey, data: ResourceEvent, cause: int = 99) -> History:
@@ -257,30 +253,6 @@ BREACHES: dict[str, tuple[str, Callable[[History], History]]] = {
             ActionFailed(event_id(FOO, 5), "Update", 1, TRANSIENT),
         ),
     ),
-    "an outcome that is not told": (
-        "outcomes",
-        lambda history: with_outcomes(history, [*history.outcomes[1:]]),
-    ),
-    "an outcome that is told twice": (
-        "outcomes",
-        lambda history: with_outcomes(history, [*history.outcomes, history.outcomes[0]]),
-    ),
-    "an outcome that the log has not": (
-        "outcomes",
-        lambda history: with_outcomes(
-            history, [*history.outcomes, changed(history.outcomes[0], id="foo@99")]
-        ),
-    ),
-    "an outcome that is told otherwise than it was recorded": (
-        "outcomes",
-        lambda history: with_outcomes(
-            history,
-            [
-                changed(history.outcomes[0], data=OutcomeRecorded("Failed", 1, "AsDeclared")),
-                *history.outcomes[1:],
-            ],
-        ),
-    ),
     "a deletion of what was never ours": (
         "stranger",
         lambda history: replace(
@@ -338,13 +310,13 @@ def test_a_dead_letter_and_a_rejection_are_decisions() -> None:
     history = with_told(history, Told(51, BAR, "m51", "team-a", declared(BAR)))
     letter = DeadLetterRecord("intake", "", "", 50, "m50", datetime.now(UTC), 0, "", "text", False)
     rejected = changed(
-        history.outcomes[0],
+        history.log[-1].event,
         id="default/Shape/bar#rejected-51",
         subject=str(BAR),
         data=OutcomeRecorded("Rejected", 0, "Invalid"),
         causeposition=51,
     )
-    history = replace(history, dead_letters=[letter], outcomes=[*history.outcomes, rejected])
+    history = replace(history, dead_letters=[letter], rejections=[rejected])
     assert findings(history) == []
 
 
@@ -371,8 +343,7 @@ def test_what_is_kept_for_a_reason_that_is_told_is_no_leak() -> None:
     history = sound()
     there = Shape("gone", "Square", "Red", {}, "uid-gone", 1, "")
     held = more(history, GONE, OutcomeRecorded("Held", 2, "ProviderConfigMissing"), 99)
-    told = [*held.outcomes, held.log[-1].event]
-    assert findings(replace(held, outcomes=told, listing=[*held.listing, there])) == []
+    assert findings(replace(held, listing=[*held.listing, there])) == []
 
 
 def test_an_action_that_waits_for_its_next_attempt_has_a_schedule() -> None:
@@ -402,7 +373,7 @@ def replaced() -> History:
     return History(
         log=story.log,
         intake=story.intake,
-        outcomes=[e.event for e in story.log if isinstance(e.event.data, OutcomeRecorded)],
+        rejections=[],
         dead_letters=[],
         journal=story.journal,
         listing=[Shape("foo-2", "Square", "Blue", {}, "uid-foo-2", 1, "")],

@@ -16,9 +16,8 @@ from nats.aio.client import Client
 from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
 from events.envelope import encode_intake, encode_listing_part
 from events.intake import Answer, ListingPart
-from events.log import LogEvent
 from events.names import ResourceKey
-from events.subjects import REPLY_HEADER, log, outcome, parse_intake
+from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
@@ -35,9 +34,9 @@ from infra.bus.outcome_feeds import (
 from infra.bus.outcome_feeds import durable as open_durable
 from infra.bus.retries import patiently
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import INTAKE, LOG, OUTCOMES
+from infra.bus.streams import INTAKE, LOG
 from infra.bus.user import user_of_connection
-from infra.jetstream.errors import BusDeniedError, BusRefusedError, BusUnavailableError
+from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many
 from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
@@ -234,37 +233,15 @@ class JetStreamClientBus:
         return open_durable(self._nc, tokens, after, durable)
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
-        """Read each resource's newest outcome from the log, with its place among the outcomes."""
-        found = await self._last(LOG, [log(key, "outcome.*") for key in keys])
-        copies = await self._last(OUTCOMES, [outcome(each.event.key, "*") for each in found])
-        by_key = {each.event.key: each for each in copies}
-        return [await self._placed(each.event, by_key.get(each.event.key)) for each in found]
-
-    async def _last(self, stream: str, subjects: Sequence[str]) -> list[StoredEvent]:
+        """Read each resource's newest outcome."""
+        subjects = [outcome_filter(key.tokens) for key in keys]
         read = last_of_each if self._is_bound else last_for_subjects
-        found = await patiently(self._nc, lambda: read(self._nc, stream, subjects))
+        found = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
         newest: dict[ResourceKey, StoredEvent] = {}
-        for each in readable(found, stream):  # the last of every outcome that a resource ever had
+        for each in readable(found, LOG):  # the last of every outcome that a resource ever had
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
         return list(newest.values())
-
-    async def _placed(self, event: LogEvent, copy: StoredEvent | None) -> StoredEvent:
-        """Find an event in the outcome stream; ``copy`` is the newest there of its resource."""
-        if copy is None:
-            return StoredEvent(0, event)
-        if copy.event.id == event.id or copy.event.resourceversion > event.resourceversion:
-            return copy
-        if copy.event.resourceversion:
-            return StoredEvent(0, event)  # an older one: the copy is on its way
-        with contextlib.suppress(BusRefusedError):  # all consumers of a service are in use
-            async with self._followed([event.key.tokens], 0) as feed:
-                position = 0
-                while position < copy.position:  # a declaration was rejected since
-                    for position, each in await feed.next_outcomes():
-                        if each.id == event.id:
-                            return StoredEvent(position, event)
-        return StoredEvent(0, event)
 
     # --- the log
 

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
-from events.subjects import fired, outcome, schedule
+from events.subjects import fired, rejection, schedule
 from infra.bus.dead_letters import discard, may_hold_a_secret, store_letters
 from infra.bus.streams import INTAKE, TIMERS_KEPT
 from infra.jetstream.connection import api_request
@@ -62,7 +62,7 @@ class JetStreamDecisionSink:
             await send(self._nc, subject, _encoder.encode(answer))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejected outcomes, which are not in the log: nothing happened to the resource."""
+        """Publish rejections, which are not in the log: nothing happened to the resource."""
         _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
@@ -90,26 +90,26 @@ class JetStreamDecisionSink:
                 _logger.warning("a refused message was not erased", position=position, error=why)
 
 
-def _rejected_outcome(rejection: Rejection) -> OutgoingMessage:
+def _rejected_outcome(rejected: Rejection) -> OutgoingMessage:
     data = OutcomeRecorded(
         "Rejected",
-        rejection.answer.generation,
-        rejection.answer.reason,
-        rejection.answer.message,
+        rejected.answer.generation,
+        rejected.answer.reason,
+        rejected.answer.message,
     )
     event = LogEvent(
-        id=f"{rejection.key}#rejected-{rejection.answer.position}",
+        id=f"{rejected.key}#rejected-{rejected.answer.position}",
         source=SOURCE,
         type=event_type(data),
-        subject=str(rejection.key),
-        time=rejection.at,
+        subject=str(rejected.key),
+        time=rejected.at,
         resourceversion=0,
         data=data,
-        causeposition=rejection.answer.position,
-        actor=rejection.actor,
+        causeposition=rejected.answer.position,
+        actor=rejected.actor,
     )
     return OutgoingMessage(
-        outcome(rejection.key, "Rejected"), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
+        rejection(rejected.key), encode_log(event), {_MESSAGE_ID_HEADER: event.id}
     )
 
 

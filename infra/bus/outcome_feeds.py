@@ -1,18 +1,24 @@
-"""Outcomes from the stream OUTCOMES: followed by an ordered consumer, or by a durable one."""
+"""How resources stand: outcomes, which are in the log, and rejections, which are not (ADR 0054).
+
+Both are followed alike, by ordered consumers or by durable ones, and handed out together. A
+rejection has the position of the outcome that was handed out before it: from there, none is missed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from events.subjects import outcome_filter
+from events.subjects import outcome_filter, rejection_filter
 from infra.bus.retries import patiently
-from infra.bus.streams import OUTCOMES, follower_names
+from infra.bus.streams import LOG, REJECTIONS, follower_names
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, ack, nak, terminate
 from infra.jetstream.errors import (
@@ -23,61 +29,110 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.follow import Follower, follow, follow_as
 from infra.jetstream.pull import PullReader
-from infra.jetstream.reads import StoredMessage, stream_state
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from infra.jetstream.topology import ensure_consumer
 from reconciler.ports import StoredEvent
 
+_STREAMS: Final = (LOG, REJECTIONS)
 _REQUESTED_AT_ONCE: Final = 64
 _LEASE: Final = 120 * 1_000_000_000
 _logger = structlog.get_logger(__name__)
 
+_Read = TypeVar("_Read")
+
+
+class _Both(Generic[_Read]):
+    """What two readers return, the log's and the rejections', each asked again when it answered."""
+
+    def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
+        self._readers = dict(zip(_STREAMS, readers, strict=True))
+        self._asked: dict[str, asyncio.Future[_Read]] = {}
+
+    async def next(self) -> tuple[str, _Read]:
+        """Wait for either, and return the stream too; the log first where both have answered."""
+        for stream, read in self._readers.items():
+            if stream not in self._asked:
+                self._asked[stream] = asyncio.ensure_future(read())
+        await asyncio.wait(self._asked.values(), return_when=asyncio.FIRST_COMPLETED)
+        stream = next(stream for stream in _STREAMS if self._asked[stream].done())
+        return stream, self._asked.pop(stream).result()
+
+    async def close(self) -> list[_Read]:
+        """Ask no more, and return what nobody has taken yet."""
+        for each in self._asked.values():
+            each.cancel()
+        answers = await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        return [each for each in answers if not isinstance(each, BaseException)]
+
 
 class FollowedOutcomes:
-    """Outcomes in order, as they come; remembers nothing."""
+    """Outcomes in order, as they come, with rejections between them; remembers nothing."""
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
+    def __init__(self, outcomes: Follower, rejections: Follower, since_ns: int) -> None:
+        self._position = outcomes.position
+        self._since_ns = since_ns
+        self._both = _Both(outcomes.__anext__, rejections.__anext__)
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes."""
-        return readable(await anext(self._follower), OUTCOMES)
+        stream, messages = await self._both.next()
+        if stream == REJECTIONS:
+            newer = [each for each in messages if each.time_ns >= self._since_ns]
+            return [StoredEvent(self._position, event) for _, event in readable(newer, stream)]
+        if messages:
+            self._position = messages[-1].seq
+        return readable(messages, stream)
 
-    async def done(self, position: int) -> None:
+    async def done(self, outcome: StoredEvent) -> None:
         """Do nothing: who follows knows the position."""
+
+    async def close(self) -> None:
+        """End it."""
+        await self._both.close()
 
 
 class DurableOutcomes:
-    """Outcomes over a consumer that remembers what was dealt with."""
+    """Outcomes over consumers that remember what was dealt with."""
 
     def __init__(self, nc: Client, consumer: str) -> None:
         self._nc = nc
-        self._reader = PullReader(nc, OUTCOMES, consumer, max_batch=_REQUESTED_AT_ONCE)
-        self._open: dict[int, Delivered] = {}
+        self._readers = [
+            PullReader(nc, stream, consumer, max_batch=_REQUESTED_AT_ONCE) for stream in _STREAMS
+        ]
+        self._both = _Both(*(each.next_batch for each in self._readers))
+        self._position = 0
+        self._open: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes; each is handed out again until it is done."""
+        stream, batch = await self._both.next()
         found: list[StoredEvent] = []
-        for each in await self._reader.next_batch():
+        for each in batch:
             try:
-                found.append(StoredEvent(each.seq, decode_log(each.payload)))
+                event = decode_log(each.payload)
             except InvalidMessageError as error:
-                _tell_unreadable(OUTCOMES, each.seq, error)
+                _tell_unreadable(stream, each.seq, error)
                 await terminate(self._nc, each, "not an outcome")
                 continue
-            self._open[each.seq] = each
+            if stream == LOG:
+                self._position = each.seq
+            found.append(StoredEvent(self._position, event))
+            self._open[event.id] = each
         return found
 
-    async def done(self, position: int) -> None:
+    async def done(self, outcome: StoredEvent) -> None:
         """Have the server remember it."""
-        delivered = self._open.pop(position, None)
+        delivered = self._open.pop(outcome.event.id, None)
         if delivered is not None:
             await ack(self._nc, [delivered])
 
     async def close(self) -> None:
         """Return back what is not done, to be handed out at once to the next reader."""
-        await self._reader.close()
+        untaken = [each for batch in await self._both.close() for each in batch]
+        for each in self._readers:
+            await each.close()
         if self._nc.is_connected:
-            for each in self._open.values():
+            for each in [*self._open.values(), *untaken]:
                 await nak(self._nc, each)
 
 
@@ -89,12 +144,21 @@ async def followed(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
     """Follow outcomes that match one of the patterns; ``after=None``: from now on."""
-    first = await _first_wanted(nc, after)
-    filters = [outcome_filter(each) for each in tokens]
-    async with AsyncExitStack() as stack:
-        outcomes = follow(nc, OUTCOMES, filters=filters, start_seq=first)
-        follower = await patiently(nc, lambda: stack.enter_async_context(outcomes))
-        yield FollowedOutcomes(follower)
+    outcomes = follow(
+        nc,
+        LOG,
+        filters=[outcome_filter(each) for each in tokens],
+        start_seq=await _end_of(nc, LOG) + 1 if after is None else after + 1,
+    )
+    rejections = follow(
+        nc,
+        REJECTIONS,
+        filters=[rejection_filter(each) for each in tokens],
+        start_seq=await _end_of(nc, REJECTIONS) + 1 if after is None else 1,
+    )
+    since_ns = await _stored_at(nc, after) if after else 0
+    async with _entered(nc, outcomes, rejections, since_ns) as feed:
+        yield feed
 
 
 def can_be_bound(tokens: Sequence[str]) -> bool:
@@ -113,34 +177,64 @@ async def followed_bound(
     ``BusDeniedError``, and ``BusRefusedError`` when all the consumers are in use.
     """
     namespace = tokens[0].split(".")[0]
-    mine = outcome_filter(tokens[0]) if len(tokens) == 1 else f"outcome.{namespace}.>"
+    mine = tokens[0] if len(tokens) == 1 else f"{namespace}.*.*"
+    names = follower_names(namespace)
     outcomes = follow_as(
         nc,
-        OUTCOMES,
-        names=follower_names(namespace),
-        subject_filter=mine,
+        LOG,
+        names=names,
+        subject_filter=outcome_filter(mine),
         start_seq=None if after is None else after + 1,
+    )
+    rejections = follow_as(
+        nc,
+        REJECTIONS,
+        names=names,
+        subject_filter=rejection_filter(mine),
+        # When the event at a position was stored is not for a service to read: it gets all.
+        start_seq=None if after is None else 1,
     )
     async with AsyncExitStack() as stack:
         try:
-            follower = await patiently(nc, lambda: stack.enter_async_context(outcomes))
+            feed = await stack.enter_async_context(_entered(nc, outcomes, rejections, 0))
         except BusRefusedError as error:
             raise BusRefusedError(
-                f"all {len(follower_names(namespace))} consumers of namespace {namespace} are in "
+                f"all {len(names)} consumers of namespace {namespace} are in "
                 f"use ({error}): share one stream of outcomes, or wait for many resources at once"
             ) from error
-        yield FollowedOutcomes(follower)
+        yield feed
+
+
+@asynccontextmanager
+async def _entered(
+    nc: Client, outcomes: Follower, rejections: Follower, since_ns: int
+) -> AsyncGenerator[FollowedOutcomes]:
+    async with AsyncExitStack() as stack:
+        await patiently(nc, lambda: stack.enter_async_context(outcomes))
+        await patiently(nc, lambda: stack.enter_async_context(rejections))
+        feed = FollowedOutcomes(outcomes, rejections, since_ns)
+        stack.push_async_callback(feed.close)
+        yield feed
 
 
 @asynccontextmanager
 async def durable(
     nc: Client, tokens: str, after: int | None, name: str
 ) -> AsyncGenerator[DurableOutcomes]:
-    """Follow outcomes with a durable consumer, made where there is none of that name.
+    """Follow outcomes with durable consumers, made where there are none of that name.
 
     Raises ``IncompatibleStreamError`` for a name that is in use for other outcomes.
     """
-    await patiently(nc, lambda: _ensure_durable(nc, outcome_filter(tokens), after, name))
+    start: dict[str, Any] = {"deliver_policy": "new"}
+    if after is not None:
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
+    # What was rejected before the first opening: all that is kept, or nothing.
+    kept = {"deliver_policy": "all" if after is not None else "new"}
+    for stream, mine, begins in (
+        (LOG, outcome_filter(tokens), start),
+        (REJECTIONS, rejection_filter(tokens), kept),
+    ):
+        await patiently(nc, partial(_ensure_durable, nc, stream, mine, begins, name))
     feed = DurableOutcomes(nc, name)
     try:
         yield feed
@@ -148,12 +242,11 @@ async def durable(
         await feed.close()
 
 
-async def _ensure_durable(nc: Client, subject_filter: str, after: int | None, name: str) -> None:
-    found = await _existing(nc, name)
+async def _ensure_durable(
+    nc: Client, stream: str, subject_filter: str, start: Mapping[str, Any], name: str
+) -> None:
+    found = await _existing(nc, stream, name)
     if found is None:
-        start = {"deliver_policy": "new"}
-        if after is not None:
-            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
         config = {
             **start,
             "durable_name": name,
@@ -163,7 +256,7 @@ async def _ensure_durable(nc: Client, subject_filter: str, after: int | None, na
             "max_ack_pending": 1,  # in order, also what is handed out again
         }
         try:
-            await ensure_consumer(nc, OUTCOMES, config)
+            await ensure_consumer(nc, stream, config)
         except BusDeniedError as error:
             raise _hinted(error, subject_filter.split(".")[1]) from None
         return
@@ -171,7 +264,7 @@ async def _ensure_durable(nc: Client, subject_filter: str, after: int | None, na
         raise IncompatibleStreamError(
             f"durable {name!r} exists and follows {found.get('filter_subject')}, not "
             f"{subject_filter}: use another name, or remove it with "
-            f"`nats consumer rm {OUTCOMES} {name}`"
+            f"`nats consumer rm {stream} {name}`"
         )
 
 
@@ -183,17 +276,19 @@ def _hinted(error: BusDeniedError, namespace: str) -> BusDeniedError:
     )
 
 
-async def _first_wanted(nc: Client, after: int | None) -> int:
-    """Return the first position behind ``after``, or behind all that is there."""
-    if after is not None:
-        return after + 1
-    state = await patiently(nc, lambda: stream_state(nc, OUTCOMES))
-    return state.last_seq + 1
+async def _end_of(nc: Client, stream: str) -> int:
+    return (await patiently(nc, lambda: stream_state(nc, stream))).last_seq
 
 
-async def _existing(nc: Client, name: str) -> dict[str, Any] | None:
+async def _stored_at(nc: Client, position: int) -> int:
+    """Return when the log got what is at a position, or the first behind it; 0 if it ends there."""
+    found = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
+    return found[0].time_ns if found else 0
+
+
+async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
     try:
-        return (await api_request(nc, f"CONSUMER.INFO.{OUTCOMES}.{name}", None))["config"]
+        return (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
     except (NotFoundOnBusError, BusDeniedError):  # denied: told with a hint when it is made
         return None
 

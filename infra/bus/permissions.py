@@ -21,8 +21,8 @@ from infra.bus.streams import (
     INTAKE,
     LISTINGS,
     LOG,
-    OUTCOMES,
     RATES,
+    REJECTIONS,
     ROWS,
     ROWS_PREFIX,
     STATES,
@@ -49,7 +49,7 @@ ALL_STREAMS: Final = (
     INTAKE,
     TIMERS,
     LOG,
-    OUTCOMES,
+    REJECTIONS,
     STATES,
     LISTINGS,
     DEADLETTERS,
@@ -140,20 +140,24 @@ def service_exchanges(
         *_vouched_for(inboxes[0], mine, ("desired", "finalizer") if finalizers else ("desired",)),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
-        f"{_API}.DIRECT.GET.{LOG}.{subjects.log(mine, 'outcome.*')}",
-        f"{_API}.DIRECT.GET.{OUTCOMES}.{subjects.outcome(mine, '*')}",  # where it stands there
+        f"{_API}.DIRECT.GET.{LOG}.{subjects.outcome_filter(mine.tokens)}",
     ]
-    for name in (namespace, *follower_names(namespace)):
-        asked.append(f"{_API}.CONSUMER.CREATE.{OUTCOMES}.{name}.outcome.{namespace}.>")
-        asked.append(f"{_API}.CONSUMER.DELETE.{OUTCOMES}.{name}")
-    # The one that remembers is asked for messages; the others are sent theirs.
-    asked.append(f"{_API}.CONSUMER.INFO.{OUTCOMES}.{namespace}")
-    asked.append(f"$JS.ACK.{OUTCOMES}.{namespace}.>")
-    asked += [f"$JS.FC.{OUTCOMES}.{name}.>" for name in follower_names(namespace)]
-    pulled = f"{_API}.CONSUMER.MSG.NEXT.{OUTCOMES}.{namespace}"
+    pulled: list[str] = []
+    for stream, readable in (
+        (LOG, subjects.outcome_filter(mine.tokens)),  # of the log it reads nothing else
+        (REJECTIONS, subjects.rejection_filter(mine.tokens)),
+    ):
+        for name in (namespace, *follower_names(namespace)):
+            asked.append(f"{_API}.CONSUMER.CREATE.{stream}.{name}.{readable}")
+            asked.append(f"{_API}.CONSUMER.DELETE.{stream}.{name}")
+        # The one that remembers is asked for messages; the others are sent theirs.
+        asked.append(f"{_API}.CONSUMER.INFO.{stream}.{namespace}")
+        asked.append(f"$JS.ACK.{stream}.{namespace}.>")
+        asked.append(f"$JS.FC.{stream}.>")  # "send me more": nobody can guess another's subject
+        pulled.append(f"{_API}.CONSUMER.MSG.NEXT.{stream}.{namespace}")
     return (
         *(Exchange(subject, "service") for subject in asked),
-        Exchange(pulled, "service", many_answers=True),
+        *(Exchange(subject, "service", many_answers=True) for subject in pulled),
         *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
     )
 
@@ -236,7 +240,7 @@ def _decider() -> Iterator[str]:
     yield from _gets(STATES)
     yield subjects.log_filter(_EVERY)
     yield subjects.cached_state(_EVERY)
-    yield subjects.outcome(_EVERY, "*")
+    yield subjects.rejection(_EVERY)
     yield subjects.schedule(_EVERY, "*")
     yield from _dead_letters("intake", "declaration", "decision")
     yield f"{INBOX}.>"  # answers: to whoever asked
@@ -244,7 +248,7 @@ def _decider() -> Iterator[str]:
 
 def _worker() -> Iterator[str]:
     yield from _of_running_roles()
-    yield from _takes(LOG, "*")  # all its consumers are workers'
+    yield from _takes(LOG, "*")  # those of workers; no pattern tells them from services' own
     actions = subjects.log(_EVERY, "action")
     yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # a configuration's, when it is declared
     yield from _calls_apis()
@@ -271,8 +275,8 @@ def _projector() -> Iterator[str]:
 
 def _auditor() -> Iterator[str]:
     yield from _of_everybody()
-    yield from _follows(OUTCOMES)
-    yield from _gets(OUTCOMES)
+    yield from _follows(REJECTIONS)
+    yield from _gets(REJECTIONS)
 
 
 def _operator() -> Iterator[str]:
@@ -291,6 +295,7 @@ def _installer() -> Iterator[str]:
     yield f"{_API}.INFO"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
+    yield from (f"{_API}.STREAM.{what}.OUTCOMES" for what in ("INFO", "UPDATE"))  # format 2 had it
     for stream in (INTAKE, LOG):
         yield f"{_API}.CONSUMER.INFO.{stream}.*"
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"

@@ -5,8 +5,8 @@ stream          subjects                            keeps
 ==============  ==================================  ===========================================
 INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (then trimmed)
 TIMERS          ``sched.>``, ``fired.>``            message schedules; what fires goes to INTAKE
-LOG_1          ``log.>``                           the event log, for ever
-OUTCOMES        ``outcome.>``                       outcomes copied from LOG_1, and rejections
+LOG_1          ``log.>``                           the event log, for ever; outcomes are in it
+REJECTIONS      ``rejection.>``                     declarations that were refused
 STATES          ``state.>``                         the newest state of each resource (a cache)
 LISTINGS        ``listing.>``                       listings from other observers, an hour long
 DEADLETTERS     ``deadletter.>``                    what could not be used
@@ -47,7 +47,7 @@ from reconciler.failpoints import Failpoint, reach
 INTAKE: Final = "INTAKE"
 TIMERS: Final = "TIMERS"
 LOG: Final = "LOG_1"
-OUTCOMES: Final = "OUTCOMES"
+REJECTIONS: Final = "REJECTIONS"
 STATES: Final = "STATES"
 LISTINGS: Final = "LISTINGS"
 DEADLETTERS: Final = "DEADLETTERS"
@@ -59,7 +59,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     LOG: ("log.>",),
     TIMERS: ("sched.>", "fired.>"),
     INTAKE: ("rec.>",),
-    OUTCOMES: ("outcome.>",),
+    REJECTIONS: ("rejection.>",),
     STATES: ("state.>",),
     LISTINGS: ("listing.>",),
     DEADLETTERS: ("deadletter.>",),
@@ -69,8 +69,9 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 """What each stream takes; INTAKE stores it as ``in.>``."""
 
 PARTITIONS: Final = 8
-FOLLOWERS: Final = 8
-"""How many streams of outcomes a service may follow at once, all its processes together."""
+FOLLOWERS: Final = 6
+"""How many streams of outcomes a service may follow at once, all its processes together. Each is
+named in its user's JWT, which must fit into a line of the protocol."""
 
 MAX_UNACKNOWLEDGED: Final = 2_000
 """So many messages of a partition are handed out and not acknowledged; then none comes any more."""
@@ -93,7 +94,7 @@ EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 FORMAT_METADATA: Final = "reconciler-log-format"
 
-LOG_FORMAT: Final = 2
+LOG_FORMAT: Final = 3
 """What this release writes: events, streams, rows. Raised with each change that the release before
 cannot read, or would undo (ADR 0020); that one then refuses to start."""
 
@@ -105,6 +106,9 @@ _LEASE: Final = 10 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
 """How often a message may be handed out: beyond a limit the server drops it without a word."""
+
+_RETIRED: Final = "OUTCOMES"
+"""A copy of the log's outcomes, of format 2 and before."""
 
 Config = dict[str, Any]
 
@@ -133,11 +137,12 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 def follower_names(namespace: str) -> list[str]:
-    """Names of the consumers of OUTCOMES that a service of one namespace may use.
+    """Names of the consumers of outcomes and rejections that a service of one namespace may use.
 
-    Permissions match whole tokens, so names are fixed. No namespace and no durable name has an =.
+    Permissions match whole tokens, so names are fixed. No namespace and no durable name has an =,
+    and no consumer of workers begins with one.
     """
-    return [f"{namespace}={number}" for number in range(FOLLOWERS)]
+    return [f"={namespace}={number}" for number in range(FOLLOWERS)]
 
 
 def decider_consumers() -> list[str]:
@@ -184,6 +189,7 @@ async def ensure_topology(
     else:
         identity, first_position = restored.identity, restored.first_intake_position
     changes: dict[str, str] = {}
+    await _retire(nc)
     for config in await _streams(nc, identity, first_position):
         changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
@@ -201,7 +207,7 @@ async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int 
     from the log, is removed; dead letters and others' observations stay. Only what is there is
     deleted: on an empty server nobody needs the permission to.
     """
-    for stream in (INTAKE, TIMERS, OUTCOMES, STATES, ROWS):
+    for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
         if await _exists(nc, stream):
             await delete_stream(nc, stream)
     metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
@@ -329,13 +335,20 @@ async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> li
         {**_resources(), "metadata": _metadata(identity)},
         _timers(),
         await _intake(nc, first_position),
-        _outcomes(),
+        _rejections(),
         _states(),
         _observations(),
         _dead_letters(),
         _rates(),
         _rows(),
     ]
+
+
+async def _retire(nc: Client) -> None:
+    """Have nothing copied any more into what earlier releases kept: it ages out (ADR 0054)."""
+    found = await _found(nc, f"STREAM.INFO.{_RETIRED}")
+    if found.get("sources") and is_own(found.get("metadata") or {}):
+        await api_request(nc, f"STREAM.UPDATE.{_RETIRED}", {**found, "sources": []})
 
 
 def _resources() -> Config:
@@ -388,24 +401,8 @@ def _timers() -> Config:
     )
 
 
-def _outcomes() -> Config:
-    return _file_stream(
-        OUTCOMES,
-        max_age=30 * _DAY,
-        duplicate_window=_DUPLICATE_WINDOW,  # a stream with sources has none unless it says so
-        sources=[
-            {
-                "name": LOG,
-                "subject_transforms": [
-                    {
-                        "src": "log.*.*.*.outcome.*",
-                        "dest": "outcome."
-                        "{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}.{{wildcard(4)}}",
-                    }
-                ],
-            }
-        ],
-    )
+def _rejections() -> Config:
+    return _file_stream(REJECTIONS, max_age=30 * _DAY, duplicate_window=_DUPLICATE_WINDOW)
 
 
 def _states() -> Config:

@@ -15,11 +15,11 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import DriftDetected, LogEvent, OutcomeRecorded, SpecDeclared
-from events.subjects import outcome_filter
+from events.subjects import outcome_filter, rejection_filter
 from infra.bus.event_log import EVERYTHING
-from infra.bus.streams import LOG, OUTCOMES
+from infra.bus.streams import LOG, REJECTIONS
 from infra.jetstream.follow import Follower, follow
-from infra.jetstream.reads import StoredMessage, read_subject, stream_state
+from infra.jetstream.reads import StoredMessage, stream_state
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console
@@ -34,9 +34,6 @@ from reconciler.cli.signals import until_stopped
 from reconciler.cli.summaries import summary
 
 Lines = Literal["table", "json"]
-
-_COPIED_FROM = "Nats-Stream-Source"
-_LOOKED_AT = 100
 
 
 class Watched(msgspec.Struct, frozen=True):
@@ -90,7 +87,7 @@ def watch(
     namespace
         Only resources of this namespace; all by default.
     since_start
-        First what is kept (30 days), then what is new.
+        First all that was (of what was rejected, 30 days), then what is new.
     output
         Lines for people, or one JSON object a line.
     """
@@ -100,10 +97,7 @@ def watch(
     async def work() -> None:
         async with bus(connection) as nc:
             watched = await _watched(nc, chosen)
-            if labels:
-                await _watch_log(nc, watched, output, since_start=since_start)
-            else:
-                await _watch(nc, watched, output, since_start=since_start)
+            await _watch(nc, watched, output, since_start=since_start)
 
     async def all_of_it() -> Exit:
         return await until_stopped(work())
@@ -131,74 +125,57 @@ async def _watched(nc: Client, chosen: Selection) -> Watched:
     return Watched(tokens, selected, {name: row.labels for name, row in rows.items()})
 
 
-async def _watch_log(nc: Client, watched: Watched, output: Lines, *, since_start: bool) -> None:
-    """Follow the log alone: it tells labels in order with all else, but not what was rejected."""
-    first = 1 if since_start else (await stream_state(nc, LOG)).last_seq + 1
-    if since_start:
-        watched.labels.clear()  # as they were by then
-    async with follow(nc, LOG, filters=[f"log.{watched.tokens}.>"], start_seq=first) as log:
-        await _show_new(log, watched, output)
-
-
 async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bool) -> None:
-    """Follow two streams: what is rejected is not in the log, and drift is only there."""
+    """Follow the log, and what was rejected, of which the log has nothing."""
     tokens = watched.tokens
-    first_outcome = 1 if since_start else (await stream_state(nc, OUTCOMES)).last_seq + 1
-    first_fact = await _oldest_kept(nc, tokens) if since_start else None
-    if first_fact is None:
-        first_fact = (await stream_state(nc, LOG)).last_seq + 1
+    wanted = [outcome_filter(tokens), f"log.{tokens}.fact"]
+    starts = {LOG: 1, REJECTIONS: 1}
+    if not since_start:
+        starts = {stream: (await stream_state(nc, stream)).last_seq + 1 for stream in starts}
     async with (
-        follow(nc, OUTCOMES, filters=[outcome_filter(tokens)], start_seq=first_outcome) as outcomes,
-        follow(nc, LOG, filters=[f"log.{tokens}.fact"], start_seq=first_fact) as facts,
+        follow(nc, LOG, filters=wanted, start_seq=starts[LOG]) as log,
+        follow(
+            nc, REJECTIONS, filters=[rejection_filter(tokens)], start_seq=starts[REJECTIONS]
+        ) as rejections,
     ):
         if since_start:
-            await _show_kept(outcomes, facts, watched, output)
+            watched.labels.clear()  # as they were by then
+            await _show_kept(log, rejections, watched, output)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_show_new(outcomes, watched, output))
-            tasks.create_task(_show_new(facts, watched, output))
+            tasks.create_task(_show_new(log, watched, output))
+            tasks.create_task(_show_new(rejections, watched, output))
 
 
-async def _oldest_kept(nc: Client, tokens: str) -> int | None:
-    """Return the log position of the oldest outcome that is kept; None if nothing is kept."""
-    oldest = await read_subject(nc, OUTCOMES, outcome_filter(tokens), limit=_LOOKED_AT)
-    for message in oldest:  # what was rejected does not come from the log
-        source = (message.headers or {}).get(_COPIED_FROM, "").split()
-        if len(source) > 1 and source[1].isdecimal():
-            return int(source[1])
-    return 1 if oldest else None
-
-
-async def _show_kept(outcomes: Follower, facts: Follower, watched: Watched, output: Lines) -> None:
+async def _show_kept(log: Follower, rejections: Follower, watched: Watched, output: Lines) -> None:
     """Show what is there already, in the order of time."""
-    drifts = deque([event async for batch in facts.replay() for event in _told(batch, watched)])
-    async for batch in outcomes.replay():
-        for event in _told(batch, watched):
-            while drifts and drifts[0].time <= event.time:
-                _show(drifts.popleft(), output)
-            _show(event, output)
-    for event in drifts:
-        _show(event, output)
+    rejected = deque([event async for batch in rejections.replay() for event in _events(batch)])
+    async for batch in log.replay():
+        for event in _events(batch):
+            while rejected and rejected[0].time <= event.time:
+                _show(rejected.popleft(), watched, output)
+            _show(event, watched, output)
+    for event in rejected:
+        _show(event, watched, output)
 
 
 async def _show_new(follower: Follower, watched: Watched, output: Lines) -> None:
     async for batch in follower:
-        for event in _told(batch, watched):
-            _show(event, output)
+        for event in _events(batch):
+            _show(event, watched, output)
 
 
-def _told(messages: Iterable[StoredMessage], watched: Watched) -> Iterator[LogEvent]:
-    """Decode what is shown: outcomes and drift."""
+def _events(messages: Iterable[StoredMessage]) -> Iterator[LogEvent]:
     for message in messages:
         try:
-            event = decode_log(message.payload)
+            yield decode_log(message.payload)
         except InvalidMessageError as error:
             structlog.get_logger().error("an event cannot be read", error=str(error))
-            continue
-        if watched.shows(event) and isinstance(event.data, (OutcomeRecorded, DriftDetected)):
-            yield event
 
 
-def _show(event: LogEvent, output: Lines) -> None:
+def _show(event: LogEvent, watched: Watched, output: Lines) -> None:
+    """Show outcomes and drift of what is watched; all else only tells labels."""
+    if not watched.shows(event):
+        return
     if isinstance(event.data, DriftDetected):
         _show_drift(event, event.data, output)
     elif isinstance(event.data, OutcomeRecorded):

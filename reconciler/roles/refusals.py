@@ -64,7 +64,7 @@ def _comes_again(delivery: IntakeDelivery) -> str:
 
 
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
-    """Answer who asked, and tell it on the outcome stream."""
+    """Answer who asked, and tell it among the outcomes."""
     rejections = [each for letter in letters for each in _rejection(letter, now)]
     if rejections:
         await sink.reject(rejections)

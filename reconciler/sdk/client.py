@@ -200,7 +200,7 @@ class Client:
     ) -> None:
         """Declare resources and return when they are stored, whether accepted or not.
 
-        Refusals are on the outcome stream. Raises as ``declare``, but no refusals.
+        Refusals are among the outcomes. Raises as ``declare``, but no refusals.
         """
         await self._store([declaration(manifest) for manifest in manifests], timeout_seconds)
 
@@ -313,9 +313,9 @@ class Client:
     ) -> OutcomeStream:
         """Follow outcomes: ``async with client.outcomes(...) as stream``, then loop over it.
 
-        ``after``: from behind this position of the outcome stream, 0 for all that it still has (30
-        days); None: from now on. ``durable``: the server remembers under this name what was dealt
-        with, and ``after`` counts only the first time; its processes stand in for each other.
+        ``after``: from behind this position of the log, 0 for all of it; None: from now on.
+        Rejections are kept for 30 days. ``durable``: the server remembers under this name what was
+        dealt with, and ``after`` counts only the first time; its processes stand in for each other.
 
         Raises ``InvalidNameError``.
         """

@@ -35,7 +35,6 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
 """Outcomes after which nothing more happens by itself: all but ``Degraded``, which is tried again,
 ``Unowned`` and ``Rejected``, which are about no generation."""
 
-_COPY_SECONDS: Final = 1.0  # the server copies an outcome of the log within milliseconds
 _LOOK_AGAIN_SECONDS: Final = 5.0  # a replica of the log may have lagged behind the subscription
 _EXACT_FILTERS: Final = 32
 _SHOWN: Final = 3
@@ -44,9 +43,9 @@ _SHOWN: Final = 3
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     """How a generation of a resource stands.
 
-    ``position`` is its place in the outcome stream, to go on from with ``after`` (0 where that has
-    it no more: it keeps 30 days). ``version`` counts the resource's events, 0 for a rejected
-    declaration, of which the log has none. ``actor`` is the source of the message that led to it.
+    ``position`` is its place in the log, to go on from with ``after``; a rejected declaration, of
+    which the log has nothing, has that of the outcome that came before it. ``version`` counts the
+    resource's events, 0 for a rejection. ``actor`` is the source of the message that led to it.
     """
 
     position: int
@@ -107,7 +106,7 @@ class OutcomeStream:
         self._opened: AbstractAsyncContextManager[OutcomeFeed] | None = None
         self._feed: OutcomeFeed | None = None
         self._waiting: deque[StoredEvent] = deque()
-        self._unacknowledged = 0
+        self._unacknowledged: StoredEvent | None = None
 
     @property
     def is_open(self) -> bool:
@@ -137,17 +136,17 @@ class OutcomeStream:
         while True:
             while not self._waiting:
                 self._waiting.extend(await feed.next_outcomes())
-            outcome = as_outcome(self._waiting[0])
-            self._unacknowledged = self._waiting.popleft().position
+            self._unacknowledged = self._waiting.popleft()
+            outcome = as_outcome(self._unacknowledged)
             if outcome is not None:
                 return outcome
             await self.ack()
 
     async def ack(self) -> None:
         """Have a durable stream remember the last outcome as dealt with, before leaving a loop."""
-        if self._feed is not None and self._unacknowledged:
+        if self._feed is not None and self._unacknowledged is not None:
             await self._feed.done(self._unacknowledged)
-            self._unacknowledged = 0
+            self._unacknowledged = None
 
     async def aclose(self) -> None:
         """End the subscription; what a durable stream has not acknowledged comes again."""
@@ -155,7 +154,7 @@ class OutcomeStream:
             return
         opened, self._opened, self._feed = self._opened, None, None
         self._waiting.clear()
-        self._unacknowledged = 0
+        self._unacknowledged = None
         await opened.__aexit__(None, None, None)
 
     async def _subscribed(self) -> OutcomeFeed:
@@ -252,19 +251,15 @@ async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float
 
 
 async def _look_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: OutcomeFeed) -> None:
-    until_next_look = _COPY_SECONDS
     while True:
         for stored in await bus.last_outcomes(waiting.missing):
-            # What is on its way to the outcome stream comes from there, with its position.
-            if stored.position or until_next_look != _COPY_SECONDS:
-                waiting.see(as_outcome(stored))
+            waiting.see(as_outcome(stored))
         try:
-            async with asyncio.timeout(until_next_look):
+            async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
                 while not waiting.is_over:
                     for stored in await feed.next_outcomes():
                         waiting.see(as_outcome(stored))
         except TimeoutError:
-            until_next_look = _LOOK_AGAIN_SECONDS
             continue
         return
 

@@ -12,7 +12,7 @@ from events.intake import Answer
 from events.names import ResourceKey
 from events.subjects import fired, schedule
 from infra.bus.decision_sink import JetStreamDecisionSink
-from infra.bus.streams import DEADLETTERS, INTAKE, OUTCOMES, TIMERS
+from infra.bus.streams import DEADLETTERS, INTAKE, REJECTIONS, TIMERS
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import StreamFullError
 from infra.jetstream.publish import publish
@@ -64,11 +64,11 @@ async def test_each_resource_has_a_timer_of_its_own(bus: Client) -> None:
 async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
     sink, key = JetStreamDecisionSink(bus), new_key()
     refused = [rejection(key, position) for position in (1, 2, 3)]
-    await publish(bus, f"outcome.{new_key().tokens}.Rejected", b"x")
-    async with room_for(bus, OUTCOMES, 2):
+    await publish(bus, f"rejection.{new_key().tokens}", b"x")
+    async with room_for(bus, REJECTIONS, 2):
         with pytest.raises(StreamFullError):
             await sink.reject(refused)
-    assert len(await read_subject(bus, OUTCOMES, f"outcome.{key.tokens}.*")) == 2
+    assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 2
 
 
 async def test_each_refusal_is_told_once(bus: Client) -> None:
@@ -76,7 +76,7 @@ async def test_each_refusal_is_told_once(bus: Client) -> None:
     sink, key = JetStreamDecisionSink(bus), new_key()
     for _ in range(2):
         await sink.reject([rejection(key, position) for position in (1, 2, 3)])
-    assert len(await read_subject(bus, OUTCOMES, f"outcome.{key.tokens}.*")) == 3
+    assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 3
 
 
 async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(

@@ -13,6 +13,7 @@ from infra.bus.streams import (
     LOG,
     LOG_FORMAT,
     LOG_ID_METADATA,
+    OWN_METADATA,
     decider_consumers,
     ensure_topology,
     find_log_id,
@@ -22,6 +23,7 @@ from infra.bus.streams import (
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
+from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import delete_stream
 from reconciler.ports import ResourceAppend
@@ -123,6 +125,45 @@ async def written_by(nc: Client, metadata: dict[str, str]) -> None:
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
     found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
     await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": found})
+
+
+async def test_what_an_earlier_release_had_copied_stays_and_gets_nothing_more(
+    tmp_path: Path,
+) -> None:
+    server = EmbeddedServer()
+    nc = await connect(await server.start(tmp_path), name="test")
+    try:
+        await ensure_topology(nc)
+        old = {
+            "name": "OUTCOMES",
+            "subjects": ["outcome.>"],
+            "metadata": {OWN_METADATA: "yes"},
+            "sources": [{"name": LOG, "filter_subject": "log.*.*.*.outcome.*"}],
+        }
+        await api_request(nc, "STREAM.CREATE.OUTCOMES", old)
+        await publish(nc, "outcome.a.b.c.Rejected", b"kept")
+        await ensure_topology(nc)
+        await publish(nc, "log.a.b.c.outcome.Converged", b"not copied")
+        found = await stream_state(nc, "OUTCOMES")
+        assert (found.config.get("sources"), found.last_seq) == (None, 1)
+        assert set((await ensure_topology(nc)).changes.values()) == {"unchanged"}
+    finally:
+        await nc.close()
+        await server.stop()
+
+
+async def test_a_stream_of_somebody_else_keeps_its_sources(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    nc = await connect(await server.start(tmp_path), name="test")
+    try:
+        await ensure_topology(nc)
+        theirs = {"name": "OUTCOMES", "sources": [{"name": LOG}]}
+        await api_request(nc, "STREAM.CREATE.OUTCOMES", theirs)
+        await ensure_topology(nc)
+        assert (await stream_state(nc, "OUTCOMES")).config["sources"][0]["name"] == LOG
+    finally:
+        await nc.close()
+        await server.stop()
 
 
 async def test_a_new_intake_beside_an_old_log_goes_on_counting(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from events.provider_config import Retry
 from events.subjects import log
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.rows import JetStreamRows
-from infra.bus.streams import DEADLETTERS, LOG, OUTCOMES, TIMERS, worker_consumer
+from infra.bus.streams import DEADLETTERS, LOG, TIMERS, worker_consumer
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
 from infra.jetstream.publish import publish
@@ -223,13 +223,10 @@ async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> No
 
 
 def test_sources_that_lag_or_are_silent_are_told() -> None:
-    def stream(lag: int, active: int) -> dict[str, object]:
-        return {
-            "config": {"name": OUTCOMES},
-            "sources": [{"name": LOG, "lag": lag, "active": active}],
-        }
+    def intake(lag: int, active: int) -> dict[str, object]:
+        return {"sources": [{"name": TIMERS, "lag": lag, "active": active}]}
 
-    assert check_sources([stream(0, 10**9)]).verdict == "ok"
-    assert "is 9000 messages behind LOG_1" in check_sources([stream(9_000, 10**9)]).found
-    assert "hears nothing of LOG_1" in check_sources([stream(0, -1)]).found
-    assert check_sources([stream(0, 90 * 10**9)]).verdict == "warn"
+    assert check_sources(intake(0, 10**9)).verdict == "ok"
+    assert "is 9000 messages behind TIMERS" in check_sources(intake(9_000, 10**9)).found
+    assert "hears nothing of TIMERS" in check_sources(intake(0, -1)).found
+    assert check_sources(intake(0, 90 * 10**9)).verdict == "warn"

@@ -17,8 +17,6 @@ from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE
 from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits
 from infra.bus.copies import copies
-from infra.bus.streams import LOG, OUTCOMES
-from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
@@ -85,23 +83,7 @@ class Story:
         """Wait until every stream has a leader, and all its copies are up to date."""
         await until_whole(self.nc)
 
-    async def until_told(self) -> None:
-        """Wait until the server has copied all outcomes of the log to the outcome stream."""
-        await until(self._is_told, lambda: "not all outcomes are told")
-
-    async def _is_told(self) -> bool:
-        try:
-            recorded = await self._count(LOG, "log.*.*.*.outcome.*")
-            return recorded == await self._count(OUTCOMES, "outcome.>")
-        except BusError:
-            return False
-
-    async def _count(self, stream: str, subjects: str) -> int:
-        info = await api_request(self.nc, f"STREAM.INFO.{stream}", {"subjects_filter": subjects})
-        return sum(info["state"]["subjects"].values())
-
     async def assert_nothing_lost_or_doubled(self) -> None:
-        await self.until_told()
         found = await check(self.nc, self._api_url)
         assert not found, "\n".join(map(str, found[:20]))
 

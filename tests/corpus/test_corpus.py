@@ -13,7 +13,7 @@ from events.intake import Answer
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from events.subjects import REPLY_HEADER
-from infra.bus.streams import OUTCOMES
+from infra.bus.streams import REJECTIONS
 from infra.jetstream.reads import read_subject
 from reconciler.sdk.dead_letters import DeadLetter
 from tests.corpus.cases import Case, cases
@@ -63,13 +63,9 @@ async def publish_all(world: World) -> dict[str, Answer]:
 
 
 async def rejected(world: World) -> dict[str, OutcomeRecorded]:
-    messages = await read_subject(world.nc, OUTCOMES, "outcome.>")
+    messages = await read_subject(world.nc, REJECTIONS, "rejection.>")
     told = [decode_log(each.payload) for each in messages]
-    return {
-        event.key.name: event.data
-        for event in told
-        if isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Rejected"
-    }
+    return {event.key.name: event.data for event in told if isinstance(event.data, OutcomeRecorded)}
 
 
 def problem(

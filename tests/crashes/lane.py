@@ -26,12 +26,11 @@ from events.log import LogEvent, OutcomeRecorded
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, Limits, ProviderConfigSpec, Retry, Scope
-from events.subjects import intake, log_filter, outcome
+from events.subjects import intake, log_filter, outcome_filter
 from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
     LOG,
-    OUTCOMES,
     decider_consumers,
     ensure_topology,
     make_worker_consumer,
@@ -336,7 +335,7 @@ class Lane:
 
         async def is_there() -> bool:
             told.clear()
-            found = await last_for_subjects(self.nc, OUTCOMES, [outcome(shape, "*")])
+            found = await last_for_subjects(self.nc, LOG, [outcome_filter(shape.tokens)])
             for message in sorted(found, key=lambda one: one.seq)[-1:]:
                 data = decode_log(message.payload).data
                 assert isinstance(data, OutcomeRecorded)

@@ -15,8 +15,8 @@ import pytest
 
 from events.envelope import encode_log
 from events.names import ResourceKey
-from events.subjects import outcome
-from infra.bus.streams import OUTCOMES
+from events.subjects import log
+from infra.bus.streams import LOG
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
 from infra.jetstream.outgoing import OutgoingMessage
@@ -54,7 +54,7 @@ async def bus(tmp_path: Path, config: str) -> AsyncIterator[EmbeddedServer]:
 async def publish_outcomes(server: EmbeddedServer, count: int) -> None:
     payload = encode_log(event(KEY, 1))
     async with connected(server.url) as nc:
-        messages = [OutgoingMessage(outcome(KEY, "Converged"), payload) for _ in range(count)]
+        messages = [OutgoingMessage(log(KEY, "outcome.Converged"), payload) for _ in range(count)]
         results = await publish_many(nc, messages, timeout=PATIENCE_SECONDS)
         assert not [each for each in results if isinstance(each, Exception)]
 
@@ -81,7 +81,7 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
         print(f"{resident_megabytes(bus.pid) - server_before:.0f} MB more in the server")
         assert grown < 3 * MAX_MEGABYTES, "the messages that were published are some of it"
         async with connected(bus.url) as nc:
-            listed = await api_request(nc, f"CONSUMER.LIST.{OUTCOMES}", {})
+            listed = await api_request(nc, f"CONSUMER.LIST.{LOG}", {})
         [lag] = [each["num_pending"] for each in listed["consumers"]]
         assert lag > COUNT // 2, "how far it is behind can be seen"
         seen = first.position

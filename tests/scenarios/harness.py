@@ -34,7 +34,7 @@ from events.provider_config import (
     Retry,
     Scope,
 )
-from events.subjects import REPLY_HEADER, Intake, intake, outcome
+from events.subjects import REPLY_HEADER, Intake, intake, outcome_filter, rejection_filter
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.intake import JetStreamIntakeWriter
 from infra.bus.rows import JetStreamRows
@@ -42,7 +42,7 @@ from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
     LOG,
-    OUTCOMES,
+    REJECTIONS,
     ROWS,
     STATES,
     decider_consumers,
@@ -426,8 +426,12 @@ class World:
         return (await stream_state(self.nc, LOG)).last_seq
 
     async def outcomes(self, key: ResourceKey) -> list[OutcomeRecorded]:
-        """Everything on the outcome stream about a resource, as another service reads it."""
-        messages = await read_subject(self.nc, OUTCOMES, outcome(key, "*"))
+        """Every outcome of a resource and every rejection, as another service reads them."""
+        messages = [
+            *await read_subject(self.nc, LOG, outcome_filter(key.tokens)),
+            *await read_subject(self.nc, REJECTIONS, rejection_filter(key.tokens)),
+        ]
+        messages.sort(key=lambda each: each.time_ns)
         told = [decode_log(message.payload).data for message in messages]
         return [each for each in told if isinstance(each, OutcomeRecorded)]
 

@@ -19,7 +19,7 @@ from events.intake import Answer, ListingPart
 from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest
 from events.schema import json_schema
-from infra.bus.streams import DEADLETTERS, LOG, OUTCOMES, ROWS
+from infra.bus.streams import DEADLETTERS, LOG, REJECTIONS, ROWS
 from infra.jetstream.connection import connect as connect_bus
 from reconciler.sdk.client import Client
 from reconciler.sdk.outcomes import SETTLED
@@ -139,7 +139,7 @@ async def test_the_published_message_of_the_command_line_is_answered(stack: Stac
 def test_streams_of_the_command_line_exist() -> None:
     commands = blocks("sh")[0]
     assert set(re.findall(r"(?:view|add|next) ([A-Z_0-9]+)", commands)) == {
-        OUTCOMES,
+        REJECTIONS,
         LOG,
         DEADLETTERS,
     }

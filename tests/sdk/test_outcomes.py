@@ -60,6 +60,50 @@ async def test_rejection_is_an_outcome_too(client: Client, name: str) -> None:
     assert (outcome.generation, outcome.actor) == (0, "test")
 
 
+async def reject(client: Client, name: str) -> Outcome:
+    async with client.outcomes(name=name) as outcomes:
+        await client.publish([shape(name, color="Mauve")])
+        return await anext(outcomes)
+
+
+async def test_who_goes_on_from_a_rejection_misses_nothing(client: Client, name: str) -> None:
+    first = await converge(client, name)
+    async with client.outcomes(name=name, after=0) as outcomes:
+        assert (await anext(outcomes)).position == first.position
+        await client.publish([shape(name, color="Mauve")])
+        rejected = await anext(outcomes)
+    assert (rejected.outcome, rejected.position) == ("Rejected", first.position)
+    await converge(client, name, "Blue")
+
+    later = await take(client, 2, name, after=rejected.position)
+    assert {each.outcome for each in later} == {"Rejected", "Converged"}
+    assert max(each.generation for each in later) == 2
+
+
+async def test_after_a_position_no_older_rejection_comes(client: Client, name: str) -> None:
+    await reject(client, name)
+    first = await converge(client, name)
+    await converge(client, name, "Blue")
+
+    assert [each.outcome for each in await take(client, 1, name, first.position)] == ["Converged"]
+    kept = await take(client, 3, name, after=0)
+    assert sorted(each.outcome for each in kept) == ["Converged", "Converged", "Rejected"]
+
+
+async def test_durable_stream_remembers_rejections_too(client: Client, name: str) -> None:
+    async with client.outcomes(name=name, durable=name):
+        pass
+    await reject(client, name)
+    await converge(client, name)
+
+    seen: list[str] = []
+    for _ in range(2):  # each opening deals with one
+        async with client.outcomes(name=name, durable=name) as outcomes:
+            seen.append((await anext(outcomes)).outcome)
+            await outcomes.ack()
+    assert sorted(seen) == ["Converged", "Rejected"]
+
+
 async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client, name: str) -> None:
     colors = ["Red", "Green", "Blue"]
     for color in colors:

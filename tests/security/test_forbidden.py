@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.intake import Reported
-from infra.bus.streams import DEADLETTERS, INTAKE, LOG, OUTCOMES
+from infra.bus.streams import DEADLETTERS, INTAKE, LOG, REJECTIONS
 from infra.jetstream.access import Access
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.denials import Denial
@@ -37,7 +37,7 @@ WRITTEN_BY_OTHERS = [
     "rec.finalizer.other.Shape.foo",
     "rec.timer.acme.Shape.foo",
     "log.acme.Shape.foo.fact",
-    "outcome.acme.Shape.foo",
+    "rejection.acme.Shape.foo",
     "sched.acme.Shape.foo.retry",
     "fired.acme.Shape.foo",
     "state.acme.Shape.foo",
@@ -49,41 +49,50 @@ WRITTEN_BY_OTHERS = [
     "_INBOX.other.x",
     "_INBOX.decider.x",
 ]
+MINE = "=acme=0"
+OUTCOMES = "log.acme.*.*.outcome.*"
 BEYOND = [
     "$JS.API.STREAM.LIST",
     "$JS.API.STREAM.INFO.LOG_1",  # with a filter it names everybody's resources
-    "$JS.API.STREAM.INFO.OUTCOMES",
+    "$JS.API.STREAM.INFO.REJECTIONS",
     "$JS.API.STREAM.CREATE.MINE",
-    "$JS.API.STREAM.UPDATE.OUTCOMES",
-    "$JS.API.STREAM.DELETE.OUTCOMES",
-    "$JS.API.STREAM.PURGE.OUTCOMES",
-    "$JS.API.STREAM.SNAPSHOT.LOG_1",
-    "$JS.API.STREAM.MSG.GET.LOG_1",
-    "$JS.API.STREAM.MSG.DELETE.OUTCOMES",
+    *(
+        f"$JS.API.STREAM.{what}.{stream}"
+        for what in ("UPDATE", "DELETE", "PURGE", "SNAPSHOT", "MSG.GET", "MSG.DELETE")
+        for stream in (LOG, REJECTIONS)
+    ),
     "$JS.API.DIRECT.GET.LOG_1",
-    "$JS.API.DIRECT.GET.OUTCOMES",
-    "$JS.API.DIRECT.GET.OUTCOMES.outcome.other.Shape.foo",
+    "$JS.API.DIRECT.GET.REJECTIONS",
+    "$JS.API.DIRECT.GET.REJECTIONS.rejection.other.Shape.foo",
     "$JS.API.DIRECT.GET.LOG_1.log.other.Shape.foo.outcome.*",
     "$JS.API.DIRECT.GET.LOG_1.log.acme.Shape.foo.fact",
     "$JS.API.DIRECT.GET.LOG_1.log.system.ProviderConfig.default.outcome.*",
     "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.system.ProviderConfig.default",
-    "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.system.>",
     "$JS.API.CONSUMER.CREATE.DEADLETTERS",
     "$JS.API.DIRECT.GET.KV_reconciler.$KV.reconciler.status.other.Shape.foo",
-    "$JS.API.CONSUMER.CREATE.OUTCOMES",
-    "$JS.API.CONSUMER.CREATE.OUTCOMES.acme",
-    "$JS.API.CONSUMER.CREATE.OUTCOMES.acme.outcome.other.>",
-    "$JS.API.CONSUMER.CREATE.OUTCOMES.other.outcome.acme.>",
-    "$JS.API.CONSUMER.CREATE.OUTCOMES.other=0.outcome.other.>",
+    "$JS.API.CONSUMER.CREATE.LOG_1",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.>",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.>",
     "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.acme.>",
-    "$JS.API.CONSUMER.DURABLE.CREATE.OUTCOMES.acme",
-    "$JS.API.CONSUMER.MSG.NEXT.OUTCOMES.other",
-    "$JS.API.CONSUMER.INFO.OUTCOMES.other",
-    "$JS.API.CONSUMER.DELETE.OUTCOMES.other=0",
-    "$JS.API.CONSUMER.MSG.NEXT.LOG_1.workers",
-    "$JS.API.CONSUMER.DELETE.LOG_1.workers",
-    "$JS.API.CONSUMER.PAUSE.OUTCOMES.acme",
-    "$JS.ACK.LOG_1.workers.1.1.1.1.1",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.acme.*.*.>",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.acme.*.*.fact",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.acme.*.*.action.*",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.*.*.*.outcome.*",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.other.*.*.outcome.*",
+    "$JS.API.CONSUMER.CREATE.LOG_1.acme.log.system.*.*.outcome.*",
+    "$JS.API.CONSUMER.CREATE.LOG_1.other.log.acme.*.*.outcome.*",
+    "$JS.API.CONSUMER.CREATE.LOG_1.workers=default.log.acme.*.*.outcome.*",
+    "$JS.API.CONSUMER.CREATE.LOG_1.=other=0.log.other.*.*.outcome.*",
+    "$JS.API.CONSUMER.CREATE.REJECTIONS.acme.rejection.other.*.*",
+    "$JS.API.CONSUMER.DURABLE.CREATE.LOG_1.acme",
+    "$JS.API.CONSUMER.MSG.NEXT.LOG_1.other",
+    "$JS.API.CONSUMER.INFO.LOG_1.other",
+    "$JS.API.CONSUMER.DELETE.LOG_1.=other=0",
+    "$JS.API.CONSUMER.MSG.NEXT.LOG_1.workers=default",
+    "$JS.API.CONSUMER.DELETE.LOG_1.workers=default",
+    "$JS.API.CONSUMER.PAUSE.LOG_1.acme",
+    "$JS.ACK.LOG_1.workers=default.1.1.1.1.1",
 ]
 
 FOR_ROLES = {
@@ -96,7 +105,7 @@ FOR_ROLES = {
         "rec.desired.acme.Shape.foo",
         "rec.approval=acme.acme.Shape.foo",
         "log.acme.Shape.foo.fact",
-        "outcome.acme.Shape.foo",
+        "rejection.acme.Shape.foo",
     ],
     "auditor": [
         "rec.desired.acme.Shape.foo",
@@ -117,7 +126,7 @@ FOR_ROLES = {
         "$JS.ACK.INTAKE.decider-0.1.1.1.1.1",
     ],
     "restore": [
-        "outcome.acme.Shape.foo",
+        "rejection.acme.Shape.foo",
         "deadletter.handled",
         "$KV.reconciler.x",
         *(f"$JS.API.STREAM.{what}.INTAKE" for what in ("DELETE", "PURGE", "MSG.DELETE")),
@@ -127,8 +136,11 @@ FOR_ROLES = {
 DESTRUCTIVE = [
     f"$JS.API.{what}.{stream}"
     for what in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE")
-    for stream in (LOG, OUTCOMES, DEADLETTERS)
-] + ["$JS.API.CONSUMER.DELETE.LOG_1.workers", "$JS.API.CONSUMER.CREATE.LOG_1.workers.log.>"]
+    for stream in (LOG, REJECTIONS, DEADLETTERS)
+] + [
+    "$JS.API.CONSUMER.DELETE.LOG_1.workers=default",
+    "$JS.API.CONSUMER.CREATE.LOG_1.workers=default.log.>",
+]
 
 
 @pytest.mark.parametrize("subject", WRITTEN_BY_OTHERS + BEYOND)
@@ -153,7 +165,7 @@ async def test_a_role_may_not_do_what_another_does(guarded: Guarded, role: str) 
 
 
 @pytest.mark.parametrize(
-    "subject", [">", "outcome.>", "_INBOX.>", "_INBOX.other.>", "rec.>", "$JS.EVENT.>", "_R_.>"]
+    "subject", [">", "rejection.>", "_INBOX.>", "_INBOX.other.>", "rec.>", "$JS.EVENT.>", "_R_.>"]
 )
 async def test_a_service_may_not_listen(guarded: Guarded, subject: str) -> None:
     async with guarded.bus_as("acme") as nc:
@@ -176,24 +188,25 @@ def _never(_message: object) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"name": "acme=0", "filter_subject": "outcome.other.>"},
-        {"name": "acme=0", "filter_subject": "outcome.acme.>", "filter_subjects": ["outcome.>"]},
-        {"name": "acme=0", "filter_subjects": ["outcome.other.>"]},
-        {"name": "acme=0"},
-        {"name": "other=0", "filter_subject": "outcome.other.>"},
-        {"name": "other", "durable_name": "other", "filter_subject": "outcome.acme.>"},
+        {"name": MINE, "filter_subject": "log.other.*.*.outcome.*"},
+        {"name": MINE, "filter_subject": "log.acme.>"},
+        {"name": MINE, "filter_subject": OUTCOMES, "filter_subjects": ["log.>"]},
+        {"name": MINE, "filter_subjects": ["log.other.*.*.outcome.*"]},
+        {"name": MINE},
+        {"name": "=other=0", "filter_subject": "log.other.*.*.outcome.*"},
+        {"name": "other", "durable_name": "other", "filter_subject": OUTCOMES},
     ],
 )
 async def test_another_filter_or_name_inside_the_request_is_refused_too(
     guarded: Guarded, admin: Client, config: dict[str, Any]
 ) -> None:
-    question = "CONSUMER.CREATE.OUTCOMES.acme=0.outcome.acme.>"
-    body = {"stream_name": OUTCOMES, "config": {**config, "ack_policy": "explicit"}}
+    question = f"CONSUMER.CREATE.{LOG}.{MINE}.{OUTCOMES}"
+    body = {"stream_name": LOG, "config": {**config, "ack_policy": "explicit"}}
     async with guarded.bus_as("acme") as nc:
         with pytest.raises(BusRefusedError):
             await api_request(nc, question, body)
-    names = await api_request(admin, f"CONSUMER.NAMES.{OUTCOMES}", {})
-    assert not {"other", "other=0"} & set(names["consumers"] or ())
+    names = await api_request(admin, f"CONSUMER.NAMES.{LOG}", {})
+    assert not {"other", "=other=0", MINE} & set(names["consumers"] or ())
 
 
 @pytest.mark.parametrize(
@@ -221,7 +234,7 @@ async def test_a_read_of_something_else_inside_the_request_gives_nothing(
         "log.other.Shape.victim.fact",
         "rec.desired.other.Shape.victim",
         "rec.result.other.Shape.victim",
-        "outcome.other.Shape.victim",
+        "rejection.other.Shape.victim",
         "$JS.API.STREAM.PURGE.INTAKE",
         "_INBOX.other.victim",
     ],
@@ -261,18 +274,19 @@ async def test_outcomes_cannot_be_pushed_into_anothers_stream(
         past = await client.wait_for(f"acme/Shape/{name}", generation=1)
         assert past.position == told.position > 0
     before = [await _stored(admin, stream, "pushed") for stream in (INTAKE, LOG)]
+    consumer, outcomes = "=acme=5", f"log.acme.Shape.{name}.outcome.*"
     config = {
-        "name": "acme=7",
-        "filter_subject": f"outcome.acme.Shape.{name}",
+        "name": consumer,
+        "filter_subject": outcomes,
         "deliver_subject": target,
         "deliver_policy": "all",
         "ack_policy": "none",
     }
     async with guarded.bus_as("acme") as nc:
-        subject = f"CONSUMER.CREATE.{OUTCOMES}.acme=7.outcome.acme.Shape.{name}"
+        subject = f"CONSUMER.CREATE.{LOG}.{consumer}.{outcomes}"
         try:
-            await api_request(nc, subject, {"stream_name": OUTCOMES, "config": config})
-            await api_request(nc, f"CONSUMER.DELETE.{OUTCOMES}.acme=7", None)
+            await api_request(nc, subject, {"stream_name": LOG, "config": config})
+            await api_request(nc, f"CONSUMER.DELETE.{LOG}.{consumer}", None)
         except BusRefusedError:
             pass  # better still
     assert [await _stored(admin, stream, "pushed") for stream in (INTAKE, LOG)] == before

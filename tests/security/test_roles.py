@@ -48,7 +48,7 @@ async def test_a_service_declares_drifts_and_withdraws_and_nothing_is_denied(
         assert (await api.get(f"/shapes/{name}")).status_code == 404
     # The client looks what it may: whether it can follow freely is found out by trying, once.
     asked = [line for line in guarded.violations() if line not in before]
-    assert [line for line in asked if "$JS.API.STREAM.INFO.OUTCOMES" not in line] == []
+    assert [line for line in asked if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
     assert len(asked) == 1
 
 

@@ -30,10 +30,11 @@ from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from events.stored_content import CONTENT, Part, problem_of_part
+from events.subjects import outcome_filter
 from infra.bus.client_bus import JetStreamClientBus
-from infra.bus.streams import OUTCOMES
+from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
-from infra.jetstream.reads import stream_state
+from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children, digest_of_text, message_of
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.kind import MAX_NAME_CHARACTERS, Summary, name_problem
@@ -336,10 +337,10 @@ class CompositionProvider:
         """
         await may_call()
         try:
-            state = await stream_state(await self._api.connected(), OUTCOMES)
+            last = await last_from_leader(await self._api.connected(), LOG, outcome_filter("*.*.*"))
         except BusError as error:
             raise classified(error, is_read=True) from error
-        came = f"{state.last_seq}."
+        came = f"{0 if last is None else last.seq}."
         return f"{came}settled" if after is not None and after.startswith(came) else f"{came}new"
 
     async def close(self) -> None:
