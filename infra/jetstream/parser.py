@@ -74,8 +74,9 @@ class Incoming(msgspec.Struct, gc=False):
 Listener = Callable[[Incoming], None]
 """Takes one message at once: it does not wait, and what it raises is logged."""
 
-Process = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
-"""Takes a message: number of the subscription, subject, reply, payload and header block."""
+Take = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None] | None]
+"""Takes a message (number of the subscription, subject, reply, payload and header block), and
+returns what is left to be awaited: nearly always nothing."""
 
 
 class MessageParser(Parser):
@@ -85,9 +86,9 @@ class MessageParser(Parser):
     the usual form goes that way.
     """
 
-    def __init__(self, client: Client, process: Process) -> None:
+    def __init__(self, client: Client, take: Take) -> None:
         super().__init__(client)  # pyright: ignore[reportUnknownMemberType]
-        self._process = process
+        self._take = take
 
     async def parse(self, data: bytes = b"") -> None:
         """Take what the socket gave."""
@@ -104,21 +105,24 @@ class MessageParser(Parser):
 
     async def _take_messages(self, data: bytes) -> bytes:
         """Process the messages that are there as a whole; return what comes behind them."""
-        begin, size, process = 0, len(data), self._process
+        begin, size, take = 0, len(data), self._take
         while begin < size:
             line_end = data.find(_LINE_END, begin)
-            operation, *words = data[begin : max(begin, line_end)].split(b" ")
-            if 1 + len(words) not in _WORDS.get(operation, ()) or b"" in words:
+            words = data[begin : max(begin, line_end)].split(b" ")
+            counts = _WORDS.get(words[0], (0, 0))
+            if len(words) not in counts or b"" in words:
                 break
             head = line_end + CRLF_SIZE
             try:
-                number, end = int(words[1]), head + int(words[-1])
-                body = head if operation == b"MSG" else head + int(words[-2])
+                number, end = int(words[2]), head + int(words[-1])
+                body = head if words[0] == b"MSG" else head + int(words[-2])
             except ValueError:
                 break
             if end + CRLF_SIZE > size:
                 break
             begin = end + CRLF_SIZE
-            reply = words[2] if 1 + len(words) == _WORDS[operation][1] else b""
-            await process(number, words[0], reply, data[body:end], data[head:body])
+            reply = words[3] if len(words) == counts[1] else b""
+            rest = take(number, words[1], reply, data[body:end], data[head:body])
+            if rest is not None:
+                await rest
         return data[begin:]

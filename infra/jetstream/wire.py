@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import (
     AsyncGenerator,
+    Awaitable,
     Callable,
     Collection,
     Generator,
@@ -326,7 +327,7 @@ class FastClient(Client):
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
         self._listeners: dict[int, Listener] = {}
-        self._ps = MessageParser(self, self._process_msg)
+        self._ps = MessageParser(self, self._take)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe; the listener takes the messages one by one, in order."""
@@ -363,17 +364,34 @@ class FastClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
+        if (rest := self._take(sid, subject, reply, data, headers)) is not None:
+            await rest
+
+    def _take(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> Awaitable[None] | None:
+        """Hand a message to its listener; return what is left to be awaited, seldom anything."""
         listener = self._listeners.get(sid)
         if listener is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
+            return super()._process_msg(sid, subject, reply, data, headers)
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        parsed: Mapping[str, str] | None
-        if headers and headers.startswith(_PLAIN_HEAD):
-            parsed = Headers(headers)
-        else:
-            parsed = await self._process_headers(headers)
+        if headers and not headers.startswith(_PLAIN_HEAD):
+            return self._take_status(listener, subject, reply, data, headers)
+        try:
+            listener(
+                Incoming(
+                    readable(subject), readable(reply), data, Headers(headers) if headers else None
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - one message must not end the reading
+            return self._error_cb(error)
+        return None
+
+    async def _take_status(
+        self, listener: Listener, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        parsed = await self._process_headers(headers)
         try:
             listener(Incoming(readable(subject), readable(reply), data, parsed))
         except Exception as error:  # noqa: BLE001 - one message must not end the reading

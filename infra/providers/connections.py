@@ -12,8 +12,7 @@ import ssl
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import cast
 
@@ -86,12 +85,15 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._has_headers = False
 
-    async def exchange(self, request: bytes) -> Received:
+    async def exchange(self, request: bytes, deadline: float) -> Received:
         """Send a request and wait for its whole answer; a connection that fails is closed.
 
-        Raises ``NotSentError``, ``ConnectionCutError`` or ``UnusableAnswerError``.
+        ``deadline``: by the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
+        ``ConnectionCutError`` or ``UnusableAnswerError``.
         """
-        self._answer = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        timer = loop.call_at(deadline, self._fail, TimeoutError())  # cheaper than asyncio.timeout
         try:
             self._send(request)
             return await self._answer
@@ -99,6 +101,7 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
+            timer.cancel()
             self._answer = None
 
     def _send(self, request: bytes) -> None:
@@ -229,15 +232,16 @@ class Connections:
         self._all: set[Connection] = set()
         self._is_closed = False
 
-    @asynccontextmanager
-    async def one(self) -> AsyncGenerator[Connection]:
-        """Return a connection for one call.
+    async def exchange(self, request: bytes, seconds: float) -> Received:
+        """Send a request over one of them, and wait for its whole answer, so long in all.
 
-        Raises ``NotSentError``, or ``ssl.SSLCertVerificationError``: nothing was sent then either.
+        Raises as a connection's ``exchange``, and ``ssl.SSLCertVerificationError``: nothing was
+        sent then either.
         """
+        deadline = asyncio.get_running_loop().time() + seconds
         connection = await self._taken()
         try:
-            yield connection
+            return await connection.exchange(request, deadline)
         finally:
             if connection.is_open:
                 connection.used_at = time.monotonic()

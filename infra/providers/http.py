@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -111,11 +110,7 @@ class HttpApi:
             method, self._target(path, query), {**self._headers, **(headers or {})}, body
         )
         try:
-            async with (
-                asyncio.timeout(self._timeout_seconds),
-                self._connections.one() as connection,
-            ):
-                received = await connection.exchange(request)
+            received = await self._connections.exchange(request, self._timeout_seconds)
         except ssl.SSLCertVerificationError as error:
             raise UntrustedApiError(
                 f"{method} {url}: not sent, its certificate is not trusted: "
