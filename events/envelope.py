@@ -61,9 +61,14 @@ class IntakeMessage(msgspec.Struct, frozen=True):
     data: IntakeData
 
 
+class _Versioned(msgspec.Struct, gc=False):
+    resourceversion: int
+
+
 _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(CloudEvent)
 _log_decoder = msgspec.json.Decoder(LogEvent)
+_version_decoder = msgspec.json.Decoder(_Versioned)
 _object_decoder = msgspec.json.Decoder(JsonObject)
 _parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _manifest_decoder = msgspec.json.Decoder(Manifest)
@@ -209,6 +214,14 @@ def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
         if upcast is None:
             raise InvalidMessageError(f"not an event of the log: {error}") from None
         return upcast
+
+
+def version_in(payload: bytes) -> int:
+    """Return the version of an event of the log, and read no more of it; 0 for what is none."""
+    try:
+        return _version_decoder.decode(payload).resourceversion
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
 
 
 def _upcast(payload: bytes, upcasters: Upcasters) -> LogEvent | None:

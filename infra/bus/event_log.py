@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 from nats.aio.client import Client
 
-from events.envelope import InvalidMessageError, decode_log, encode_log
+from events.envelope import encode_log, version_in
 from events.integrity import (
     DIGEST_HEADER,
     HistoryChain,
@@ -67,10 +67,13 @@ _logger = structlog.get_logger(__name__)
 
 
 class _Heads(NamedTuple):
-    """A resource's newest position, and its newest message of each class if they reach up to it."""
+    """A resource's newest position, and its newest message of each class if they reach up to it.
+
+    The messages by their events' versions.
+    """
 
     newest: int
-    messages: Sequence[StoredMessage]
+    messages: Mapping[int, StoredMessage]
 
 
 class JetStreamLog:
@@ -203,9 +206,11 @@ class JetStreamLog:
             if from_leader:
                 leaders_last = leaders.get(log_filter(key))
                 newest = 0 if leaders_last is None else leaders_last.seq
-            short = self._whole(key, messages) if newest == head else None
+            found = _by_version(messages) if newest == head else {}
+            is_all = newest == head and max(found, default=0) == len(messages)
+            short = self._whole(key, messages) if is_all else None
             if short is None:
-                longer[key] = _Heads(newest, messages if newest == head else ())
+                longer[key] = _Heads(newest, found)
             else:
                 loaded[key] = short
         return loaded, longer
@@ -219,9 +224,9 @@ class JetStreamLog:
         a wildcard, or up to a message that is known, the server looks through the log message by
         message. Facts come first: they are what most histories have several of.
         """
-        known = {key: _by_version(heads.messages) for key, heads in longer.items()}
+        known = {key: dict(heads.messages) for key, heads in longer.items()}
         subjects = {
-            key: sorted((head.subject for head in heads.messages), key=_facts_first)
+            key: sorted((head.subject for head in heads.messages.values()), key=_facts_first)
             for key, heads in longer.items()
         }
         while starts := {
@@ -452,10 +457,8 @@ def _facts_first(subject: str) -> bool:
 
 def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
     """Return the messages by their events' versions, without those that are none."""
-    found: dict[int, StoredMessage] = {}
-    for message in messages:
-        with contextlib.suppress(InvalidMessageError):
-            found[decode_log(message.payload).resourceversion] = message
+    found = {version_in(message.payload): message for message in messages}
+    found.pop(0, None)
     return found
 
 
