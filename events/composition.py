@@ -74,7 +74,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
         return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
 
 
-class Child(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Child(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """How a child stands, among the outputs of the composed object."""
 
     outcome: str = "Pending"

@@ -41,7 +41,7 @@ class InvalidMessageError(ValueError):
     """A message that is not what its subject promises; the message says what and where."""
 
 
-class CloudEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+class CloudEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The envelope around an intake message, its data still encoded."""
 
     specversion: str
@@ -53,7 +53,7 @@ class CloudEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     time: datetime | None = None
 
 
-class IntakeMessage(msgspec.Struct, frozen=True):
+class IntakeMessage(msgspec.Struct, frozen=True, gc=False):
     """A decoded intake message: who sent it, under which id, and what it says."""
 
     id: str

@@ -11,7 +11,7 @@ from events.manifest import Fields
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-class ExternalObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ExternalObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """One object as its API shows it.
 
     ``uid`` tells two objects of one name apart; ``version`` is the API's version or ETag, if it has

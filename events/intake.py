@@ -20,7 +20,7 @@ from events.external import ExternalObject
 from events.manifest import Manifest
 
 
-class _Intake(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """How every intake message is written: camelCase."""
 
 

@@ -73,7 +73,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
         return hashlib.blake2b(_encoder.encode(self), digest_size=8).hexdigest()
 
 
-class DefinitionRef(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """The definition that a decision rests on: its generation and its digest.
 
     Of one that changed under a resource, ``affected`` of ``total`` resources were met by the change

@@ -24,8 +24,13 @@ from events.reference import Reference
 from events.subjects import LogClass
 
 
-class _Event(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, tag_field="event"):
-    """How every event of the log is written: camelCase, with its class's name as ``event``."""
+class _Event(
+    msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, tag_field="event"
+):
+    """How every event of the log is written: camelCase, with its class's name as ``event``.
+
+    ``gc=False`` here, and wherever a struct is a tree of values: a tree has no cycle to look for.
+    """
 
 
 class SpecDeclared(_Event, frozen=True):
@@ -98,7 +103,7 @@ class AbsenceDoubted(_Event, frozen=True):
     owned: int
 
 
-class FieldDifference(msgspec.Struct, frozen=True, rename="camel"):
+class FieldDifference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """One field whose observed value is not the desired one. ``None`` stands for: not there."""
 
     path: str
@@ -241,7 +246,7 @@ Purpose = Literal["Converge", "Replace", "Retire", "Renew"]
 it; to remove what was replaced; to write again what is due (ADR 0026, ADR 0027)."""
 
 
-class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """One effect on the external API, frozen: every attempt has the same key and parameters.
 
     ``because`` names the events and messages it rests on. ``uid`` and ``version`` are
@@ -492,7 +497,7 @@ OutcomeName = Literal[
 ConditionType = Literal["Converged", "Ready", "Degraded", "Paused"]
 
 
-class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """One aspect of a resource's state, as Kubernetes users know it."""
 
     type: ConditionType
@@ -578,7 +583,7 @@ def log_place(event: ResourceEvent) -> str:
             return "fact"
 
 
-class LogEvent(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True, gc=False):
     """An event of the log in its envelope: CloudEvents 1.0, structured JSON, with extensions.
 
     ``resourceversion`` counts the events of one resource without a gap. ``causeid`` and

@@ -33,7 +33,12 @@ class InvalidManifestError(ValueError):
 
 
 class ManifestStruct(
-    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename="camel",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
 ):
     """How every struct that people write is read: camelCase, and an unknown field is an error."""
 
@@ -103,7 +108,7 @@ def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
 _STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)
 
 
-class Declaration(msgspec.Struct, frozen=True):
+class Declaration(msgspec.Struct, frozen=True, gc=False):
     """A manifest taken apart: the reconciler's own fields, and those of the kind."""
 
     provider_config: str

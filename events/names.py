@@ -63,7 +63,7 @@ def _shown(value: str) -> str:
     return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "...")
 
 
-class ResourceKey(msgspec.Struct, frozen=True, order=True):
+class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
     """The identity of a resource: its namespace, kind and name, each a checked token."""
 
     namespace: str

@@ -26,7 +26,7 @@ _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
 _OUTPUTS: Final = "outputs."
 
 
-class Reference(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """Another resource, the fields of it that are wanted, and what its withdrawal means for it."""
 
     target: str

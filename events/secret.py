@@ -11,7 +11,9 @@ DEFAULT_STORE: Final = "files"
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
-class SecretRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SecretRef(
+    msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True
+):
     """A secret by its name in a store: ``{"$secret": "db-password", "store": "files"}``.
 
     ``digest`` tells one value of it from another, and nothing else: it is keyed, so that a reader

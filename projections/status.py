@@ -67,7 +67,7 @@ LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
 
 
-class StatusRow(msgspec.Struct, rename="camel", omit_defaults=True):
+class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     """How one resource stands after the event at ``position`` of the log."""
 
     namespace: str

@@ -38,7 +38,7 @@ class StoredEvent(NamedTuple):
         return self.event.resourceversion
 
 
-class LoadedResource(msgspec.Struct, frozen=True):
+class LoadedResource(msgspec.Struct, frozen=True, gc=False):
     """All that the log has of one resource: a state that was kept, and the events after it.
 
     ``last_position`` is that of the newest event, 0 for a resource without any. ``damage`` says why
@@ -152,7 +152,7 @@ class EventLog(Protocol):
         ...
 
 
-class IntakeDelivery(msgspec.Struct, frozen=True):
+class IntakeDelivery(msgspec.Struct, frozen=True, gc=False):
     """A message of the intake, to be acknowledged when its events are in the log.
 
     ``position`` is its place in the intake. ``receipt`` belongs to the implementation.
@@ -293,7 +293,7 @@ class DecisionSink(Protocol):
         ...
 
 
-class ActionDelivery(msgspec.Struct, frozen=True):
+class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     """A decided action or retry, to be acknowledged when its result is in the intake."""
 
     position: int
@@ -329,7 +329,7 @@ class ActionReader(Protocol):
         ...
 
 
-class ListingDelivery(msgspec.Struct, frozen=True):
+class ListingDelivery(msgspec.Struct, frozen=True, gc=False):
     """A part of another observer's listing; ``part`` is None if it could not be read.
 
     ``stored_at`` is when the bus got it, ``position`` its place in the stream of listings.

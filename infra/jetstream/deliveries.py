@@ -11,7 +11,7 @@ from infra.jetstream.wire import send, write
 _SECOND: Final = 1_000_000_000
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """A message handed out by a consumer, until it is acknowledged.
 
     Attributes:

@@ -8,7 +8,7 @@ import msgspec
 MESSAGE_ID: Final = "Nats-Msg-Id"
 
 
-class OutgoingMessage(msgspec.Struct, frozen=True):
+class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     """A message to publish.
 
     Attributes:

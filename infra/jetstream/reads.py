@@ -49,7 +49,7 @@ _ADDED_BY_READ: Final = frozenset(
 )
 
 
-class StoredMessage(msgspec.Struct, frozen=True):
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     """A message of a stream.
 
     Attributes:
@@ -89,7 +89,7 @@ class SubjectCounts(NamedTuple):
     counts: Mapping[str, int]
 
 
-class StreamState(msgspec.Struct, frozen=True):
+class StreamState(msgspec.Struct, frozen=True, gc=False):
     """What a stream holds, and how it is configured.
 
     Attributes:

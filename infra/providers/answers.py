@@ -48,7 +48,7 @@ _SERVER_ERROR = 500
 _UNUSABLE_REQUEST = 400
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """One call and its whole answer.
 
     ``url`` is without the query, which may be long. ``headers`` know no upper and lower case, and
@@ -62,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True):
     content: bytes = b""
 
 
-class _Problem(msgspec.Struct, frozen=True):
+class _Problem(msgspec.Struct, frozen=True, gc=False):
     """The parts of an RFC 9457 problem that are for people."""
 
     type: str = ""

@@ -63,7 +63,7 @@ class Headers(Mapping[str, str]):
         return len(self._values)
 
 
-class Received(msgspec.Struct, frozen=True):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """An answer as it came; ``content`` is unpacked."""
 
     status: int

@@ -29,7 +29,7 @@ _MISSING = object()
 LABELS = "labels"
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """The content that an object should have, and what of it is left to others."""
 
     fields: Fields

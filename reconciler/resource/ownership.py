@@ -26,7 +26,7 @@ Owner = Literal["owned", "foreign", "disputed"]
 ClaimReason = Literal["Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class Evidence(msgspec.Struct, frozen=True, gc=False):
     """What the witnesses say of one object.
 
     ``log``: the log owns this very object. ``returned``: the log had let it go as gone, and by its
@@ -44,7 +44,7 @@ class Evidence(msgspec.Struct, frozen=True):
     referenced: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """Whose it is. ``claim`` is why it becomes ours, where the log does not own it yet."""
 
     owner: Owner

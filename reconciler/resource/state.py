@@ -21,7 +21,7 @@ STATE_SCHEMA = 21
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-class Spec(msgspec.Struct, frozen=True):
+class Spec(msgspec.Struct, frozen=True, gc=False):
     """What one generation declares."""
 
     api_version: str
@@ -40,7 +40,7 @@ class Spec(msgspec.Struct, frozen=True):
         return hashlib.blake2b(_encoder.encode(self), digest_size=8).hexdigest()
 
 
-class Desired(msgspec.Struct, frozen=True):
+class Desired(msgspec.Struct, frozen=True, gc=False):
     """What services want."""
 
     generation: int = 0  # counts declarations and withdrawals
@@ -65,7 +65,7 @@ class Desired(msgspec.Struct, frozen=True):
         return {} if self.spec is None else self.spec.fields
 
 
-class Applied(msgspec.Struct, frozen=True):
+class Applied(msgspec.Struct, frozen=True, gc=False):
     """What we last wanted written: the base of the three-way comparison.
 
     Only what we declared: neither what others had set, nor what is left to them.
@@ -76,7 +76,7 @@ class Applied(msgspec.Struct, frozen=True):
     result: ExternalObject | None = None  # what the API made of it, once it is written
 
 
-class Owned(msgspec.Struct, frozen=True):
+class Owned(msgspec.Struct, frozen=True, gc=False):
     """The external object that is ours, by the log."""
 
     provider_config: str
@@ -86,7 +86,7 @@ class Owned(msgspec.Struct, frozen=True):
     shown: ExternalObject | None = None  # of what was replaced: how it was seen last
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True, gc=False):
     """What is known of the external object, whoever has it."""
 
     object: ExternalObject | None = None
@@ -103,7 +103,7 @@ class Observation(msgspec.Struct, frozen=True):
     asked_at: int | None = None  # in the intake, where somebody asked for a look that is to come
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class InFlight(msgspec.Struct, frozen=True, gc=False):
     """An action whose end is not known yet."""
 
     action: Action
@@ -121,7 +121,7 @@ class InFlight(msgspec.Struct, frozen=True):
     is_certain: bool = False  # a person has looked: what a look cannot tell was not done
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """An action that has ended, of which a call may still arrive or be reported."""
 
     action: Action
@@ -132,7 +132,7 @@ class Ended(msgspec.Struct, frozen=True):
     suspected: bool = False  # a drift has named it
 
 
-class Actions(msgspec.Struct, frozen=True):
+class Actions(msgspec.Struct, frozen=True, gc=False):
     """What is done about the object, and what may have been."""
 
     in_flight: InFlight | None = None
@@ -143,7 +143,7 @@ class Actions(msgspec.Struct, frozen=True):
     uncertain_create: bool = False  # a creation may have been done that we do not know of
 
 
-class Waits(msgspec.Struct, frozen=True):
+class Waits(msgspec.Struct, frozen=True, gc=False):
     """Failures in a row, and the wait that they led to."""
 
     failures: int = 0
@@ -154,7 +154,7 @@ class Waits(msgspec.Struct, frozen=True):
     is_fight: bool = False  # that wait is for a repair of what somebody else overwrites
 
 
-class FightState(msgspec.Struct, frozen=True):
+class FightState(msgspec.Struct, frozen=True, gc=False):
     """How often of late somebody else has overwritten a field that we write."""
 
     path: str
@@ -163,7 +163,7 @@ class FightState(msgspec.Struct, frozen=True):
     last: datetime
 
 
-class Due(msgspec.Struct, frozen=True):
+class Due(msgspec.Struct, frozen=True, gc=False):
     """When an object that is as declared has to be written again (ADR 0027)."""
 
     due: datetime  # by its kind
@@ -171,7 +171,7 @@ class Due(msgspec.Struct, frozen=True):
     is_written: bool = False  # it was written for this moment
 
 
-class KnownProgress(msgspec.Struct, frozen=True):
+class KnownProgress(msgspec.Struct, frozen=True, gc=False):
     """How far an object is that is not ready, and since when."""
 
     mark: str
@@ -179,7 +179,7 @@ class KnownProgress(msgspec.Struct, frozen=True):
     at: datetime | None = None  # it should move before that; None: it has not
 
 
-class Finalizer(msgspec.Struct, frozen=True):
+class Finalizer(msgspec.Struct, frozen=True, gc=False):
     """A service's hold on the resource."""
 
     name: str
@@ -196,7 +196,7 @@ PLAN_OUTDATED: Final = "PlanOutdated"
 """Why a declaration is refused of which something else would come than was planned."""
 
 
-class ApprovalState(msgspec.Struct, frozen=True):
+class ApprovalState(msgspec.Struct, frozen=True, gc=False):
     """The plan that people were asked about, and what they decided."""
 
     plan: str
@@ -206,7 +206,7 @@ class ApprovalState(msgspec.Struct, frozen=True):
     is_replacing: bool = False  # of an approved replacement the old one is gone
 
 
-class Holds(msgspec.Struct, frozen=True):
+class Holds(msgspec.Struct, frozen=True, gc=False):
     """What keeps a resource, and what people decided about that."""
 
     finalizers: tuple[Finalizer, ...] = ()
@@ -218,7 +218,7 @@ class Holds(msgspec.Struct, frozen=True):
     approval: ApprovalState | None = None
 
 
-class ApiHealth(msgspec.Struct, frozen=True):
+class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     """How the API of a `ProviderConfig` answers."""
 
     version: int = 0  # of the event that last moved the breaker
@@ -230,7 +230,7 @@ class ApiHealth(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class ResourceState(msgspec.Struct, frozen=True):
+class ResourceState(msgspec.Struct, frozen=True, gc=False):
     """Everything known about one resource."""
 
     version: int = 0  # counts its events

@@ -30,7 +30,7 @@ _ANYTHING = Capabilities(
 )
 
 
-class Command(msgspec.Struct, frozen=True):
+class Command(msgspec.Struct, frozen=True, gc=False):
     """One intake message for a resource: where it stands, who sent it, what it says."""
 
     position: int
@@ -83,7 +83,7 @@ class Context(msgspec.Struct, frozen=True):
         )
 
 
-class Settled(msgspec.Struct, frozen=True):
+class Settled(msgspec.Struct, frozen=True, gc=False):
     """There is no next step: this is how the resource stands."""
 
     outcome: OutcomeName

@@ -26,7 +26,7 @@ _FEW_RESOURCES = 4
 _CACHED_RESOURCES = 50_000
 
 
-class KeptResource(msgspec.Struct, frozen=True):
+class KeptResource(msgspec.Struct, frozen=True, gc=False):
     """A resource's state, and its last position in the log."""
 
     state: ResourceState
@@ -34,12 +34,12 @@ class KeptResource(msgspec.Struct, frozen=True):
     cached_version: int = 0
 
 
-class _CachedState(msgspec.Struct, frozen=True):
+class _CachedState(msgspec.Struct, frozen=True, gc=False):
     schema: int
     state: msgspec.Raw
 
 
-class Commit(msgspec.Struct, frozen=True):
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """A turn to be stored: the resource as it was decided from, the state after, the events."""
 
     key: ResourceKey
