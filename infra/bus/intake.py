@@ -50,6 +50,22 @@ _READS_AT_ONCE: Final = 64
 _MAX_COUNTED_ALONE: Final = 8  # of more resources, one answer with all subjects is cheaper
 
 
+class _Declared:
+    """Of which resources the intake has declarations: how many, and under which subjects."""
+
+    def __init__(self, answers: Sequence[SubjectCounts]) -> None:
+        self.first_seq = max(answer.first_seq for answer in answers)  # what is gone is not known
+        self.last_seq = min(answer.last_seq for answer in answers)
+        self.counts: dict[str, int] = {}
+        self.subjects: dict[str, list[str]] = {}
+        for answer in answers:
+            for subject, count in answer.counts.items():
+                if what_is_stored(subject) == "desired":
+                    tokens = stored_tokens(subject)
+                    self.counts[tokens] = self.counts.get(tokens, 0) + count
+                    self.subjects.setdefault(tokens, []).append(subject)
+
+
 class JetStreamIntakeWriter:
     """Implements ``reconciler.ports.IntakeWriter``; ``source`` names who publishes."""
 
@@ -81,7 +97,7 @@ class JetStreamIntakeReader:
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._group = PullGroup(nc, INTAKE, decider_consumers(), group=DECIDER_GROUP)
-        self._counted: SubjectCounts | None = None
+        self._counted: _Declared | None = None
         # Where nobody has to say who he is, anybody may publish in anybody's name.
         self._vouches = isinstance(nc, FastClient) and nc.server_knows_its_users
 
@@ -158,37 +174,31 @@ class JetStreamIntakeReader:
         """Return the subjects of the declarations of those who have some that are not known."""
         if len(known) > _MAX_COUNTED_ALONE:
             newest = max(max(positions, default=0) for positions in known.values())
-            answers = [await self._all_declarations(up_to=newest)]
+            declared = await self._all_declarations(up_to=newest)
         else:
             self._counted = None  # the flood is over
             filters = [stored_intake(key) for key in known]
-            answers = await asyncio.gather(
-                *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
+            declared = _Declared(
+                await asyncio.gather(
+                    *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
+                )
             )
-        counts: dict[str, int] = {}
-        declared: dict[str, list[str]] = {}
-        for answer in answers:
-            for subject, count in answer.counts.items():
-                if what_is_stored(subject) == "desired":
-                    tokens = stored_tokens(subject)
-                    counts[tokens] = counts.get(tokens, 0) + count
-                    declared.setdefault(tokens, []).append(subject)
-        oldest = max(answer.first_seq for answer in answers)  # what is gone counts as not known
         return {
             # Of one that a page of a very long answer has missed, the subject is not known.
-            key: declared.get(key.tokens) or [stored_intake(key)]
+            key: declared.subjects.get(key.tokens) or [stored_intake(key)]
             for key, positions in known.items()
             # Fewer than are known: a page of a very long answer has missed it.
-            if counts.get(key.tokens, 0) != sum(each >= oldest for each in set(positions))
+            if declared.counts.get(key.tokens, 0)
+            != sum(each >= declared.first_seq for each in set(positions))
         }
 
-    async def _all_declarations(self, *, up_to: int) -> SubjectCounts:
+    async def _all_declarations(self, *, up_to: int) -> _Declared:
         """Count the declarations of every resource, at least those up to a position.
 
         A flood is counted once: what it takes to count grows with it, as the number of turns does.
         """
         if self._counted is None or self._counted.last_seq < up_to:
-            self._counted = await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)
+            self._counted = _Declared([await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)])
         return self._counted
 
     async def _newer(

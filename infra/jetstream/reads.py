@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -337,16 +337,20 @@ class _Answer:
 
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
-        self.pending = 0
         self.end: Incoming | None = None
+        self._last: Mapping[str, str] = {}
 
     def take(self, message: Incoming) -> None:
-        headers = message.headers or {}
         if status_of(message):
             self.end = message
         else:
-            self.pending = int(headers.get(_PENDING, "0"))
-            self.messages.append(_from_direct(message.data, headers))
+            self._last = message.headers or {}
+            self.messages.append(_from_direct(message.data, self._last))
+
+    @property
+    def pending(self) -> int:
+        """How many more there were behind the last message."""
+        return int(self._last.get(_PENDING, "0"))
 
 
 class _Questions:
@@ -429,10 +433,32 @@ def _refused(subject: str, status: str, description: str) -> BusError:
 
 
 def _from_direct(payload: bytes, headers: Mapping[str, str]) -> StoredMessage:
-    own = {name: value for name, value in headers.items() if name not in _ADDED_BY_READ}
     return StoredMessage(
-        int(headers[_SEQUENCE]), headers[_SUBJECT], payload, own or None, headers[_TIME]
+        int(headers[_SEQUENCE]), headers[_SUBJECT], payload, _Own(headers), headers[_TIME]
     )
+
+
+class _Own(Mapping[str, str]):
+    """A message's own headers, without those that a direct read adds; seldom read but for one."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._all = headers
+
+    def __getitem__(self, name: str) -> str:
+        if name in _ADDED_BY_READ:
+            raise KeyError(name)
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._all if name not in _ADDED_BY_READ)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return True  # to look would be to read them all
 
 
 def _parse_headers(raw: bytes) -> dict[str, str] | None:
