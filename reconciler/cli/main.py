@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted; what was sent before may still be done", file=sys.stderr)
         return Exit.INTERRUPTED
+    finally:
+        gc.enable()  # for who calls this in a process of his own
     return status
 
 

@@ -1,5 +1,6 @@
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
@@ -77,10 +78,25 @@ async def test_repeat_after_a_lost_ack(nc: Client, stream: str) -> None:
     assert ack == PublishAck(stream, 1, duplicate=True)
 
 
+def thread_states(pid: int) -> list[str]:
+    files = Path(f"/proc/{pid}/task").glob("*/stat")
+    return [each.read_text().rpartition(")")[2].split()[0] for each in files]
+
+
+async def pause(pid: int) -> None:
+    """Stop a process, and wait until all of it stands: until then it may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+
+    async def stands() -> bool:
+        return all(state == "T" for state in thread_states(pid))
+
+    await until(stands)
+
+
 async def test_no_answer_means_unknown(own_server: EmbeddedServer, connected: Connect) -> None:
     nc = await connected(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
-    os.kill(own_server.pid, signal.SIGSTOP)
+    await pause(own_server.pid)
     try:
         with pytest.raises(BusUnavailableError, match="unknown"):
             await append(nc, [message("s.a"), message("s.b")], timeout=0.2)
@@ -184,7 +200,7 @@ async def test_publish_many_reports_the_unanswered(
 ) -> None:
     nc = await connected(own_server)
     await ensure_stream(nc, {"name": "S", "subjects": ["s.>"]})
-    os.kill(own_server.pid, signal.SIGSTOP)
+    await pause(own_server.pid)
     try:
         results = await publish_many(nc, [message("s.a")] * 3, timeout=0.2)
     finally:
