@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, ItemsView, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar, overload
 
 import msgspec
 from nats.aio.client import Client
@@ -12,6 +13,9 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 _LINE_END: Final = b"\r\n"
 _WORDS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
 """How many words a message's line has: without a subject to reply to, and with one."""
+
+
+_Other = TypeVar("_Other")
 
 
 class Headers(Mapping[str, str]):
@@ -31,6 +35,15 @@ class Headers(Mapping[str, str]):
             raise KeyError(name)
         return value
 
+    @overload
+    def get(self, key: str, /) -> str | None: ...
+    @overload
+    def get(self, key: str, /, default: str | _Other) -> str | _Other: ...
+    def get(self, key: str, /, default: str | _Other | None = None) -> str | _Other | None:
+        """Return one, or the default: without the exception that a mapping's own costs."""
+        value = self._find(key)
+        return default if value is None else value
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
 
@@ -48,18 +61,22 @@ class Headers(Mapping[str, str]):
         return self._parsed().items()
 
     def _find(self, name: str) -> str | None:
-        start = b"\r\n%b:" % name.encode()
-        begin = self._block.rfind(start)
+        start, block = _start_of(name), self._block
+        begin = block.rfind(start)
         if begin < 0:
             return None
         begin += len(start)
-        end = self._block.find(_LINE_END, begin)
-        return self._block[begin:end].decode("utf-8", "replace").strip()
+        return block[begin : block.find(_LINE_END, begin)].decode("utf-8", "replace").strip()
 
     def _parsed(self) -> dict[str, str]:
         lines = self._block.decode("utf-8", "replace").split("\r\n")[1:]
         parts = (line.partition(":") for line in lines)
         return {name: value.strip() for name, colon, value in parts if colon and " " not in name}
+
+
+@functools.lru_cache(maxsize=256)
+def _start_of(name: str) -> bytes:
+    return b"\r\n%b:" % name.encode()
 
 
 class Incoming(msgspec.Struct, gc=False):

@@ -4,7 +4,7 @@ import asyncio
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import msgspec
 from nats.aio.client import Client
@@ -438,6 +438,9 @@ def _from_direct(payload: bytes, headers: Mapping[str, str]) -> StoredMessage:
     )
 
 
+_Other = TypeVar("_Other")
+
+
 class _Own(Mapping[str, str]):
     """A message's own headers, without those that a direct read adds; seldom read but for one."""
 
@@ -450,6 +453,13 @@ class _Own(Mapping[str, str]):
         if name in _ADDED_BY_READ:
             raise KeyError(name)
         return self._all[name]
+
+    @overload
+    def get(self, key: str, /) -> str | None: ...
+    @overload
+    def get(self, key: str, /, default: str | _Other) -> str | _Other: ...
+    def get(self, key: str, /, default: str | _Other | None = None) -> str | _Other | None:
+        return default if key in _ADDED_BY_READ else self._all.get(key, default)
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._all if name not in _ADDED_BY_READ)
