@@ -1,12 +1,13 @@
 """How resources stand: outcomes, which are in the log, and rejections, which are not (ADR 0054).
 
 Both are followed alike, by ordered consumers or by durable ones, and handed out together. A
-rejection has the position of the outcome that was handed out before it: from there, none is missed.
+rejection has the position of the outcome that was handed out before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -31,11 +32,16 @@ from infra.jetstream.follow import Follower, follow, follow_as
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from infra.jetstream.topology import ensure_consumer
+from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
 _REQUESTED_AT_ONCE: Final = 64
 _LEASE: Final = 120 * 1_000_000_000
+_AGAIN_NS: Final = 300 * 1_000_000_000
+"""Who goes on from a position gets again what was rejected so long before it was stored: while he
+was behind, an outcome may have been handed out before a rejection that was stored earlier."""
+
 _logger = structlog.get_logger(__name__)
 
 _Read = TypeVar("_Read")
@@ -57,6 +63,10 @@ class _Both(Generic[_Read]):
         stream = next(stream for stream in _STREAMS if self._asked[stream].done())
         return stream, self._asked.pop(stream).result()
 
+    def has_answer(self, stream: str) -> bool:
+        """Whether a reader has answered what nobody has taken yet."""
+        return stream in self._asked and self._asked[stream].done()
+
     async def close(self) -> list[_Read]:
         """Ask no more, and return what nobody has taken yet."""
         for each in self._asked.values():
@@ -66,22 +76,52 @@ class _Both(Generic[_Read]):
 
 
 class FollowedOutcomes:
-    """Outcomes in order, as they come, with rejections between them; remembers nothing."""
+    """Outcomes in order, as they come, with rejections between them; remembers nothing.
 
-    def __init__(self, outcomes: Follower, rejections: Follower, since_ns: int) -> None:
+    What was there before is handed out in the order of time: ``kept`` are its rejections.
+    """
+
+    def __init__(
+        self, outcomes: Follower, rejections: Follower, kept: Sequence[StoredMessage] = ()
+    ) -> None:
+        self._outcomes = outcomes
         self._position = outcomes.position
-        self._since_ns = since_ns
+        self._kept = deque(kept)
         self._both = _Both(outcomes.__anext__, rejections.__anext__)
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes."""
+        if self._kept and self._is_caught_up:
+            return self._rejected(self._kept_until(None))
         stream, messages = await self._both.next()
+        if stream == REJECTIONS and not self._is_caught_up:
+            self._kept += messages
+            return []
         if stream == REJECTIONS:
-            newer = [each for each in messages if each.time_ns >= self._since_ns]
-            return [StoredEvent(self._position, event) for _, event in readable(newer, stream)]
-        if messages:
-            self._position = messages[-1].seq
-        return readable(messages, stream)
+            return self._rejected(messages)
+        found: list[StoredEvent] = []
+        for message in messages:
+            found += self._rejected(self._kept_until(message.time_ns))
+            self._position = message.seq
+            found += readable([message], LOG)
+        return found
+
+    @property
+    def _is_caught_up(self) -> bool:
+        """Whether all outcomes that there were at the start have been handed out."""
+        return self._outcomes.caught_up.is_set() and not self._both.has_answer(LOG)
+
+    def _kept_until(self, time_ns: int | None) -> list[StoredMessage]:
+        """Take the kept rejections up to a time; None for all."""
+        taken: list[StoredMessage] = []
+        while self._kept and (time_ns is None or self._kept[0].time_ns <= time_ns):
+            taken.append(self._kept.popleft())
+        return taken
+
+    def _rejected(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+        if not messages:
+            return []
+        return [StoredEvent(self._position, event) for _, event in readable(messages, REJECTIONS)]
 
     async def done(self, outcome: StoredEvent) -> None:
         """Do nothing: who follows knows the position."""
@@ -94,13 +134,13 @@ class FollowedOutcomes:
 class DurableOutcomes:
     """Outcomes over consumers that remember what was dealt with."""
 
-    def __init__(self, nc: Client, consumer: str) -> None:
+    def __init__(self, nc: Client, consumer: str, position: int) -> None:
         self._nc = nc
         self._readers = [
             PullReader(nc, stream, consumer, max_batch=_REQUESTED_AT_ONCE) for stream in _STREAMS
         ]
         self._both = _Both(*(each.next_batch for each in self._readers))
-        self._position = 0
+        self._position = position
         self._open: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
@@ -143,12 +183,21 @@ OutcomeFeed = FollowedOutcomes | DurableOutcomes
 async def followed(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
-    """Follow outcomes that match one of the patterns; ``after=None``: from now on."""
+    """Follow outcomes that match one of the patterns; ``after=None``: from now on.
+
+    Raises ``NoSuchMomentError`` for a position behind the log's end.
+    """
+    end = await _end_of(nc, LOG)
+    if after is not None and after > end:
+        raise NoSuchMomentError(
+            f"the log ends at position {end}, so nothing can be told from {after} on: was that "
+            "kept of another log, or of the stream OUTCOMES that earlier releases had?"
+        )
     outcomes = follow(
         nc,
         LOG,
         filters=[outcome_filter(each) for each in tokens],
-        start_seq=await _end_of(nc, LOG) + 1 if after is None else after + 1,
+        start_seq=(end if after is None else after) + 1,
     )
     rejections = follow(
         nc,
@@ -156,8 +205,8 @@ async def followed(
         filters=[rejection_filter(each) for each in tokens],
         start_seq=await _end_of(nc, REJECTIONS) + 1 if after is None else 1,
     )
-    since_ns = await _stored_at(nc, after) if after else 0
-    async with _entered(nc, outcomes, rejections, since_ns) as feed:
+    since_ns = await _stored_at(nc, after) - _AGAIN_NS if after else 0
+    async with _entered(nc, outcomes, rejections, since_ns=since_ns) as feed:
         yield feed
 
 
@@ -196,7 +245,7 @@ async def followed_bound(
     )
     async with AsyncExitStack() as stack:
         try:
-            feed = await stack.enter_async_context(_entered(nc, outcomes, rejections, 0))
+            feed = await stack.enter_async_context(_entered(nc, outcomes, rejections, since_ns=0))
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(names)} consumers of namespace {namespace} are in "
@@ -207,12 +256,15 @@ async def followed_bound(
 
 @asynccontextmanager
 async def _entered(
-    nc: Client, outcomes: Follower, rejections: Follower, since_ns: int
+    nc: Client, outcomes: Follower, rejections: Follower, *, since_ns: int
 ) -> AsyncGenerator[FollowedOutcomes]:
     async with AsyncExitStack() as stack:
         await patiently(nc, lambda: stack.enter_async_context(outcomes))
         await patiently(nc, lambda: stack.enter_async_context(rejections))
-        feed = FollowedOutcomes(outcomes, rejections, since_ns)
+        kept: list[StoredMessage] = []
+        async for messages in rejections.replay():
+            kept += [each for each in messages if each.time_ns >= since_ns]
+        feed = FollowedOutcomes(outcomes, rejections, kept)
         stack.push_async_callback(feed.close)
         yield feed
 
@@ -235,7 +287,8 @@ async def durable(
         (REJECTIONS, rejection_filter(tokens), kept),
     ):
         await patiently(nc, partial(_ensure_durable, nc, stream, mine, begins, name))
-    feed = DurableOutcomes(nc, name)
+    info = await patiently(nc, lambda: api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))
+    feed = DurableOutcomes(nc, name, int(info["ack_floor"].get("stream_seq", 0)))
     try:
         yield feed
     finally:

@@ -189,10 +189,10 @@ async def ensure_topology(
     else:
         identity, first_position = restored.identity, restored.first_intake_position
     changes: dict[str, str] = {}
-    await _retire(nc)
     for config in await _streams(nc, identity, first_position):
         changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
+    await _retire(nc)
     for stream, consumer in await _consumers(nc):
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
@@ -207,7 +207,7 @@ async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int 
     from the log, is removed; dead letters and others' observations stay. Only what is there is
     deleted: on an empty server nobody needs the permission to.
     """
-    for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
+    for stream in (INTAKE, TIMERS, REJECTIONS, _RETIRED, STATES, ROWS):
         if await _exists(nc, stream):
             await delete_stream(nc, stream)
     metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
@@ -332,10 +332,10 @@ async def existing_log(nc: Client) -> LogIdentity | None:
 
 async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> list[Config]:
     return [
+        _rejections(),  # before the log, which names a format that is not without it
         {**_resources(), "metadata": _metadata(identity)},
         _timers(),
         await _intake(nc, first_position),
-        _rejections(),
         _states(),
         _observations(),
         _dead_letters(),

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from infra.jetstream.errors import IncompatibleStreamError
-from reconciler.sdk import Client, InvalidNameError, Outcome, connect
+from reconciler.sdk import Client, InvalidNameError, NoSuchMomentError, Outcome, connect
 from tests.sdk.conftest import Stack, shape
 
 
@@ -80,14 +80,32 @@ async def test_who_goes_on_from_a_rejection_misses_nothing(client: Client, name:
     assert max(each.generation for each in later) == 2
 
 
-async def test_after_a_position_no_older_rejection_comes(client: Client, name: str) -> None:
-    await reject(client, name)
-    first = await converge(client, name)
-    await converge(client, name, "Blue")
+async def test_what_was_before_comes_in_the_order_of_time(client: Client, name: str) -> None:
+    """So that who stops anywhere has had what was rejected by then."""
+    for color in ("Red", "Green", "Blue"):
+        await reject(client, name)
+        await converge(client, name, color)
 
-    assert [each.outcome for each in await take(client, 1, name, first.position)] == ["Converged"]
-    kept = await take(client, 3, name, after=0)
-    assert sorted(each.outcome for each in kept) == ["Converged", "Converged", "Rejected"]
+    kept = [each.outcome for each in await take(client, 6, name, after=0)]
+    assert kept == ["Rejected", "Converged"] * 3
+
+
+async def test_rejections_that_were_overtaken_come_again(client: Client, name: str) -> None:
+    """A rejection may be handed out after an outcome that was stored later."""
+    first = await converge(client, name)
+    rejected = await reject(client, name)
+    second = await converge(client, name, "Blue")
+
+    async with client.outcomes(name=name, after=second.position) as outcomes:
+        again = await anext(outcomes)
+    assert (again.event_id, again.position) == (rejected.event_id, second.position)
+    assert first.position < second.position
+
+
+async def test_a_position_behind_the_logs_end_is_refused(client: Client) -> None:
+    with pytest.raises(NoSuchMomentError, match=r"the log ends at position \d+.*OUTCOMES"):
+        async with client.outcomes(after=10**9):
+            pass
 
 
 async def test_durable_stream_remembers_rejections_too(client: Client, name: str) -> None:
