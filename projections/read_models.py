@@ -156,6 +156,7 @@ class ReadModels:
         self._unsettled: dict[str, _Standing | None] = {}
         self._swept: dict[str, None] = {}
         self._unready: dict[str, None] = {}
+        self._linked: dict[str, None] = {}
         self._fleet = _FleetCounts()
         self._taken = NOTHING
 
@@ -181,6 +182,12 @@ class ReadModels:
         """The resources whose object is as declared, and cannot be used yet."""
         self._settle()
         return self._unready
+
+    @property
+    def linked(self) -> Mapping[str, None]:
+        """The resources that refer to others or to secrets, or that others refer to."""
+        self._settle()
+        return self._linked
 
     @property
     def changed_rows(self) -> int:
@@ -225,6 +232,7 @@ class ReadModels:
                 self._fleet.move(name, before, after)
             _note(self._swept, name, row is not None and row.is_swept)
             _note(self._unready, name, row is not None and row.not_ready is not None)
+            _note(self._linked, name, row is not None and row.is_linked)
         self._unsettled.clear()
 
     def mark_damage(self, damage: LogDamage) -> None:

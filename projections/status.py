@@ -191,6 +191,11 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return (self.unmet_since or {}).get(shown)
 
     @property
+    def is_linked(self) -> bool:
+        """Whether it refers to others or to secrets, or others to it."""
+        return bool(self.refers or self.references or self.secrets)
+
+    @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, or is held."""
         return self.outcome == "Held" or bool(self.retry_at or self.due_at)

@@ -154,9 +154,9 @@ class Sweeper:
     def _concerned(self) -> Concerned:
         """Return who may have to be told of others: what moved, and now and then all."""
         if self._now() >= self._look_at_all_from:
-            held = self._models.damage
-            rows = self._models.status.items()
-            self._index.build((name, row) for name, row in rows if name not in held)
+            held, every_row = self._models.damage, self._models.status
+            linked = (name for name in self._models.linked if name not in held)
+            self._index.build((name, every_row[name]) for name in linked)
             self._known_digests.clear()
             self._look_at_all_from = self._now() + timedelta(seconds=SECONDS_BETWEEN_ALL)
         return self._index.take_moved()

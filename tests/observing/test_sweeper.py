@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +21,12 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.sweeper import MAX_SECONDS_BETWEEN, SWEEP_SECONDS, Sweeper
+from reconciler.roles.sweeper import (
+    MAX_SECONDS_BETWEEN,
+    SECONDS_BETWEEN_ALL,
+    SWEEP_SECONDS,
+    Sweeper,
+)
 from tests.bus.histories import event
 
 FOO = ResourceKey("default", "Shape", "foo")
@@ -50,7 +55,7 @@ class Scene:
         self.configurations = Configurations()
         self.kinds = KindRegistry([SHAPE])
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
-        models = ReadModels()
+        models = self.models = ReadModels()
         self.row.outcome = "Held"  # what is held is looked at, and what waits
         models.status[str(FOO)] = self.row
         models.take_up(NOTHING)
@@ -129,6 +134,22 @@ async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
     assert [each.data for each in scene.intake.published] == [
         TimerFired("ConfigChanged")
     ] * is_woken
+
+
+class LookedUp(dict[str, StatusRow]):
+    """Rows of a fleet that nobody may go through: what a sweep costs must not grow with it."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("a sweep went through all rows")
+
+    items = values = keys = __iter__  # pyright: ignore[reportAssignmentType]
+
+
+async def test_no_sweep_goes_through_the_fleet() -> None:
+    scene = Scene()
+    scene.models.status = LookedUp(scene.models.status)
+    scene.wait(BEGIN - timedelta(minutes=1))
+    assert await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
 
 
 async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -> None:
