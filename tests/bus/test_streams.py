@@ -14,6 +14,7 @@ from infra.bus.streams import (
     LOG_FORMAT,
     LOG_ID_METADATA,
     OWN_METADATA,
+    REJECTIONS,
     decider_consumers,
     ensure_topology,
     find_log_id,
@@ -38,6 +39,8 @@ async def test_twice_is_once_and_the_log_keeps_its_name(tmp_path: Path) -> None:
             await find_log_id(nc)
         first = await ensure_topology(nc)
         assert set(first.changes.values()) == {"created"}
+        made = list(first.changes)
+        assert made.index(REJECTIONS) < made.index(LOG), "a log that names format 3 has all of it"
         second = await ensure_topology(nc)
         assert set(second.changes.values()) == {"unchanged"}
         assert second.log_id == first.log_id == await find_log_id(nc)
