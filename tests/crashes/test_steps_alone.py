@@ -33,7 +33,8 @@ async def test_an_init_killed_at_any_step_is_completed_by_the_next(tmp_path: Pat
         log = tmp_path / f"{step}.log"
         dying = RoleProcess.fork(url, log, roles=INIT, failpoint=f"{Failpoint.INIT_STEP}:{step}")
         await dying.killed_at(Failpoint.INIT_STEP)
-        log_ids.add(await find_log_id(nc))
+        if step > 1:  # the log is made behind what its format cannot be without
+            log_ids.add(await find_log_id(nc))
     whole = RoleProcess.fork(url, tmp_path / "whole.log", roles=INIT)
     assert await whole.ended() == 0
     assert {name for name, wrong in (await topology_differences(nc)).items() if wrong} == set()

@@ -182,7 +182,7 @@ def test_subjects_of_the_product_and_of_the_server_are_refused_when_declared(sub
 
 def test_the_products_subjects_are_all_that_its_streams_take() -> None:
     first = {subject.split(".")[0] for subject in PRODUCTS_SUBJECTS}
-    assert first >= {"rec", "in", "log", "outcome", "listing", "state", "sched", "fired", "rate"}
+    assert first >= {"rec", "in", "log", "rejection", "listing", "state", "sched", "fired", "rate"}
     assert first >= {"deadletter", "discarded", "$KV"}
 
 
