@@ -306,7 +306,7 @@ class ActionReader(Protocol):
     """Hands out decided actions, each to one worker at a time, and each API's by themselves."""
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        """Take actions of a configuration too: so many at once, until there is room again.
+        """Take actions of a configuration too: so many at once, until they are acknowledged.
 
         For one that is read already it changes their number.
         """
@@ -314,10 +314,6 @@ class ActionReader(Protocol):
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions: at least one."""
-        ...
-
-    def make_room(self, delivery: ActionDelivery) -> None:
-        """Take another action in the place of this one, which is not acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
