@@ -189,6 +189,16 @@ def _returned(state: ResourceState) -> OwnershipClaimed | None:
     return _claimed(found, "Returned", state) if found.uid == seen.lost_uid else None
 
 
+def _found(
+    seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> OwnershipClaimed | None:
+    """Record that a creation of ours has made it, where nothing may be written: knowledge too."""
+    if state.observed.taken_by:
+        return None
+    claim = verdict(evidence(seen, state, context, config), config.ownership).claim
+    return _claimed(seen, "Found", state) if claim == "Found" else None
+
+
 def _doubted(losses: LossCount, state: ResourceState) -> Settled:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
@@ -214,9 +224,13 @@ def _keep_present(
         return Settled("Degraded", LOOKING, "it is ours, and is looked at soon")
     if seen is None:
         return _make(spec, state, context, config)
-    if state.owned is None and mode != "ObserveOnly":
-        return _take_over(spec.policy, seen, state, context, config)
-    if state.owned is not None:
+    if state.owned is None:
+        if mode != "ObserveOnly":
+            return _take_over(spec.policy, seen, state, context, config)
+        made = _found(seen, state, context, config)
+        if made is not None:
+            return made
+    else:
         judged = verdict(evidence(seen, state, context, config), config.ownership)
         if judged.owner == "disputed":
             # Writing our label over another's would be a fight, if its owner does the same.

@@ -486,6 +486,16 @@ def test_an_object_under_our_label_after_an_uncertain_creation_is_ours():
     assert (story.action.operation, story.action.uid) == ("Delete", "u9")
 
 
+def test_what_an_uncertain_creation_made_is_ours_where_nothing_is_to_be_written():
+    story = begun()
+    unknown(story)
+    story.fail("Permanent")
+    story.declare(policy={"mode": "ObserveOnly"})
+    events = story.see(thing(uid="u9", labels=owned_labels()))
+    assert only(OwnershipClaimed, events).reason == "Found"
+    assert story.outcome == "Converged"
+
+
 def test_a_label_alone_makes_nothing_ours():
     story = Story()
     story.see(thing(labels=owned_labels()))
