@@ -94,6 +94,11 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
     return tuple(found)
 
 
+def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
+    """Find the secrets of what is to be written, each with the digest of the wanted value."""
+    return tuple(msgspec.convert(place, SecretRef) for _, place in _places(fields, _SECRET, ""))
+
+
 def has_reference(value: object) -> bool:
     """Return whether there is a reference in a part of a spec."""
     return _has(value, (_REF,))

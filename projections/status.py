@@ -175,6 +175,12 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         )
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the object is as declared, and was seen to be of use."""
+        is_met = any(each.type == "Ready" and each.status == "True" for each in self.conditions)
+        return self.outcome == "Converged" and is_met
+
+    @property
     def not_ready(self) -> Condition | None:
         """Why the object cannot be used yet, though it is as declared; None if that is not so."""
         if self.outcome != "Converged":
@@ -440,6 +446,8 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
         _owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
         row.listing_disproved = False
+        # That the one before was ready, or that its absence was wanted, says nothing of this one.
+        row.conditions = tuple(each for each in row.conditions if each.type != "Ready")
     row.observed_digest = asked
     if data.object is not None:
         row.uid = data.object.uid

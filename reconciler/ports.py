@@ -129,7 +129,7 @@ class EventLog(Protocol):
         ...
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the resources of one kind in one namespace."""
+        """Read every event of the resources of one kind in one namespace, up to the leader's."""
         ...
 
     def follow(
@@ -306,7 +306,7 @@ class ActionReader(Protocol):
     """Hands out decided actions, each to one worker at a time, and each API's by themselves."""
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        """Take actions of a configuration too: so many at once, until they are acknowledged.
+        """Take actions of a configuration too: so many at once, until there is room again.
 
         For one that is read already it changes their number.
         """
@@ -314,6 +314,10 @@ class ActionReader(Protocol):
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions: at least one."""
+        ...
+
+    def make_room(self, delivery: ActionDelivery) -> None:
+        """Take another action in the place of this one, which is not acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:

@@ -63,6 +63,7 @@ class Secrets:
         self.secrecy = Secrecy(credential)
         self._stores = dict(stores or {})
         self._key = key
+        self._read: dict[tuple[str, str], set[str]] = {}
 
     async def value(self, reference: SecretRef) -> str:
         """Read a secret; from now on no error of this provider repeats it.
@@ -74,7 +75,7 @@ class Secrets:
             raise ConfigurationError(
                 f"secret {reference.name!r} is not in store {reference.store!r}: put it there"
             )
-        self.secrecy.add(value)
+        self._note(reference, value)
         return value
 
     async def find(self, reference: SecretRef) -> SecretRef | None:
@@ -83,13 +84,13 @@ class Secrets:
         value = await self._store(reference.store).read(reference.name)
         if value is None:
             return None
-        self.secrecy.add(value)
+        self._note(reference, value)
         return SecretRef(reference.name, reference.store, self.digest(value))
 
     async def keep(self, reference: SecretRef, value: str) -> SecretRef:
         """Store a generated secret, and return the reference with its digest."""
         self._check_key()
-        self.secrecy.add(value)
+        self._note(reference, value)
         await self._store(reference.store).write(reference.name, value)
         return SecretRef(reference.name, reference.store, self.digest(value))
 
@@ -97,12 +98,22 @@ class Secrets:
         """Remove a generated secret; one that is gone is a success."""
         await self._store(reference.store).remove(reference.name)
 
+    def is_of_another_time(self, reference: SecretRef) -> bool:
+        """Whether a secret was read here, but never with the value that has this digest."""
+        read = self._read.get((reference.store, reference.name), set())
+        return bool(reference.digest and read) and reference.digest not in read
+
     def digest(self, value: str) -> str:
         """Digest a value, so that it can be compared without being known; empty without a key."""
         if not self._key:
             return ""
         keyed = hashlib.blake2b(value.encode(), digest_size=_DIGEST_BYTES, key=self._key)
         return keyed.hexdigest()
+
+    def _note(self, reference: SecretRef, value: str) -> None:
+        self.secrecy.add(value)
+        read = self._read.setdefault((reference.store, reference.name), set())
+        read.add(self.digest(value))
 
     def _check_key(self) -> None:
         if not self._key:

@@ -189,16 +189,6 @@ def _returned(state: ResourceState) -> OwnershipClaimed | None:
     return _claimed(found, "Returned", state) if found.uid == seen.lost_uid else None
 
 
-def _found(
-    seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> OwnershipClaimed | None:
-    """Record that a creation of ours has made it, where nothing may be written: knowledge too."""
-    if state.observed.taken_by:
-        return None
-    claim = verdict(evidence(seen, state, context, config), config.ownership).claim
-    return _claimed(seen, "Found", state) if claim == "Found" else None
-
-
 def _doubted(losses: LossCount, state: ResourceState) -> Settled:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
@@ -224,17 +214,9 @@ def _keep_present(
         return Settled("Degraded", LOOKING, "it is ours, and is looked at soon")
     if seen is None:
         return _make(spec, state, context, config)
-    if state.owned is None:
-        if mode != "ObserveOnly":
-            return _take_over(spec.policy, seen, state, context, config)
-        made = _found(seen, state, context, config)
-        if made is not None:
-            return made
-    else:
-        judged = verdict(evidence(seen, state, context, config), config.ownership)
-        if judged.owner == "disputed":
-            # Writing our label over another's would be a fight, if its owner does the same.
-            return _disputed(judged, seen)
+    unclear = _whose(spec.policy, seen, state, context, config)
+    if unclear is not None:
+        return unclear
     found = open_differences(state, context)
     if not found:
         return _as_declared(seen, state, context, config)
@@ -293,6 +275,25 @@ def _as_declared(
         return retirement(state, context, config)
     converged = Settled("Converged", "AsDeclared", ready=ready)
     return when_due(seen, state, context, config, converged) if kind.has_due else converged
+
+
+def _whose(
+    policy: Policy,
+    seen: ExternalObject,
+    state: ResourceState,
+    context: Context,
+    config: ProviderConfigSpec,
+) -> Step | None:
+    """Return what comes first where the log does not own the object, or another contradicts it."""
+    if state.owned is None and policy.mode != "ObserveOnly":
+        return _take_over(policy, seen, state, context, config)
+    judged = verdict(evidence(seen, state, context, config), config.ownership)
+    if state.owned is not None:
+        # Writing our label over another's would be a fight, if its owner does the same.
+        return _disputed(judged, seen) if judged.owner == "disputed" else None
+    # That a creation of ours has made it is knowledge and no action, as with what returns.
+    is_found = judged.claim == "Found" and not state.observed.taken_by
+    return _claimed(seen, "Found", state) if is_found else None
 
 
 def _take_over(

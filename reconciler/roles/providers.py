@@ -63,7 +63,7 @@ class ProviderPool:
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
         """Return what the API of a kind can do; None if that is not known here."""
-        kind = self._kinds.get(kind_name)
+        kind = self._kinds.find(kind_name)
         return None if kind is None else kind.capabilities
 
     def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> SecretiveProvider:
@@ -75,7 +75,7 @@ class ProviderPool:
         credential = resolve_secret(config.credentials_ref)
         secrets = Secrets(credential, self._stores.by_name, key=self._stores.key)
         with without_secret(secrets.secrecy):
-            return secretive(kind.connect(config, secrets), secrets.secrecy)
+            return secretive(kind.connect(config, secrets), secrets)
 
     def _close_later(self, provider: SecretiveProvider) -> None:
         """Close a replaced client when its calls have ended; the results of others are unknown."""

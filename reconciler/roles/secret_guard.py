@@ -11,19 +11,27 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import Scope
+from events.reference import resolved_secrets_in
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Effect, Provider, WatchingProvider
+from reconciler.provider.secrets import Secrets
 from reconciler.secrecy import Secrecy
 
 _encoder = msgspec.json.Encoder()
+
+_KEPT_BACK = (
+    "what the API says is kept back: it may repeat a secret's earlier value, which this process "
+    "never read and could not hide"
+)
 
 
 class SecretiveProvider:
     """Implements ``reconciler.provider.Provider`` by another one, and knows of its calls."""
 
-    def __init__(self, provider: Provider, secrecy: Secrecy) -> None:
+    def __init__(self, provider: Provider, secrets: Secrets) -> None:
         self._provider = provider
-        self._secrecy = secrecy
+        self._secrets = secrets
+        self._secrecy = secrets.secrecy
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -33,12 +41,20 @@ class SecretiveProvider:
         await self._idle.wait()
 
     @contextmanager
-    def _calling(self) -> Generator[None]:
+    def _calling(self, action: Action | None = None) -> Generator[None]:
         self._calls += 1
         self._idle.clear()
         try:
             with without_secret(self._secrecy):
                 yield
+        except ProviderError as error:
+            secrets = () if action is None else resolved_secrets_in(action.fields)
+            if any(map(self._secrets.is_of_another_time, secrets)):
+                # The API may keep its answer to an earlier call, which repeats what we never knew.
+                error.message = _KEPT_BACK
+                error.args = (_KEPT_BACK,)
+                error.__cause__ = error.__context__ = None
+            raise
         finally:
             self._calls -= 1
             if not self._calls:
@@ -46,17 +62,17 @@ class SecretiveProvider:
 
     async def create(self, action: Action) -> Effect:
         """Create."""
-        with self._calling():
+        with self._calling(action):
             return await self._provider.create(action)
 
     async def update(self, action: Action) -> Effect:
         """Update."""
-        with self._calling():
+        with self._calling(action):
             return await self._provider.update(action)
 
     async def delete(self, action: Action) -> Effect:
         """Delete."""
-        with self._calling():
+        with self._calling(action):
             return await self._provider.delete(action)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -81,8 +97,8 @@ class SecretiveProvider:
 class SecretiveWatchingProvider(SecretiveProvider):
     """Implements ``reconciler.provider.WatchingProvider`` by another one."""
 
-    def __init__(self, provider: WatchingProvider, secrecy: Secrecy) -> None:
-        super().__init__(provider, secrecy)
+    def __init__(self, provider: WatchingProvider, secrets: Secrets) -> None:
+        super().__init__(provider, secrets)
         self._watching = provider
 
     async def changes(self, after: str | None) -> str:
@@ -91,11 +107,11 @@ class SecretiveWatchingProvider(SecretiveProvider):
             return await self._watching.changes(after)
 
 
-def secretive(provider: Provider, secrecy: Secrecy) -> SecretiveProvider:
-    """Return a provider that can do the same, and whose errors never repeat the secret."""
+def secretive(provider: Provider, secrets: Secrets) -> SecretiveProvider:
+    """Return a provider that can do the same, and whose errors never repeat a secret."""
     if isinstance(provider, WatchingProvider):
-        return SecretiveWatchingProvider(provider, secrecy)
-    return SecretiveProvider(provider, secrecy)
+        return SecretiveWatchingProvider(provider, secrets)
+    return SecretiveProvider(provider, secrets)
 
 
 @contextmanager

@@ -199,6 +199,8 @@ class HoldChecks:
 
 def _world_of(state: ResourceState) -> object:
     """Return what an approval rests on: what is wanted, and what is there."""
-    seen = state.observed.object
+    seen, spec = state.observed.object, state.desired.spec
     there = None if seen is None else (seen.fields, seen.labels, seen.uid)
-    return (state.desired.generation, state.desired.is_declared, state.desired.fields, there)
+    ignored = () if spec is None else spec.policy.ignore_fields
+    wanted = {name: each for name, each in state.desired.fields.items() if name not in ignored}
+    return (state.desired.generation, state.desired.is_declared, wanted, there)

@@ -95,14 +95,12 @@ class LogStream:
         return self._followers_see if lagging else len(self.events)
 
     def of_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
-        """Give the events of the resources of a kind, as a follower has them."""
-        visible = self._visible()
+        """Give all events of the resources of a kind: a follower that lags is waited for."""
         return [
             each
             for key, events in self._of_resource.items()
             if (key.namespace, key.kind) == (namespace, kind)
             for each in events
-            if each.position <= visible
         ]
 
     def load(self, key: ResourceKey, *, from_leader: bool, use_cache: bool) -> LoadedResource:
