@@ -33,6 +33,7 @@ class JetStreamActionReader:
         self._nc = nc
         self._reader = PullGroup(nc, LOG, [], until_done=True)
         self._leased: dict[str, Delivered] = {}
+        self._without_room: set[str] = set()
 
     async def take_from(self, provider_config: str, most: int) -> None:
         """Take actions of a configuration too, or another number of them at once."""
@@ -55,6 +56,7 @@ class JetStreamActionReader:
                     await self._leave(each, str(error))
                     continue
                 self._leased[each.reply] = each
+                self._without_room.add(each.reply)
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each))
             if actions:
                 return actions
@@ -87,12 +89,20 @@ class JetStreamActionReader:
         self._reader.done(unreadable)
         await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
 
+    def make_room(self, delivery: ActionDelivery) -> None:
+        """Ask for another action in the place of this one."""
+        taken = cast("Delivered", delivery.receipt)
+        if taken.reply in self._without_room:  # else it was said before
+            self._without_room.discard(taken.reply)
+            self._reader.done(taken)
+
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Report that the results of these are stored."""
+        for each in deliveries:
+            self.make_room(each)
         receipts = [cast("Delivered", each.receipt) for each in deliveries]
-        for each in receipts:
-            if self._leased.pop(each.reply, None) is not None:  # else it was said before
-                self._reader.done(each)
+        for receipt in receipts:
+            self._leased.pop(receipt.reply, None)
         await ack(self._nc, receipts)
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:

@@ -87,8 +87,13 @@ class Bus:
         self.acknowledged = asyncio.Event()
         self.reports: list[Reported] = []
         self.ids: list[str] = []
+        self.rooms = 0
 
     async def take_from(self, provider_config: str, most: int) -> None: ...
+
+    def make_room(self, delivery: ActionDelivery) -> None:
+        assert delivery
+        self.rooms += 1
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         if not self._deliveries:
@@ -364,6 +369,75 @@ async def test_no_action_is_acknowledged_while_one_of_the_results_is_not_stored(
     assert {report.action_id for report in bus.reports} == {
         f"{each[0].key}@1" for each in histories
     }
+
+
+async def deliveries_of(log: JetStreamLog, count: int) -> list[ActionDelivery]:
+    histories = [[decided(new_key())] for _ in range(count)]
+    await log.append([ResourceAppend(each[0].key, each, 0) for each in histories])
+    position = await log.last_position()
+    return [ActionDelivery(position, each[0], 1, None) for each in histories]
+
+
+class Batches(Bus):
+    """Remembers how many results were stored at once, and how much room there was by then."""
+
+    def __init__(self, *deliveries: ActionDelivery) -> None:
+        super().__init__(*deliveries)
+        self.stored: list[tuple[int, int]] = []
+        self.came = asyncio.Event()
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        self.stored.append((len(messages), self.rooms))
+        self.came.set()
+
+
+class LastOneWaits(Api):
+    """The last of some calls ends when it is let go."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+        self._count = count
+
+    async def update(self, action: Action) -> Effect:
+        effect = await self.create(action)
+        if self.calls == self._count:
+            await self.let_go.wait()
+        return effect
+
+
+async def test_results_are_stored_together_while_their_api_has_more_to_answer(
+    log: JetStreamLog,
+) -> None:
+    api, bus = LastOneWaits(6), Batches(*await deliveries_of(log, 6))
+    async with at_work(log, api, bus):
+        await asyncio.wait_for(bus.came.wait(), 20)
+        assert bus.stored == [(5, 5)], "another action may come when a call has ended"
+        bus.came.clear()
+        api.let_go.set()
+        await asyncio.wait_for(bus.came.wait(), 20)
+    assert bus.stored[1:] == [(1, 6)]
+
+
+async def test_a_result_that_nothing_follows_does_not_wait_for_others(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.roles.worker._GATHER_SECONDS", 60.0)
+    bus = Batches(*await deliveries_of(log, 1))
+    async with at_work(log, Api(), bus):
+        await asyncio.wait_for(bus.came.wait(), 20)
+    assert bus.stored == [(1, 1)]
+
+
+async def test_results_that_cannot_be_stored_stop_the_taking(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.roles.worker._MAX_RESULTS_WAITING", 2)
+    monkeypatch.setattr("reconciler.roles.worker._RESULTS_AT_ONCE", 5)
+    bus = Batches(*await deliveries_of(log, 5))
+    async with at_work(log, Api(), bus):
+        await asyncio.wait_for(bus.came.wait(), 20)
+    assert bus.stored == [(5, 2)]
 
 
 class Paused(Bus):

@@ -120,6 +120,7 @@ class SimulatedActionReader:
         self._random = random.Random(seed)
         self._most: dict[str, int] = {}
         self._leased: dict[int, str] = {}
+        self._with_room: set[int] = set()
 
     async def take_from(self, provider_config: str, most: int) -> None:
         self._most[provider_config] = most
@@ -138,14 +139,19 @@ class SimulatedActionReader:
         self._queue.request(self._name, lambda: self._rooms(most), answer)
 
     def _rooms(self, most: int) -> Mapping[str, int]:
-        leased = list(self._leased.values())
+        leased = [name for at, name in self._leased.items() if at not in self._with_room]
         rooms = {name: size - leased.count(name) for name, size in self._most.items()}
         return {name: min(most, room) for name, room in rooms.items() if room > 0}
+
+    def make_room(self, delivery: ActionDelivery) -> None:
+        self._with_room.add(delivery.position)
+        self._network.send("actions", self._queue.serve)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         positions = [each.position for each in deliveries]
         for position in positions:
             self._leased.pop(position, None)
+            self._with_room.discard(position)
         self._network.send("action ack", lambda: self._queue.ack(positions))
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
