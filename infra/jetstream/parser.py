@@ -10,6 +10,10 @@ import msgspec
 from nats.aio.client import Client
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
+STATUS: Final = "Status"  # nats-py's names for the parts of an inline status line
+DESCRIPTION: Final = "Description"
+
+_PLAIN_HEAD: Final = b"NATS/1.0\r\n"
 _LINE_END: Final = b"\r\n"
 _WORDS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
 """How many words a message's line has: without a subject to reply to, and with one."""
@@ -48,17 +52,23 @@ class Headers(Mapping[str, str]):
         return isinstance(name, str) and self._find(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parsed())
+        return iter(self.parsed())
 
     def __len__(self) -> int:
-        return len(self._parsed())
+        return len(self.parsed())
 
     def __bool__(self) -> bool:
         return True
 
     def items(self) -> ItemsView[str, str]:
         """Read all of them, once; of one that came twice, the last."""
-        return self._parsed().items()
+        return self.parsed().items()
+
+    def parsed(self) -> dict[str, str]:
+        """Read all of them."""
+        lines = self._block.decode("utf-8", "replace").split("\r\n")[1:]
+        parts = (line.partition(":") for line in lines)
+        return {name: value.strip() for name, colon, value in parts if colon and " " not in name}
 
     def _find(self, name: str) -> str | None:
         start, block = _start_of(name), self._block
@@ -68,15 +78,21 @@ class Headers(Mapping[str, str]):
         begin += len(start)
         return block[begin : block.find(_LINE_END, begin)].decode("utf-8", "replace").strip()
 
-    def _parsed(self) -> dict[str, str]:
-        lines = self._block.decode("utf-8", "replace").split("\r\n")[1:]
-        parts = (line.partition(":") for line in lines)
-        return {name: value.strip() for name, colon, value in parts if colon and " " not in name}
-
 
 @functools.lru_cache(maxsize=256)
 def _start_of(name: str) -> bytes:
     return b"\r\n%b:" % name.encode()
+
+
+def read_headers(block: bytes) -> Mapping[str, str] | None:
+    """Read a header block: the server says how a request went in its first line, or nothing."""
+    if not block or block.startswith(_PLAIN_HEAD):
+        return Headers(block) if block else None
+    parsed, line = Headers(block).parsed(), block[: block.find(_LINE_END)]
+    _, status, description = (*line.decode("utf-8", "replace").split(" ", 2), "", "")[:3]
+    if status.isdecimal():
+        parsed |= {STATUS: status, DESCRIPTION: description}
+    return parsed
 
 
 class Incoming(msgspec.Struct, gc=False):

@@ -22,9 +22,8 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, nak
 from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusError, BusUnavailableError, NotFoundOnBusError
-from infra.jetstream.parser import Incoming
+from infra.jetstream.parser import DESCRIPTION, Incoming
 from infra.jetstream.wire import (
-    DESCRIPTION,
     FastClient,
     bus_errors,
     changes_noticed,

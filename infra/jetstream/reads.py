@@ -16,9 +16,8 @@ from infra.jetstream.errors import (
     BusUnavailableError,
     NotFoundOnBusError,
 )
-from infra.jetstream.parser import Incoming
+from infra.jetstream.parser import DESCRIPTION, Incoming
 from infra.jetstream.wire import (
-    DESCRIPTION,
     encode,
     ended_by_denial,
     loss_noticed,

@@ -41,18 +41,21 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.foreign_bytes import read_any_subject, readable
 from infra.jetstream.identity import Identity
-from infra.jetstream.parser import Headers, Incoming, Listener, MessageParser
+from infra.jetstream.parser import (
+    STATUS,
+    Headers,
+    Incoming,
+    Listener,
+    MessageParser,
+    read_headers,
+)
 from infra.jetstream.transport_security import TransportSecurity
-
-STATUS: Final = "Status"  # nats-py's names for the parts of an inline status line
-DESCRIPTION: Final = "Description"
 
 MAX_HEADERS_BYTES: Final = 65_535  # JetStream's limit (10097); the connection itself has none
 # The server closes the connection on a protocol line above 4,096 bytes, and nats-py then closes
 # for good: leave room for the reply subject and the sizes.
 MAX_SUBJECT_BYTES: Final = 3_000
 
-_PLAIN_HEAD: Final = b"NATS/1.0\r\n"
 _CLOSE_SECONDS: Final = 1.0
 PENDING_BYTES: Final = 64 * 1024 * 1024  # what may wait for the socket, or for a reconnection
 
@@ -376,26 +379,11 @@ class FastClient(Client):
             return super()._process_msg(sid, subject, reply, data, headers)
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        if headers and not headers.startswith(_PLAIN_HEAD):
-            return self._take_status(listener, subject, reply, data, headers)
         try:
-            listener(
-                Incoming(
-                    readable(subject), readable(reply), data, Headers(headers) if headers else None
-                )
-            )
+            listener(Incoming(readable(subject), readable(reply), data, read_headers(headers)))
         except Exception as error:  # noqa: BLE001 - one message must not end the reading
             return self._error_cb(error)
         return None
-
-    async def _take_status(
-        self, listener: Listener, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> None:
-        parsed = await self._process_headers(headers)
-        try:
-            listener(Incoming(readable(subject), readable(reply), data, parsed))
-        except Exception as error:  # noqa: BLE001 - one message must not end the reading
-            await self._error_cb(error)
 
     def denied(self, denial: Denial) -> BusDeniedError:
         """Return the error that a denial means, with our user's name."""

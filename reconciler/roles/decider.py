@@ -368,11 +368,17 @@ class Decider:
         )
         for key, each in doubtful.items():
             each.work.commands[:] = placed(each.work.commands, declared.get(key, ()))
+        # What came first where it stands, as nearly all do, is decided as it was.
+        moved = {
+            key: each
+            for key, each in doubtful.items()
+            if any(map(_came_before, each.work.commands))
+        }
         again = self._take_turns(
-            {key: each.work for key, each in doubtful.items()},
-            {key: each.base for key, each in doubtful.items()},
+            {key: each.work for key, each in moved.items()},
+            {key: each.base for key, each in moved.items()},
         )
-        return [each for each in decided if each.key not in doubtful] + again
+        return [each for each in decided if each.key not in moved] + again
 
     def _take_turns(
         self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
@@ -576,6 +582,10 @@ class _News:
 
 def _is_accepted(answer: Answer | None) -> bool:
     return answer is not None and answer.accepted
+
+
+def _came_before(command: Command) -> bool:
+    return command.first_position not in (None, command.position)
 
 
 def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:

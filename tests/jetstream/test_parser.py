@@ -1,10 +1,11 @@
 """The short way for messages gives what nats-py's parser gives, however the bytes come in."""
 
 import pytest
+from nats.aio.client import Client
 from nats.errors import ProtocolError
 
 from infra.jetstream.foreign_bytes import read_any_subject
-from infra.jetstream.parser import Headers, MessageParser
+from infra.jetstream.parser import DESCRIPTION, STATUS, Headers, MessageParser, read_headers
 from infra.jetstream.wire import FastClient
 
 HEAD = b"NATS/1.0\r\nName: value\r\n\r\n"
@@ -88,3 +89,29 @@ def test_headers_are_what_all_of_them_read_at_once_are(lines: bytes) -> None:
     for name in ("Name", "Other", "Odd", "Absent"):
         assert headers.get(name) == wanted.get(name)
         assert (name in headers) == (name in wanted)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"NATS/1.0\r\nName: value\r\n\r\n",
+        b"NATS/1.0 503\r\n\r\n",
+        b"NATS/1.0 404 No Messages\r\n\r\n",
+        b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 7\r\nNats-Last-Stream: 9\r\n\r\n",
+        b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 5\r\n\r\n",
+        b"NATS/1.0 abc words\r\n\r\n",
+    ],
+)
+async def test_a_status_is_what_nats_py_reads(block: bytes) -> None:
+    client = Client()
+    told_by = client._process_headers  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+    told = await told_by(block) or {}
+    ours = dict(read_headers(block) or {})
+    assert ours.get(STATUS) == told.get(STATUS)
+    assert ours.keys() - {STATUS, DESCRIPTION} == told.keys() - {STATUS, DESCRIPTION}
+    if STATUS in ours:
+        assert ours[DESCRIPTION] == told.get(DESCRIPTION, "")
+
+
+def test_a_message_without_headers_has_none() -> None:
+    assert read_headers(b"") is None
