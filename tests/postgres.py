@@ -29,7 +29,10 @@ class Hands:
     async def run(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
             self._connection = await hands(self._server)
-        cursor = await self._connection.execute(statement)
+        try:
+            cursor = await self._connection.execute(statement)
+        except psycopg.errors.InternalError:  # "tuple concurrently updated": we take no lock
+            cursor = await self._connection.execute(statement)
         return await cursor.fetchall() if cursor.description else []
 
     async def value(self, query: sql.SQL | sql.Composed) -> Any:
