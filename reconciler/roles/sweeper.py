@@ -165,7 +165,7 @@ class Sweeper:
         digests = await self._digests()
         rotated = [each for each in digests if digests[each] != self._known_digests.get(each)]
         names = {name for each in rotated for name in self._index.naming(each)}
-        self._known_digests |= digests
+        self._known_digests = digests  # what could not be read is news when it can be
         return secret_messages(rows_of(names | concerned.targets, self._models.status), digests)
 
     def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ResourceKey]:

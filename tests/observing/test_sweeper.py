@@ -9,16 +9,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from events.intake import DefinitionSeen, TimerFired
+from events.intake import DefinitionSeen, SecretSeen, TimerFired
 from events.kind_definition import DefinitionRef
-from events.log import SpecDeclared
+from events.log import LogEvent, SecretObserved, SpecDeclared
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.shapes import SHAPE
 from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
+from reconciler.errors import TransientError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import SecretStores
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import (
@@ -49,7 +51,7 @@ class Intake:
 class Scene:
     """A sweeper, one resource that waits, and a clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, stores: SecretStores = SecretStores()) -> None:  # noqa: B008 - it is frozen
         self.now = BEGIN
         self.intake = Intake()
         self.configurations = Configurations()
@@ -64,6 +66,7 @@ class Scene:
             configurations=self.configurations,
             kinds=self.kinds,
             models=models,
+            stores=stores,
             chance=Chance(now=lambda: self.now),
         )
 
@@ -163,3 +166,43 @@ async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -
     scene.sweeper.notice(1, event(FOO, 1, declared))
     await scene.sweeper.sweep()
     assert [each.data for each in scene.intake.published] == [DefinitionSeen(2, "newer", 1, 1)]
+
+
+class Store:
+    """A store of secrets that can be away."""
+
+    is_away = False
+
+    async def read(self, name: str) -> str | None:
+        if self.is_away:
+            raise TransientError("it does not answer")
+        return f"value of {name}"
+
+    async def write(self, name: str, value: str) -> None:
+        raise NotImplementedError
+
+    async def remove(self, name: str) -> None:
+        raise NotImplementedError
+
+
+async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_is_back() -> None:
+    store = Store()
+    scene = Scene(SecretStores({"files": store}, b"a key"))
+    early, late = (ResourceKey("default", "Shape", name) for name in ("early", "late"))
+
+    def happens(position: int, what: LogEvent) -> None:
+        scene.models.apply(position, what)
+        scene.sweeper.notice(position, what)
+
+    declared = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db",))
+    happens(1, event(early, 1, declared))
+    await scene.sweeper.sweep()
+    [told] = scene.intake.published
+    assert isinstance(told.data, SecretSeen)
+    happens(2, event(early, 2, SecretObserved(told.data.secret, told.data.digest)))
+    store.is_away = True
+    happens(3, event(late, 1, declared))
+    await scene.sweeper.sweep()
+    store.is_away = False
+    await scene.sweeper.sweep()
+    assert [each.key for each in scene.intake.published] == [early, late]
