@@ -373,7 +373,7 @@ class Foresight:
         """Return what the sweeper and the observer would tell by now."""
         rows, damaged = self._models.status, self._models.damage
         concerned = self._index.take_moved()
-        messages = reference_messages(concerned, self._index, rows, damaged)
+        messages = reference_messages(concerned, self._index, self._models)
         for name in sorted(self._redefined):
             kind = self.kinds.find(name)
             if kind is not None and kind.definition is not None:

@@ -24,6 +24,7 @@ from events.intake import (
 from events.kind_definition import DefinitionRef
 from events.names import ResourceKey
 from events.reference import Reference, value_of
+from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.resource.circle import circle
@@ -34,16 +35,14 @@ _Rows = Mapping[str, StatusRow]
 
 
 def reference_messages(
-    concerned: Concerned,
-    index: ReferenceIndex,
-    every_row: _Rows,
-    damaged: Container[str] = (),
+    concerned: Concerned, index: ReferenceIndex, models: ReadModels
 ) -> list[IntakeMessageOut]:
     """Return what is still to be told about references.
 
-    ``index`` knows the references of all rows. Nothing is told to or about the ``damaged``: what
+    ``index`` knows the references of all rows. Nothing is told to or about what is damaged: what
     cannot be read may still be declared, and a target that was kept for it would be let go.
     """
+    every_row, damaged = models.status, models.damage
     rows = [row for row in rows_of(concerned.referrers, every_row) if str(row.key) not in damaged]
     messages = [*_to_references(rows, every_row, damaged)]
     for target in sorted(concerned.targets):
@@ -56,8 +55,10 @@ def reference_messages(
             if known.get(by) != reference.on_withdrawal:
                 data = Referenced(by, reference.on_withdrawal)
                 # Under a new id at another version of the target: an older message may come late
-                # and undo this one, and the bus would take a repetition for a duplicate.
-                basis = f"{by}/{referrer.version}/{0 if row is None else row.version}"
+                # and undo this one, and the bus would take a repetition for a duplicate. What has
+                # no row may have moved with each event of the log.
+                version = f"at-{models.position}" if row is None else row.version
+                basis = f"{by}/{referrer.version}/{version}"
                 messages.append(_message(ResourceKey.parse(target), data, basis))
         if row is None:
             continue

@@ -138,7 +138,7 @@ class Sweeper:
         ]
         waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
         concerned = self._concerned()
-        telling = reference_messages(concerned, self._index, every_row, held)
+        telling = reference_messages(concerned, self._index, self._models)
         telling += await self._secret_messages(concerned)
         telling += self._definition_messages(every_row, held)
         if waking or telling:

@@ -12,9 +12,11 @@ from events.intake import (
     TargetState,
     Unreferenced,
 )
+from events.integrity import LogDamage
 from events.log import Condition
 from events.names import ResourceKey
 from events.reference import REFERENCE_KIND, Reference
+from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.reference_index import ReferenceIndex
@@ -45,12 +47,14 @@ def _told(
 
 
 def _looked_at(
-    every_row: dict[str, StatusRow], damaged: Collection[str] = ()
+    every_row: dict[str, StatusRow], damaged: Collection[str] = (), position: int = 0
 ) -> list[IntakeMessageOut]:
     """Look at all rows for the first time."""
-    index = ReferenceIndex()
+    models, index = ReadModels(), ReferenceIndex()
+    models.position, models.status = position, every_row
+    models.damage = {name: LogDamage("Changed", 0, 0, "", "", name) for name in damaged}
     index.build((name, row) for name, row in every_row.items() if name not in damaged)
-    return reference_messages(index.take_moved(), index, every_row, damaged)
+    return reference_messages(index.take_moved(), index, models)
 
 
 def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
@@ -61,6 +65,15 @@ def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
     [again] = _told(10, {str(REFERENCE): "Ignore"})
     assert again.data == first.data
     assert again.message_id != first.message_id, "the bus would drop it as a duplicate"
+
+
+def test_so_is_what_was_undone_for_a_target_without_a_row() -> None:
+    """Where a reference is all that there is of a target, its row goes with that."""
+    rows = {"default/Shape/a": _waiting("a", "b")}
+    before, again, by_another = (_looked_at(rows, position=each)[-1] for each in (4, 6, 6))
+    assert before.data == again.data == Referenced("default/Shape/a", "Keep")
+    assert before.message_id != again.message_id, "the bus would drop it as a duplicate"
+    assert again.message_id == by_another.message_id
 
 
 def test_several_observers_that_see_the_same_tell_it_once() -> None:
