@@ -9,7 +9,6 @@ from events.manifest import Fields
 from events.names import ResourceKey
 from reconciler.resource.state import Spec
 from tests.simulation import plan as p
-from tests.simulation.clock import seconds_of
 from tests.simulation.input_checks import value_of
 from tests.simulation.publishing import DEFINITION_KEY, resource_key
 from tests.simulation.vault import mark_of
@@ -31,8 +30,9 @@ def is_rightly_refused(world: World, key: ResourceKey, message_id: str, stored_a
             for inbox, answer in world.decisions.answers
         )
         return any(refused) and _may_be_in_a_circle(world.plan, key.name)
-    defined = (seconds_of(event.time) for event in events if event.key == DEFINITION_KEY)
-    return stored_at <= min(defined, default=float("inf"))
+    stored = zip(world.log.stored_at, world.log.events, strict=True)  # clocks may be wrong
+    defined = (at for at, (_, event) in stored if event.key == DEFINITION_KEY)
+    return stored_at <= next(defined, float("inf"))
 
 
 def expected_fields(world: World, spec: Spec) -> Fields:

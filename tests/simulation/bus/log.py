@@ -33,6 +33,7 @@ class LogStream:
         self.recorded = RecordedLog() if may_be_damaged else None
         self.events: list[StoredEvent] = []
         self.payloads: list[bytes] = []
+        self.stored_at: list[float] = []
         self._of_resource: dict[ResourceKey, list[StoredEvent]] = {}
         self._states: dict[ResourceKey, tuple[int, bytes]] = {}
         self._followers_see = 0
@@ -71,6 +72,7 @@ class LogStream:
             stored.append(StoredEvent(len(self.events) + 1, decode_log(payload)))
             self.events.append(stored[-1])
             self.payloads.append(payload)
+            self.stored_at.append(self._time())
             if self.recorded is not None:
                 self.recorded.append(append.key, stored[-1].event, payload)
             mine.append(stored[-1])
