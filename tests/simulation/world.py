@@ -29,7 +29,7 @@ from tests.simulation.checks import Checks
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.provider import Lies, simulated_kind
-from tests.simulation.publishing import Publisher, resource_key
+from tests.simulation.publishing import DEFINITION_KEY, Publisher, resource_key
 from tests.simulation.vault import Vault
 
 _OF_THE_BUS = frozenset({"dead letters are held back"})
@@ -134,14 +134,20 @@ class World:
         self.vault.put_back()
         self.api.away_until = 0.0
         self.api.lifetime_seconds = _FOR_EVER_SECONDS
-        again = p.Configure(at=0.0, resync_seconds=2.5)  # after what is on its way to the bus
-        self.network.outside(2.0, lambda: self.publisher.configure(again))
+        self.network.outside(2.0, self._configure_for_good)  # after what is on its way to the bus
         for actor in self.actors.values():
             if actor.process is not None:
                 self.loop.resume(actor.process)
             actor.start()
         self.intake.serve()
         self.actions.serve()
+
+    def _configure_for_good(self) -> None:
+        """Declare the configuration, as who knows that it is refused before its kind is defined."""
+        if self.happened["Define"] and DEFINITION_KEY not in self.checks.states:
+            self.network.outside(2.0, self._configure_for_good)
+        else:
+            self.publisher.configure(p.Configure(at=0.0, resync_seconds=2.5))
 
     def run_for(self, seconds: float) -> None:
         """Let time pass."""
