@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from events.external import ExternalObject, digest, identity
 from events.intake import OnWithdrawal, TargetState
@@ -173,12 +174,6 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
             or self.references
             or self.finalizers
         )
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the object is as declared, and was seen to be of use."""
-        is_met = any(each.type == "Ready" and each.status == "True" for each in self.conditions)
-        return self.outcome == "Converged" and is_met
 
     @property
     def not_ready(self) -> Condition | None:
@@ -447,7 +442,10 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
     if data.operation == "Create":
         row.listing_disproved = False
         # That the one before was ready, or that its absence was wanted, says nothing of this one.
-        row.conditions = tuple(each for each in row.conditions if each.type != "Ready")
+        row.conditions = tuple(
+            replace(each, status="Unknown", reason="Created") if each.type == "Ready" else each
+            for each in row.conditions
+        )
     row.observed_digest = asked
     if data.object is not None:
         row.uid = data.object.uid

@@ -16,12 +16,15 @@ import contextlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import cast
 
 import structlog
 
 from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
+from events.manifest import Fields
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
+from events.provider_config import is_config
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import (
     AppendRefusedError,
@@ -332,8 +335,23 @@ class Decider:
         }
         self._refers = await graph_from(targets, self._repository) if targets else {}
         kept = await self._repository.get(list(open_work))
+        if any(self._names_unknown_kinds(key, mine) for key, mine in open_work.items()):
+            await self._definitions.load(self._log)
         await self._definitions.catch_up(self._log, self._met_definitions(open_work, kept))
         return await self._look_back(self._take_turns(open_work, kept))
+
+    def _names_unknown_kinds(self, key: ResourceKey, mine: _Work) -> bool:
+        """Return whether a configuration would be refused whose kinds may be defined by now."""
+        if not is_config(key):
+            return False
+        specs = [each.data.manifest.spec for each in mine.commands if type(each.data) is Declared]
+        return any(map(self._has_unknown_kinds, specs))
+
+    def _has_unknown_kinds(self, spec: Fields) -> bool:
+        known = self._kinds.providers.get(str(spec.get("provider")), ())
+        kinds = spec.get("kinds")
+        named = cast("list[object]", kinds) if isinstance(kinds, list) else ()
+        return not known or any(each not in known for each in named)
 
     def _met_definitions(
         self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]

@@ -138,7 +138,7 @@ def _state_of(
     if target is None or not target.declared:
         return TargetState(False)
     was_ready = known is not None and known.ready
-    is_ready = was_ready or target.is_ready
+    is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
     values: dict[str, Any] = {}
     for field in reference.fields:
         value = value_of(field, target.external_name, target.uid, target.outputs)

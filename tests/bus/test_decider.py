@@ -22,7 +22,12 @@ from events.intake import (
 )
 from events.log import Action, ActionDecided, SpecDeclared, SpecResolved, SpecWithdrawn
 from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
-from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from events.names import (
+    KIND_DEFINITION_KIND,
+    PROVIDER_CONFIG_KIND,
+    SYSTEM_NAMESPACE,
+    ResourceKey,
+)
 from events.provider_config import ProviderConfigSpec
 from events.subjects import Intake
 from events.subjects import log as log_subject
@@ -480,3 +485,17 @@ async def test_a_decider_reads_the_definitions_that_others_know_before_it_decide
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
     assert resolved == ["Circle", "Hexagon"]
+
+
+async def test_a_configuration_is_of_a_kind_that_another_decider_has_just_defined(
+    log: JetStreamLog,
+) -> None:
+    kind = new_key().name
+    bus = Bus()
+    behind = decider(log, bus)
+    await decider(log, Bus()).handle([definition(1, kind, "Circle")])
+    key = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, new_key().name)
+    spec = {"provider": kind, "endpoint": "http://127.0.0.1:1", "kinds": [kind]}
+    config = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(key.name, key.namespace), spec)
+    await behind.handle([delivery("desired", key, 2, Declared(config))])
+    assert [answer.reason for answer in bus.answers] == ["Accepted"]

@@ -176,6 +176,16 @@ def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_decla
     assert status.retry_at == waits_until is not None
 
 
+def test_what_is_made_anew_is_not_ready_by_what_was_said_of_the_one_before():
+    story = converged()
+    story.see(None)
+    story.report(shown=thing(uid="u2"))
+    known = len(story.log) - 1  # without the outcome that follows
+    before = rebuild(of(story)[:known]).status[str(story.key)]
+    assert before.outcome == "Converged"
+    assert before.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
+
+
 def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
     story = converged()
     story.declare({"color": "Red"}, policy={"paused": True})
