@@ -88,6 +88,8 @@ class SimulatedProvider:
             kept, _ = await self._call(
                 "write", lambda: self._api.paint(action, fields, half), UnknownResultError
             )
+        except NothingDoneError as error:  # not by this call, but the first has made something
+            raise TransientError(error.message, status=error.status) from error
         except PermanentError as error:
             raise PermanentError(error.message, status=error.status, obstacle=half) from error
         except ConflictError as conflict:
