@@ -91,7 +91,8 @@ class Provider(Protocol):
         """Read one object; None is proof that there is none.
 
         ``uid``: the object that is meant, where the API makes the ids and names are not unique. An
-        API of unique names reads what has the name.
+        API of unique names reads what has the name. Without either, one of that name which carries
+        an owner label comes first: where nothing is listed, only so a lost creation is found.
         """
         ...
 
