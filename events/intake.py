@@ -186,7 +186,8 @@ class Observed(_Intake, frozen=True):
     grace: ``began_at`` is the same moment by the observer's clock, and ``age_seconds`` how long ago
     it was when this was sent, by no clock that can be set. ``exclusive`` and ``losses`` count the
     whole listing, for the guards. ``taken_by`` is another resource that has this object, empty if
-    none has, None if nobody looked.
+    none has, None if nobody looked. ``absent_uid`` is the object that is not there, where another
+    one may have its name.
     """
 
     provider_config: str
@@ -199,6 +200,7 @@ class Observed(_Intake, frozen=True):
     losses: LossCount | None = None
     age_seconds: float | None = None
     taken_by: str | None = None
+    absent_uid: str | None = None
 
 
 ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]

@@ -44,7 +44,7 @@ LOSS_GUARD = "LossGuard"
 
 def observe(said: Observed, command: Command, state: ResourceState, context: Context) -> Facts:
     """Record what is new in an observation, unless something is known better."""
-    if not _is_about_us(said, state) or _is_stale(said, command, state, context):
+    if not _is_about_us(said, state, context) or _is_stale(said, command, state, context):
         return NOTHING_NEW
     taken_by = _taken_by(said, state, context)
     if taken_by == state.observed.taken_by and not _is_news(said, state):
@@ -67,13 +67,25 @@ def observe(said: Observed, command: Command, state: ResourceState, context: Con
     return Facts((seen,), shows_object=True)
 
 
-def _is_about_us(said: Observed, state: ResourceState) -> bool:
+def _is_about_us(said: Observed, state: ResourceState, context: Context) -> bool:
     place, spec = (said.provider_config, said.external_name), state.desired.spec
+    if not context.capabilities.deterministic_names and _is_of_another_id(said, state):
+        return False
     if state.owned is not None:
         return place == (state.owned.provider_config, state.owned.external_name)
     if state.desired.is_declared and spec is not None:
         return place == (spec.provider_config, spec.external_name)
     return True
+
+
+def _is_of_another_id(said: Observed, state: ResourceState) -> bool:
+    """Return whether it is said of an object beside ours, or beside the one that we know.
+
+    Who looked may have known another one by then: that this is gone says nothing of ours.
+    """
+    known = state.owned or (state.observed.object if said.object is None else None)
+    uid = said.absent_uid if said.object is None else said.object.uid
+    return known is not None and None not in (uid, known.uid) and uid != known.uid
 
 
 def _is_stale(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:

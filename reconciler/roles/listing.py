@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from events.external import ExternalObject, digest, identity
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.names import ResourceKey, name_for_external
@@ -150,7 +152,7 @@ async def observations(
                     taken = _taken_by(row, mine)
                     name = row.external_name
                     gone = _observed(listing, name, None, strays, losses, taken_by=taken)
-                    found.append((row.key, gone))
+                    found.append((row.key, replace(gone, absent_uid=row.uid or row.seen_uid)))
     return Findings(found, doubtful, losses)
 
 

@@ -154,6 +154,7 @@ class ObjectReads:
             as_of,
             began_at,
             age_seconds=round(self._clock() - began_by, 3),
+            absent_uid=row.uid if seen is None else None,
         )
         reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(

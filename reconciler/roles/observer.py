@@ -336,5 +336,6 @@ async def _read_one(
         listing.began.as_of,
         listing.began_at,
         losses=losses,
+        absent_uid=row.uid if seen is None else None,
     )
     return [(row.key, observed)]

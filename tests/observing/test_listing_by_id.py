@@ -60,7 +60,7 @@ async def test_what_is_ours_is_found_by_its_id_among_others_of_its_name() -> Non
 async def test_ours_is_gone_though_another_has_its_name() -> None:
     ours = row("mine", note("n1"), owned=True, uid="n1")
     found = await told([note("n2")], ours)
-    assert found["mine"].object is None
+    assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
 
 
 async def test_each_foreign_object_is_a_resource_of_its_own_and_is_told_once() -> None:

@@ -124,6 +124,18 @@ def test_what_is_seen_in_another_place_is_not_about_us():
     assert story.see(thing(name="Bar"), name="Bar") == []
 
 
+def test_where_names_are_not_unique_another_of_its_name_says_nothing_of_ours():
+    by_id = msgspec.structs.replace(UNCONDITIONAL, deterministic_names=False)
+    story = Story(kind=replace(BLOCK, capabilities=by_id))
+    story.declare()
+    story.succeed()
+    gone = Observed(CONFIG, "Foo", None, as_of=story.position, absent_uid="another")
+    assert story.turn(gone) == []
+    assert story.see(thing(uid="another")) == []
+    gone = msgspec.structs.replace(gone, as_of=story.position, absent_uid=story.seen.uid)
+    assert "OwnershipReleased" in names(story.turn(gone))
+
+
 def test_the_same_observation_twice_is_one_event():
     story = Story()
     story.declare(policy={"mode": "ObserveOnly"})
