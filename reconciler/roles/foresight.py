@@ -437,8 +437,8 @@ class Foresight:
         listing = ListingAssembler(began, self._now, unique_names=unique)
         listing.add(objects.values())
         complete = listing.complete(len(objects))
-        rows = self._models.status
-        found = await observations(listing, complete, rows, config, self._log.log_id)
+        rows, damage = self._models.status, self._models.damage.values()
+        found = await observations(listing, complete, rows, config, self._log.log_id, damage)
         work: dict[ResourceKey, list[IntakeData]] = {}
         for key, seen in found.observed:
             work.setdefault(key, []).append(seen)

@@ -7,7 +7,7 @@ proves that what it does not show is absent (invariant 6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject, digest, identity
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
+from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
@@ -111,6 +112,7 @@ async def observations(
     rows: Mapping[str, StatusRow],
     config: ProviderConfigSpec,
     log_id: str,
+    damage: Collection[LogDamage] = (),
 ) -> Findings:
     """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
 
@@ -119,13 +121,15 @@ async def observations(
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
-    is_ours = _claimed_by(config, log_id)
+    is_ours, is_unclear = _claimed_by(config, log_id), _may_hide(damage, began.kind)
     strays = None if is_ours is None else await _stray_count(objects, known, is_ours)
     losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
     async for some in in_slices(objects.items()):
         for place, each in some:
             mine = known.get(place)
+            if not mine and is_unclear:
+                continue  # what a damaged resource has made since is no stray
             if not mine:
                 key = _new_key(listing, each, config.scope.namespace, rows)
                 found.append((key, _observed(listing, each.name, each, strays)))
@@ -200,6 +204,12 @@ def _find_by_name(
         else:
             place = unknown[0] if unknown else listing.place_of(row)
             known.setdefault(place, []).append(row)
+
+
+def _may_hide(damage: Collection[LogDamage], kind: str) -> bool:
+    """Return whether a resource of a kind may have objects of which its row does not know."""
+    resources = (each.resource for each in damage)
+    return any(not each or ResourceKey.parse(each).kind == kind for each in resources)
 
 
 def _lives_somewhere(row: StatusRow) -> bool:

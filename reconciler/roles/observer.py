@@ -275,8 +275,8 @@ class Observer:
         if config is None:
             raise ListingRefusedError("its ProviderConfig was withdrawn meanwhile")
         check_scope(began, config)
-        rows = self._models.status
-        findings = await observations(listing, objects, rows, config, self._log_id)
+        rows, damage = self._models.status, self._models.damage.values()
+        findings = await observations(listing, objects, rows, config, self._log_id, damage)
         seen = findings.observed
         for row in findings.doubtful:
             with self._gates.of(began.provider_config).calls(began.provider_config):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from events.external import ExternalObject, digest, identity
 from events.intake import ListingBegan, Observed
+from events.integrity import LogDamage
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.status import StatusRow
 from reconciler.roles.listing import ListingAssembler, ListingRefusedError, observations
@@ -38,14 +40,17 @@ def row(
 
 
 async def told(
-    shown: list[ExternalObject], *rows: StatusRow, config: ProviderConfigSpec = CONFIG
+    shown: list[ExternalObject],
+    *rows: StatusRow,
+    config: ProviderConfigSpec = CONFIG,
+    damage: Collection[LogDamage] = (),
 ) -> dict[str, Observed]:
     began = ListingBegan("default", "Note", 5)
     listing = ListingAssembler(began, None, unique_names=False)
     listing.add(shown)
     objects = listing.complete(len(shown))
     by_name = {str(each.key): each for each in rows}
-    found = await observations(listing, objects, by_name, config, "log")
+    found = await observations(listing, objects, by_name, config, "log", damage)
     assert len({key for key, _ in found.observed}) == len(found.observed), "each is told once"
     return {key.name: each for key, each in found.observed}
 
@@ -95,6 +100,15 @@ async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
     assert await told([note("n1")], making, config=config) == {}
     replacing = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation="Create")
     assert await told([note("n1"), note("n2")], replacing, config=config) == {}
+
+
+@pytest.mark.parametrize("resource", ["", "default/Note/broken"])
+async def test_what_a_damaged_resource_may_have_made_is_no_stray(resource: str) -> None:
+    ours, shown = row("mine"), [note("n1"), note("n2"), note("n3", title="other")]
+    damage = LogDamage("Missing", 7, 2, "event 2", "event 3", resource)
+    assert (await told(shown, ours, config=EXCLUSIVE, damage=[damage])).keys() == {"mine"}
+    of_another_kind = LogDamage("Missing", 7, 2, "event 2", "event 3", "default/Shape/broken")
+    assert len(await told(shown, ours, config=EXCLUSIVE, damage=[of_another_kind])) == len(shown)
 
 
 async def test_what_was_let_go_is_found_by_its_name_until_its_id_is_known() -> None:
