@@ -11,7 +11,7 @@ led to it, with its position.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -494,6 +494,9 @@ OutcomeName = Literal[
     "Released",
     "Rejected",
 ]
+MAY_WAIT: Final[frozenset[OutcomeName]] = frozenset({"Degraded", "Held"})
+"""Outcomes under which a resource may wait for a moment; under any other, no wait is left."""
+
 ConditionType = Literal["Converged", "Ready", "Degraded", "Paused"]
 
 

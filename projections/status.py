@@ -12,6 +12,7 @@ from events.external import ExternalObject, digest, identity
 from events.intake import OnWithdrawal, TargetState
 from events.integrity import LogDamage
 from events.log import (
+    MAY_WAIT,
     AbsenceDoubted,
     Action,
     ActionAbandoned,
@@ -228,6 +229,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.message = data.message
             if data.outcome != "Held":
                 row.asked_plan, row.asked_level = "", "Never"
+            if data.outcome not in MAY_WAIT:
+                _stop_waiting(row)
             row.conditions = data.conditions
         case ActionDecided(action):
             row.doubted = False  # what was let go is done with
@@ -389,7 +392,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
 
 
 def _stop_waiting(row: StatusRow) -> None:
-    """A new generation is looked at now; but an action under way still waits for its next try."""
+    """Nothing is waited for any more; but an action under way still waits for its next try."""
     if not row.action_id:
         row.retry_at = None
 

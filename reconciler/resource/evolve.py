@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.intake import ActionError, LossCount
 from events.log import (
+    MAY_WAIT,
     AbsenceDoubted,
     Action,
     ActionAbandoned,
@@ -226,10 +227,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             is_past = data.reason not in (APPROVAL, NOT_APPROVED)
             if is_past and state.actions.in_flight is None:
                 state = _with_approval(state, None)
+            if data.outcome not in MAY_WAIT and state.waits.until is not None:
+                # What it waited to mend is gone, or was mended without us.
+                state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
             if data.outcome not in SETTLED:
                 return replace(state, outcome=data)
-            if state.waits.is_fight:  # it was mended without us
-                state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
             desired = replace(state.desired, settled_generation=data.generation)
             return replace(state, desired=desired, outcome=data)
 

@@ -30,6 +30,7 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow, fold_status
+from reconciler.resource.fights import FIGHT_DRIFTS
 from tests.projections.logs import histories, log_of, of, quick
 from tests.resource.building import START, Story, converged, repainted, thing
 
@@ -184,6 +185,29 @@ def test_what_is_made_anew_is_not_ready_by_what_was_said_of_the_one_before():
     before = rebuild(of(story)[:known]).status[str(story.key)]
     assert before.outcome == "Converged"
     assert before.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
+
+
+def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done_it():
+    story = converged()
+    story.withdraw()
+    story.fail("Permanent")
+    assert to_sweep(rebuild(of(story))) == {str(story.key)}
+    story.see(None)
+    assert (story.outcome, story.state.waits.until) == ("Deleted", None)
+    assert not rebuild(of(story)).status, "it would be woken for ever"
+
+
+def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_mended_it():
+    story = converged()
+    mended = story.seen
+    for _ in range(FIGHT_DRIFTS):
+        story.see(repainted(story.seen, color="Blue"))
+        if not story.idle:
+            story.succeed()
+    assert to_sweep(rebuild(of(story))) == {str(story.key)}
+    story.see(repainted(mended))
+    assert story.outcome == "Converged"
+    assert not to_sweep(rebuild(of(story)))
 
 
 def test_a_paused_resource_is_seen_to_be_paused_until_it_is_not():
