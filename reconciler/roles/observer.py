@@ -252,7 +252,7 @@ class Observer:
                 row
                 for row in some
                 if (row.provider_config, row.kind) == (config_name, kind)
-                and (row.declared or row.owned)
+                and (row.declared or row.owned or row.doubted)
             ]
         found = await self._reads.read(rows, config)
         self.listings += 1
