@@ -664,8 +664,9 @@ def _with_result(
         uid = state.owned.uid  # another object that the write has met is not ours by that
     base = ended.base or Applied(action.fields, action.labels)
     # Found by its label, it may be what an earlier action of ours made, with other content; by its
-    # key, only what the first of several calls made.
-    is_whole = data.found_by not in ("Label", "Key")
+    # key, only what the first of several calls made. What a repeated call shows, others may have
+    # changed since.
+    is_whole = data.found_by not in ("Label", "Key") and not data.replayed
     applied = replace(base, result=shown if is_whole else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
     keeps_label = OWNER_LABEL in shown.labels.keys() - action.labels.keys()

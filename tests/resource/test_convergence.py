@@ -227,6 +227,16 @@ def test_a_value_that_the_api_keeps_as_its_own_makes_no_hot_loop(policy: dict[st
     assert story.wake(3600) == []
 
 
+def test_what_a_repeated_call_shows_is_written_once_more_if_it_differs():
+    story = Story()
+    story.declare()
+    by_hand = story.written(story.action, color="Violet")
+    story.report(shown=by_hand, replayed=True)
+    assert story.action.operation == "Update", "nobody knows that it was the API"
+    story.succeed(color="Violet")
+    assert (story.idle, story.reason) == (True, "NotAccepted")
+
+
 def test_after_a_kept_value_a_new_generation_is_tried():
     story = converged()
     story.declare({"type": "Square", "color": "Purple"})
