@@ -105,13 +105,25 @@ def _wanted(
     target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return who refers to a target: a resource does until its object is gone, too."""
+
+    def leaving(name: str) -> Iterable[str]:
+        met = every_row.get(name)
+        is_leaving = met is not None and name not in damaged and _refers(met) and not met.declared
+        return [each.target for each in met.refers] if met is not None and is_leaving else ()
+
     return {
         str(row.key): (row, reference)
         for row in rows_of(index.referrers(target), every_row)
-        if (row.declared or row.owned or row.action_id) and str(row.key) not in damaged
+        if _refers(row) and str(row.key) not in damaged
+        # Withdrawn, each member of a circle would be kept for the next: there no order is right.
+        if row.declared or not circle(str(row.key), [target], leaving)
         for reference in row.refers
         if reference.target == target
     }
+
+
+def _refers(row: StatusRow) -> bool:
+    return bool(row.declared or row.owned or row.action_id)
 
 
 def _to_references(

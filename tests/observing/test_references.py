@@ -127,6 +127,23 @@ def test_a_circle_ends_when_one_of_it_is_withdrawn() -> None:
     assert _states(rows)["a"] == TargetState(False)
 
 
+def _let_go(rows: list[StatusRow], damaged: Collection[str] = ()) -> set[str]:
+    """Who is kept for nobody any more, of resources each of which is kept for the one before it."""
+    for before, row in zip([rows[-1], *rows], rows, strict=False):
+        row.owned, row.references = True, {str(before.key): "Keep"}
+    told = _looked_at({str(row.key): row for row in rows}, damaged)
+    return {each.key.name for each in told if isinstance(each.data, Unreferenced)}
+
+
+def test_of_a_circle_that_is_withdrawn_nobody_is_kept_for_the_next() -> None:
+    rows = [_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "a")]
+    rows[0].declared = rows[2].declared = False
+    assert not _let_go(rows), "b is declared: c is kept for it, and a for c"
+    rows[1].declared = False
+    assert _let_go(rows) == {"a", "b", "c"}
+    assert not _let_go(rows, damaged=[str(rows[1].key)]), "who knows whether it is declared"
+
+
 def test_values_are_told_of_what_the_target_has() -> None:
     target = StatusRow("default", "Shape", "b", declared=True, owned=True, outcome="Converged")
     target.outputs = {"port": 1}

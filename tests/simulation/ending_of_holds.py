@@ -49,6 +49,8 @@ def _references(world: World) -> Iterator[str]:
         if spec is None or key in world.damaged or not _refers(state):
             continue
         for each in spec.references:
+            if not state.desired.is_declared and _leads_back(world, key, each.target):
+                continue
             named = expected.setdefault(ResourceKey.parse(each.target), {})
             named[str(key)] = spec.fields.get("onWithdrawal", "Keep")
         if key.kind != REFERENCE_KIND:
@@ -77,6 +79,22 @@ def _references(world: World) -> Iterator[str]:
 def _refers(state: ResourceState) -> bool:
     """Whether a resource refers to what its spec says: until its object is gone, too."""
     return bool(state.desired.is_declared or state.owned or state.actions.in_flight)
+
+
+def _leads_back(world: World, key: ResourceKey, target: str) -> bool:
+    """Whether a resource and all between it and itself are withdrawn: none is kept for the next."""
+    found: set[ResourceKey] = set()
+    ahead = [ResourceKey.parse(target)]
+    while ahead:
+        met = ahead.pop()
+        state = world.checks.states.get(met)
+        spec = None if state is None else state.desired.spec
+        if met in found or met in world.damaged or state is None or spec is None:
+            continue
+        if not state.desired.is_declared and _refers(state):
+            found.add(met)
+            ahead += [ResourceKey.parse(each.target) for each in spec.references]
+    return key in found
 
 
 def _is_a_later_claim(state: ResourceState) -> bool:
