@@ -191,6 +191,10 @@ class IntakeReader(Protocol):
         """Have these delivered again."""
         ...
 
+    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+        """Return whether no other reader was handed any of their partitions since these were."""
+        ...
+
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:

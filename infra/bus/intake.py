@@ -120,6 +120,11 @@ class JetStreamIntakeReader:
         for each in deliveries:
             await nak(self._nc, cast("Delivered", each.receipt), seconds)
 
+    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+        """Return whether the consumers are pinned to this reader, as when these were handed out."""
+        handed_out = [cast("Delivered", each.receipt) for each in deliveries]
+        return await self._group.has_kept_pins(handed_out)
+
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:

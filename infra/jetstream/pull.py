@@ -126,6 +126,21 @@ class PullGroup:
         self._sources[delivered.consumer].credit += 1
         self._arrived.set()
 
+    async def has_kept_pins(self, handed_out: Sequence[Delivered]) -> bool:
+        """Return whether the consumers of these are pinned as they were when they sent them.
+
+        Raises:
+            BusUnavailableError: a consumer has no leader now.
+        """
+        pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in handed_out}
+        found = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
+        return all(pin in now for (_, pin), now in zip(pins, found, strict=True))
+
+    async def _pins_of(self, consumer: str) -> list[str | None]:
+        info = await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{consumer}", None)
+        groups: list[dict[str, str]] = info.get("priority_groups") or []
+        return [each.get("pinned_client_id") for each in groups if each["group"] == self._group]
+
     async def close(self) -> None:
         """Take no more, give back what was not handed out, and let another reader take over."""
         if self._subscription is None:

@@ -173,16 +173,15 @@ class Decider:
         work, letters = self._sort(batch)
         if letters:
             await self._refuse(letters)
-        began = asyncio.get_running_loop().time()
         await self._add_what_overtook(work)
         # Definitions and configurations first: the resources of the same batch may need them.
         for rank in sorted({system_rank(key.kind) for key in work}):
             of_rank = {key: each for key, each in work.items() if system_rank(key.kind) == rank}
             if rank == system_rank(KIND_DEFINITION_KIND):
                 for key, each in of_rank.items():  # which one can be used depends on those before
-                    await self._settle({key: each}, began)
+                    await self._settle({key: each})
             else:
-                await self._settle(of_rank, began)
+                await self._settle(of_rank)
 
     # --- sorting a batch
 
@@ -241,7 +240,7 @@ class Decider:
 
     # --- deciding and committing
 
-    async def _settle(self, work: Mapping[ResourceKey, _Work], began: float) -> None:
+    async def _settle(self, work: Mapping[ResourceKey, _Work]) -> None:
         remaining = dict(work)
         guessed = self._guess_new(work)
         while remaining:
@@ -252,24 +251,27 @@ class Decider:
             reach(Failpoint.DECIDER_DECIDED)
             for group in _groups(decided):
                 done += await self._commit(group, remaining)
-            if asyncio.get_running_loop().time() >= began + _FRESH_SECONDS:
-                await self._settle_what_overtook(done)
+            await self._settle_what_overtook(done)
             await self._finish(done)
             remaining = _left_over(remaining, done)
         self._one_by_one.clear()
 
     async def _settle_what_overtook(self, done: Sequence[_Decided]) -> None:
-        """After a commit that took long, decide what another decider may have decided meanwhile.
+        """After a commit, decide what another decider was handed and may have decided meanwhile.
 
         It is done before the acknowledgement: after a crash, these messages come late again.
         """
-        declared = {each.key: each.work.declarations[-1:] for each in done}
-        newer = await self._newer_declarations(
-            {key: newest for key, declarations in declared.items() for newest in declarations}
-        )
+        declared = {
+            each.key: each.work.declarations[-1]
+            for each in done
+            if each.turn.events and each.work.declarations
+        }
+        # The bus may give the partition away at any moment, as when the consumer's leader changes.
+        if not declared or await self._reader.was_alone(list(declared.values())):
+            return
+        newer = await self._newer_declarations(declared)
         if newer:
-            overtook = {key: _Work(commands=found) for key, found in newer.items()}
-            await self._settle(overtook, asyncio.get_running_loop().time())
+            await self._settle({key: _Work(commands=found) for key, found in newer.items()})
 
     async def _commit(
         self, group: Sequence[_Decided], remaining: dict[ResourceKey, _Work]

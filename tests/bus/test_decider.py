@@ -51,6 +51,7 @@ class Bus:
         self.answers: list[Answer] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
+        self.overtook: list[IntakeDelivery] = []
         self.looks = 0
 
     @property
@@ -66,10 +67,14 @@ class Bus:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         assert not deliveries
 
+    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+        assert deliveries
+        return not self.overtook
+
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        return [[] for _ in deliveries]
+        return [self.overtook for _ in deliveries]
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -183,6 +188,19 @@ async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
         "Accepted",
         "Duplicate",
     ]
+
+
+async def test_what_another_decider_took_for_unchanged_meanwhile_has_the_last_word(
+    log: JetStreamLog,
+) -> None:
+    key, ours, others = new_key(), Bus(), Bus()
+    withdrawn = delivery("desired", key, 2, Withdrawn())
+    await decider(log, others).handle([withdrawn])
+    assert [answer.reason for answer in others.answers] == ["Unchanged"]
+    ours.overtook = [withdrawn]
+    await decider(log, ours).handle([declaration(key, 1, "Red")])
+    history = [each.data for each in await history_of(log, key)]
+    assert [each.generation for each in history if isinstance(each, SpecWithdrawn)] == [2]
 
 
 async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) -> None:

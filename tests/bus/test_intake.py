@@ -193,6 +193,21 @@ async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
     assert (await stream_state(bus, INTAKE)).messages == 0
 
 
+async def test_a_reader_knows_whether_another_was_handed_its_partition_meanwhile(
+    bus: Client, reader: JetStreamIntakeReader
+) -> None:
+    writer, key, other = JetStreamIntakeWriter(bus, "test"), new_key(), JetStreamIntakeReader(bus)
+    await writer.publish([IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)])
+    taken = await _take(reader, 1)
+    assert await reader.was_alone(taken)
+    await reader.close()
+    await writer.publish([IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)])
+    newer = await _take(other, 1)
+    assert not await reader.was_alone(taken)
+    assert await other.was_alone(newer)
+    await other.close()
+
+
 async def test_a_flood_of_declarations_is_counted_once(
     bus: Client, reader: JetStreamIntakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

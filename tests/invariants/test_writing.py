@@ -130,6 +130,9 @@ class Inbox:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         raise AssertionError(f"{len(deliveries)} messages could not be decided")
 
+    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+        return bool(deliveries)
+
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from events.envelope import encode_intake
@@ -86,6 +87,7 @@ class IntakeStream:
             for _ in range(PARTITIONS + 1)
         ]
         self._pins: dict[int, tuple[str, float]] = {}
+        self._times_pinned: Counter[int] = Counter()
         self._requests: list[_Request] = []
         self._wake_at = 0.0
 
@@ -121,6 +123,10 @@ class IntakeStream:
     def forget_ids(self) -> None:
         """Close the window in which a repeated message is recognised."""
         self._stored_ids.clear()
+
+    def was_alone(self, delivery: IntakeDelivery) -> bool:
+        """Tell whether nobody else was handed the partition of a message since it was."""
+        return self._times_pinned[_partition_of(delivery.subject)] == delivery.receipt
 
     def newer(self, delivery: IntakeDelivery) -> list[IntakeDelivery]:
         """Give what stands behind a message on its subject, to look at."""
@@ -204,6 +210,8 @@ class IntakeStream:
             if len(batch) < request.most and self._may_read(request.reader, partition, now):
                 given = consumer.hand_out(request.most - len(batch), now)
                 if given:
+                    if self._pins.get(partition, ("",))[0] != request.reader:
+                        self._times_pinned[partition] += 1
                     self._pins[partition] = (request.reader, now)
                 batch += [self._delivery(*each) for each in given]
         return batch
@@ -221,7 +229,7 @@ class IntakeStream:
             message_id=stored.message_id,
             reply_to=stored.reply_to,
             delivered=delivered,
-            receipt=_partition_of(stored.subject),
+            receipt=self._times_pinned[_partition_of(stored.subject)],
             stored_at=date_of(stored.stored_at),
         )
 
@@ -310,6 +318,10 @@ class SimulatedIntakeReader:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         if deliveries:
             self._network.send("later", lambda: self._stream.retry_later(deliveries, seconds))
+
+    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+        stream = self._stream
+        return await self._network.ask("read", lambda: all(map(stream.was_alone, deliveries)))
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
