@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -87,6 +87,10 @@ class EventFeed(Protocol):
     async def next_events(self) -> Sequence[StoredEvent]:
         """Wait for the next events; an empty list says that the end was reached."""
         ...
+
+
+EVENTS_BETWEEN_SAVES: Final = 50
+"""A state is kept after so many events, and none of a shorter history."""
 
 
 class EventLog(Protocol):

@@ -46,6 +46,7 @@ from infra.jetstream.reads import (
 from infra.jetstream.sequences import Entry, Head, Sequences, digest_of
 from reconciler.failpoints import Failpoint, is_armed, reach
 from reconciler.ports import (
+    EVENTS_BETWEEN_SAVES,
     AppendLostError,
     AppendRefusedError,
     DamageListener,
@@ -178,7 +179,8 @@ class JetStreamLog:
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
-            states = await self._states(longer) if use_cache else {}
+            old = [key for key, heads in longer.items() if _may_have_state(heads)]
+            states = await self._states(old) if use_cache and old else {}
             loaded |= await self._load_whole(
                 {key: heads for key, heads in longer.items() if key not in states}
             )
@@ -449,6 +451,11 @@ def _key_of(subject: str) -> ResourceKey:
 
 def _by_sequence(message: StoredMessage) -> int:
     return message.seq
+
+
+def _may_have_state(heads: _Heads) -> bool:
+    """Return whether a history is long enough, or of a length that is not known."""
+    return max(heads.messages, default=EVENTS_BETWEEN_SAVES) >= EVENTS_BETWEEN_SAVES
 
 
 def _facts_first(subject: str) -> bool:

@@ -420,7 +420,8 @@ def _checked(
     is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
     if is_cut_short or status not in ("204", "404"):  # end of batch, no such message
         raise _refused(subject, status, description)
-    return answer.messages, int(headers.get(_PENDING, answer.pending)) > 0
+    pending = headers.get(_PENDING)
+    return answer.messages, (answer.pending if pending is None else int(pending)) > 0
 
 
 def _refused(subject: str, status: str, description: str) -> BusError:

@@ -12,11 +12,16 @@ import structlog
 from events.integrity import LogDamage, LogDamagedError
 from events.log import LogEvent
 from events.names import ResourceKey
-from reconciler.ports import AppendLostError, EventLog, LoadedResource, ResourceAppend
+from reconciler.ports import (
+    EVENTS_BETWEEN_SAVES,
+    AppendLostError,
+    EventLog,
+    LoadedResource,
+    ResourceAppend,
+)
 from reconciler.resource.evolve import HistoryGapError, fold
 from reconciler.resource.state import NEW, STATE_SCHEMA, ResourceState
 
-EVENTS_BETWEEN_SAVES = 50
 MAX_EVENTS_AT_ONCE = 1_000
 """JetStream's limit for one atomic batch."""
 

@@ -24,11 +24,15 @@ from infra.jetstream.reads import (
     read_subject,
     stream_state,
 )
-from reconciler.ports import AppendLostError, AppendRefusedError, ResourceAppend
+from reconciler.ports import (
+    EVENTS_BETWEEN_SAVES,
+    AppendLostError,
+    AppendRefusedError,
+    ResourceAppend,
+)
 from reconciler.resource.evolve import fold
 from reconciler.resource.state import NEW
 from reconciler.roles.repository import (
-    EVENTS_BETWEEN_SAVES,
     Commit,
     ResourceRepository,
     encode_state,
@@ -113,7 +117,7 @@ async def test_a_cold_load_is_flat_in_the_length_of_the_history(
 
 async def test_a_cached_of_another_schema_is_not_used(log: JetStreamLog) -> None:
     key = new_key()
-    history = events(key, 1, 20)
+    history = events(key, 1, 60)
     [position] = await log.append([ResourceAppend(key, history, 0)])
     await log.save_states({key: (position - 5, b"from another release")})
     kept = (await ResourceRepository(log).get([key]))[key]
@@ -125,7 +129,7 @@ async def test_a_cached_that_knows_more_than_the_log_is_not_used(
     log: JetStreamLog,
 ) -> None:
     key = new_key()
-    history = events(key, 1, 20)
+    history = events(key, 1, 60)
     [position] = await log.append([ResourceAppend(key, history, 0)])
     await log.save_states({key: (position + 1_000, encode_state(NEW))})
     kept = (await ResourceRepository(log).get([key]))[key]
@@ -141,7 +145,7 @@ async def test_resources_of_one_name_in_two_namespaces_have_each_a_cached(
         ResourceKey("other", ours.kind, ours.name),
         ResourceKey("default", "Record", ours.name),
     ]
-    lengths = dict(zip(twins, (10, 20, 30), strict=True))
+    lengths = dict(zip(twins, (50, 60, 70), strict=True))
     states: dict[ResourceKey, tuple[int, bytes]] = {}
     for key, length in lengths.items():
         history = events(key, 1, length)

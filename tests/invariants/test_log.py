@@ -28,10 +28,11 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.reads import read_subject
 from projections.read_models import rebuild
+from reconciler.ports import EVENTS_BETWEEN_SAVES
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
-from reconciler.roles.repository import EVENTS_BETWEEN_SAVES, ResourceRepository
+from reconciler.roles.repository import ResourceRepository
 from tests.invariants.witness import Witness
 from tests.scenarios.harness import World, api_config, every, now, only, shape
 
