@@ -101,9 +101,12 @@ def _digest(action: Action, state: ResourceState, context: Context) -> str:
     there = None
     if seen is not None and context.kind is not None:
         there = (context.kind.normalize(seen.fields), seen.labels, seen.uid)
+    # What makes way is approved with what comes in its place.
+    makes_way = action.operation == "Delete" and action.purpose == "Replace"
+    fields = state.desired.fields if makes_way else action.fields
     said = (
         *(action.operation, action.purpose, action.generation, action.provider_config),
-        *(_name(action), action.fields, action.labels, action.uid, there),
+        *(_name(action), fields, action.labels, action.uid, there),
     )
     return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
 

@@ -239,7 +239,8 @@ class Checks:
         known = uid in self.ours or uid in self.made  # it may have been let go before it was told
         if not known and not looked and event.data.operation == "Create":
             self.fail(f"{event.id}: {uid} was not made by us")
-        self.ours.add(uid)
+        if not (event.data.outdated and uid in self.released):  # else it was let go since
+            self.ours.add(uid)
 
     def _blamed(self, state: ResourceState, event: LogEvent) -> None:
         """What we deleted ourselves is never said to be the work of others."""
@@ -338,8 +339,15 @@ class Checks:
             return  # unconditional: between the look and the write it may have become another
         if action.action_id in self.holds.given_up:
             return  # it was under way when a person gave it up, with the object
+        if found.uid in self.released and self._may_come_yet(action):
+            return
         if found.uid not in self.ours:
             self.fail(f"{action.action_id}: {action.operation} of {found.uid}, which is not ours")
+
+    def _may_come_yet(self, action: Action) -> bool:
+        """The log says so of a call that was given up when nobody knew whether it was made."""
+        state = self.states[ResourceKey.parse(action.action_id.partition("@")[0])]
+        return any(each.action == action and each.in_doubt for each in state.actions.ended)
 
 
 def check_determinism(turns: Sequence[RecordedTurn]) -> str | None:

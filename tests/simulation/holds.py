@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any, cast
 
 from events.intake import Observed, OnWithdrawal
 from events.log import (
@@ -25,6 +26,7 @@ from events.log import (
     ReleaseForced,
     SpecDeclared,
 )
+from events.manifest import Fields
 from events.names import ResourceKey
 from reconciler.resource.state import ResourceState
 from tests.simulation.plan import ApiTraits
@@ -198,9 +200,21 @@ class HoldChecks:
 
 
 def _world_of(state: ResourceState) -> object:
-    """Return what an approval rests on: what is wanted, and what is there."""
+    """Return what an approval rests on: what is there, and what is to be otherwise."""
     seen, spec = state.observed.object, state.desired.spec
     there = None if seen is None else (seen.fields, seen.labels, seen.uid)
     ignored = () if spec is None else spec.policy.ignore_fields
-    wanted = {name: each for name, each in state.desired.fields.items() if name not in ignored}
+    wanted = {
+        name: each
+        for name, each in state.desired.fields.items()
+        if name not in ignored and (seen is None or not _is_so(each, seen.fields.get(name)))
+    }
     return (state.desired.generation, state.desired.is_declared, wanted, there)
+
+
+def _is_so(wanted: Any, there: Any) -> bool:
+    """Tell whether a field is as wanted: of a mapping, what is not named is left to others."""
+    if not isinstance(wanted, dict) or not isinstance(there, dict):
+        return wanted == there
+    named, found = cast("Fields", wanted), cast("Fields", there)
+    return all(_is_so(each, found.get(name)) for name, each in named.items())
