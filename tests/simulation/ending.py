@@ -348,13 +348,21 @@ def _leaks(world: World) -> Iterator[str]:
         for state in states.values()
         if state.actions.in_flight is not None and _is_paused(state)
     }
+    # Whose it is that a write of ours has met is judged when what is wanted is known.
+    waiting = {
+        state.observed.object.uid
+        for state in states.values()
+        if state.outcome is not None
+        and state.outcome.outcome == "Waiting"
+        and state.observed.object is not None
+    }
     damaged = {key.name for key in world.damaged}
     for found in world.api.objects.values():
         name = found.name
         if damaged & {name, name.rpartition("-")[0]} or _is_given_up(world, found):
             continue
         is_ours = found.uid in world.checks.ours and found.uid not in late
-        if is_ours and found.uid not in owned and name not in pending:
+        if is_ours and found.uid not in owned.keys() | waiting and name not in pending:
             yield f"{name}: {found.uid} is ours, and the log does not own it: a leak"
     there = {found.uid for found in world.api.objects.values()}
     for uid, key in owned.items():
