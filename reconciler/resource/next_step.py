@@ -42,7 +42,12 @@ from reconciler.resource.difference import (
 from reconciler.resource.due import when_due
 from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import compose, reliance, resolve
-from reconciler.resource.observation import DELETION_GUARD, LOOKING, LOSS_GUARD
+from reconciler.resource.observation import (
+    DELETION_GUARD,
+    LOOKING,
+    LOSS_GUARD,
+    release_of_replaced,
+)
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
 from reconciler.resource.progress import with_progress
@@ -78,9 +83,10 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         return Settled("Held", "ProviderConfigMissing", missing)
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
-    returned = _returned(state)
-    if returned is not None:
-        return returned
+    # The second comes with the look that shows it, unless a crash has left half of that turn.
+    known = _returned(state) or release_of_replaced(state)
+    if known is not None:
+        return known
     if is_paused(state):
         return PAUSED
     if state.observed.doubted is not None and state.owned is not None:

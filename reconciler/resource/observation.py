@@ -183,8 +183,9 @@ def loss_and_drift(state: ResourceState, context: Context) -> tuple[ResourceEven
         deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
         drift = DriftDetected(desired.generation, missing=True, perhaps_by=deleted)
         return (drift, gone)
-    if owned.uid is not None and seen.uid not in (None, owned.uid):
-        return (OwnershipReleased(*place, "Replaced", owned.provider_config),)
+    replaced = release_of_replaced(state)
+    if replaced is not None:
+        return (replaced,)
     if not desired.is_declared or not is_applied(state, context):
         return ()
     found = open_differences(state, context)
@@ -192,6 +193,15 @@ def loss_and_drift(state: ResourceState, context: Context) -> tuple[ResourceEven
         return ()
     written = _in_doubt(state, owned, "Update", _explains(found, state, context))
     return (DriftDetected(desired.generation, differences=found, perhaps_by=written),)
+
+
+def release_of_replaced(state: ResourceState) -> OwnershipReleased | None:
+    """Let go what is not there any more, as another object has its place."""
+    owned, seen = state.owned, state.observed.object
+    if owned is None or owned.uid is None or seen is None or seen.uid in (None, owned.uid):
+        return None
+    place = (owned.external_name, owned.uid)
+    return OwnershipReleased(*place, "Replaced", owned.provider_config)
 
 
 def _explains(

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from events.intake import Observed
+from events.log import OwnershipReleased
 from reconciler.provider import Capabilities
+from reconciler.resource.evolve import fold
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -17,6 +19,7 @@ from tests.resource.building import (
     Story,
     converged,
     names,
+    only,
     repainted,
     thing,
 )
@@ -218,3 +221,13 @@ def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion()
     story.see(None)
     assert story.state.observed.object is None
     assert story.outcome == "Deleted"
+
+
+def test_what_a_crash_has_left_of_a_turn_is_decided_from_the_state():
+    story = converged()
+    before = len(story.log)
+    story.see(thing(uid="h9"))
+    story.log = story.log[: before + 1]  # the look, and nothing of what follows from it
+    story.state = fold(story.log)
+    assert story.state.owned is not None
+    assert only(OwnershipReleased, story.wake()).reason == "Replaced"

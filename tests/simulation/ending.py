@@ -429,7 +429,10 @@ def _unexplained(world: World) -> Iterator[str]:
         yield f"{action_id}: it was reported as done, and the log does not say so"
     for change in world.api.changes:
         action_id = world.checks.action_of.get(change.key)
-        if action_id is not None and action_id not in known:
+        if action_id is None or action_id in known:
+            continue
+        key = ResourceKey.parse(action_id.partition("@")[0])
+        if not _is_paused(world.checks.states[key]):  # else what came of it is found out later
             yield f"{action_id}: it had an effect, and the log says that it had none"
 
 
