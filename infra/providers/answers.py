@@ -154,7 +154,7 @@ def retry_after_seconds(response: Answer) -> float | None:
 def _http_date(text: str) -> datetime | None:
     try:
         at = parsedate_to_datetime(text)
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError, OverflowError):
         return None
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 

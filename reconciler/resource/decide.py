@@ -209,7 +209,7 @@ class _History:
                 resourceversion=version,
                 data=data,
                 causeid=cause.message_id,
-                causeposition=cause.position,
+                causeposition=cause.counts_from,
                 actor=cause.actor,
             )
             self.state = evolve(self.state, event)

@@ -40,6 +40,11 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     first_position: int | None = None  # of its source and id, if somebody has looked (ADR 0016)
     stored_at: datetime | None = None  # by the bus's clock
 
+    @property
+    def counts_from(self) -> int:
+        """Its place in the order of what was said: where it came first, as far as is known."""
+        return self.position if self.first_position is None else self.first_position
+
 
 class Context(msgspec.Struct, frozen=True):
     """The inputs of a decision that are not in the resource's own log."""

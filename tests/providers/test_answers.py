@@ -105,6 +105,7 @@ def test_the_apis_words_are_cut() -> None:
         ("soon", None),
         ("9" * 400, None),
         ("", None),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date_of_the_apis_clock(

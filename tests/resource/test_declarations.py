@@ -102,6 +102,19 @@ def test_a_withdrawal_of_nothing_withdraws_nothing_when_it_is_sent_again():
     assert story.state.desired.is_declared
 
 
+def test_what_came_after_the_first_copy_is_newer_than_a_repeat_that_was_decided_before_it():
+    """A decider that stands still has the first copies, and another one is handed the repeat."""
+    story = converged()
+    first = story.command(Withdrawn(), message_id="first")
+    newer = story.command(Declared(manifest({"color": "Blue"})))
+    story.give([looked_up(sent_again(story, first), first)])
+    assert not story.state.desired.is_declared
+    story.give([newer])
+    assert (story.answer.reason, story.state.desired.is_declared) == ("Accepted", True)
+    assert story.give([first]) == []
+    assert story.answer.reason == "Duplicate"
+
+
 def test_who_goes_back_to_what_was_declared_before_is_followed():
     story = converged()
     story.declare({"color": "Blue"})
