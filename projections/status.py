@@ -280,6 +280,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _disowned(row)
             if data.reason != "Orphaned":
                 _with_the_replaced(row)
+            elif row.external_name != data.external_name:
+                _seen(row, None)  # what stays has another name than is looked for
         case FinalizerAdded(finalizer, holder):
             row.finalizers = {**row.finalizers, finalizer: holder}
         case FinalizerRemoved(finalizer):
