@@ -8,6 +8,7 @@ a crash anywhere leads to a redelivery and the same key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -79,6 +80,7 @@ _MAX_RESULTS_WAITING = 2 * _RESULTS_AT_ONCE
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
+_LAST_RESULTS_SECONDS = 2.0
 _DEFAULT_CONCURRENCY = 64
 
 _logger = structlog.get_logger(__name__)
@@ -124,14 +126,17 @@ class Worker:
     async def run(self) -> None:
         """Work for ever."""
         self._old_until = await self._log.last_position()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report_results())
-            tasks.create_task(self._show_signs_of_life())
-            tasks.create_task(self._take_from_every_api())
-            while True:
-                for delivery in await self._reader.next_batch():
-                    self._begin_lease(delivery)
-                    tasks.create_task(self._work(delivery))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._report_results())
+                tasks.create_task(self._show_signs_of_life())
+                tasks.create_task(self._take_from_every_api())
+                while True:
+                    for delivery in await self._reader.next_batch():
+                        self._begin_lease(delivery)
+                        tasks.create_task(self._work(delivery))
+        finally:
+            await self._report_the_rest()
 
     # --- taking
 
@@ -295,11 +300,23 @@ class Worker:
                 await self._intake.publish([message for _delivery, message in results])
                 reach(Failpoint.WORKER_REPORTED)
                 await self._let_go([delivery for delivery, _message in results])
+            except asyncio.CancelledError:
+                self._results = results + self._results
+                raise
             except Exception as error:  # noqa: BLE001 - results must not be lost: try again
                 _logger.warning("results are stored again", error=str(error), results=len(results))
                 self._results = results + self._results
                 self._result_came.set()
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _report_the_rest(self) -> None:
+        """Store at the end what waits for more results: else its actions would be called again."""
+        if not self._results:
+            return
+        with contextlib.suppress(Exception):  # they are delivered again, as after a crash
+            async with asyncio.timeout(_LAST_RESULTS_SECONDS):
+                await self._intake.publish([message for _delivery, message in self._results])
+                await self._reader.ack([delivery for delivery, _message in self._results])
 
     async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
         await self._reader.ack(deliveries)

@@ -397,11 +397,13 @@ class LastOneWaits(Api):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.let_go = asyncio.Event()
+        self.waits = asyncio.Event()
         self._count = count
 
     async def update(self, action: Action) -> Effect:
         effect = await self.create(action)
         if self.calls == self._count:
+            self.waits.set()
             await self.let_go.wait()
         return effect
 
@@ -427,6 +429,18 @@ async def test_a_result_that_nothing_follows_does_not_wait_for_others(
     async with at_work(log, Api(), bus):
         await asyncio.wait_for(bus.came.wait(), 20)
     assert bus.stored == [(1, 1)]
+
+
+async def test_results_that_wait_for_more_are_stored_at_the_end(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.roles.worker._GATHER_SECONDS", 60.0)
+    api, bus = LastOneWaits(3), Batches(*await deliveries_of(log, 3))
+    async with at_work(log, api, bus):
+        await asyncio.wait_for(api.waits.wait(), 20)
+        assert bus.stored == []
+    await asyncio.wait_for(bus.acknowledged.wait(), 20)
+    assert bus.stored == [(2, 2)]
 
 
 async def test_results_that_cannot_be_stored_stop_the_taking(
