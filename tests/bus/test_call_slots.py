@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from reconciler.roles.call_slots import CallSlots
-from tests.simulation.loop import SimulatedLoop
+from tests.memory_bus.loop import SimulatedLoop
 
 MOST = 16
 SECONDS_A_CALL = 2.0

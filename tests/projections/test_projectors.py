@@ -24,9 +24,9 @@ from projections.read_models import (
 from projections.status import LOG_DAMAGED
 from reconciler.roles import projector as projector_module
 from reconciler.roles.projector import Projector, load_models
+from tests.memory_bus.rows import Rows
 from tests.projections.logs import Log, histories, log_of, of, quick, renamed
 from tests.resource.building import converged
-from tests.simulation.bus.rows import Rows
 
 PORTION_ROWS = 3  # so that these logs make many
 ROUNDS = 5  # after so many, whoever stands by has noticed that the other one does not write

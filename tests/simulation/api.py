@@ -12,7 +12,7 @@ from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.simulation.clock import date_of
+from tests.memory_bus.clock import date_of
 from tests.simulation.plan import ApiTraits
 
 ANOTHER = "#"

@@ -15,21 +15,21 @@ from reconciler.roles.chance import Chance
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.observer import Observer
 from reconciler.roles.process import Ports, load, running_parts
-from tests.simulation.api import Api
-from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
-from tests.simulation.bus.decisions import Decisions, SimulatedSink
-from tests.simulation.bus.intake import (
+from tests.memory_bus.actions import ActionQueue, SimulatedActionReader
+from tests.memory_bus.clock import Clock
+from tests.memory_bus.decisions import Decisions, SimulatedSink
+from tests.memory_bus.intake import (
     IntakeStream,
     SimulatedIntakeReader,
     SimulatedIntakeWriter,
 )
-from tests.simulation.bus.listings import Listings, SimulatedListingReader
-from tests.simulation.bus.log import LogStream, SimulatedLog
-from tests.simulation.bus.rates import Rates, SimulatedRates
-from tests.simulation.bus.rows import Rows, SimulatedRows
-from tests.simulation.clock import Clock
-from tests.simulation.loop import Process, SimulatedLoop
-from tests.simulation.network import Network
+from tests.memory_bus.listings import Listings, SimulatedListingReader
+from tests.memory_bus.log import LogStream, SimulatedLog
+from tests.memory_bus.loop import Process, SimulatedLoop
+from tests.memory_bus.network import Network
+from tests.memory_bus.rates import Rates, SimulatedRates
+from tests.memory_bus.rows import Rows, SimulatedRows
+from tests.simulation.api import Api
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.vault import KEY, SimulatedSecrets, Vault
 

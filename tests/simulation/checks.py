@@ -34,10 +34,10 @@ from reconciler.resource.evolve import evolve
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
+from tests.memory_bus.clock import date_of
+from tests.memory_bus.intake import IntakeStream
+from tests.memory_bus.log import LOG_ID, LogStream
 from tests.simulation.api import Api, second_key
-from tests.simulation.bus.intake import IntakeStream
-from tests.simulation.bus.log import LOG_ID, LogStream
-from tests.simulation.clock import date_of
 from tests.simulation.holds import HoldChecks
 from tests.simulation.input_checks import InputChecks
 from tests.simulation.provider import Lies

@@ -27,10 +27,10 @@ from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
 from tests.explanations import explained
+from tests.memory_bus.clock import seconds_of
+from tests.memory_bus.log import LOG_ID
 from tests.simulation.api import REFUSED_COLOR
-from tests.simulation.bus.log import LOG_ID
 from tests.simulation.checks import check_determinism
-from tests.simulation.clock import seconds_of
 from tests.simulation.ending_of_holds import anything_is_kept, is_kept, problems_of_holds
 from tests.simulation.inputs import expected_fields, is_blocked, is_rightly_refused
 from tests.simulation.person import answer_holds

@@ -8,8 +8,8 @@ from events.envelope import InvalidMessageError, decode_intake
 from events.intake import Declared, Withdrawn
 from events.names import InvalidNameError
 from events.subjects import parse_stored_intake
+from tests.memory_bus.intake import StoredIntake
 from tests.simulation import plan as p
-from tests.simulation.bus.intake import StoredIntake
 from tests.simulation.world import World
 
 _MAX_SECONDS = 10.0

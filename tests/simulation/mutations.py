@@ -66,9 +66,9 @@ from reconciler.roles.repository import (
 )
 from reconciler.roles.sweeper import Sweeper
 from reconciler.roles.worker import Worker
-from tests.simulation.bus.actions import ActionQueue
-from tests.simulation.bus.intake import SimulatedIntakeWriter
-from tests.simulation.bus.log import LogStream
+from tests.memory_bus.actions import ActionQueue
+from tests.memory_bus.intake import SimulatedIntakeWriter
+from tests.memory_bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
 from tests.simulation.mutations_of_inputs import MUTATIONS_OF_INPUTS

@@ -6,7 +6,7 @@ from events.intake import Approved
 from events.names import ResourceKey
 from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from tests.simulation.bus.log import LOG_ID
+from tests.memory_bus.log import LOG_ID
 from tests.simulation.holds import PERSON
 from tests.simulation.world import World
 

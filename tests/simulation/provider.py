@@ -30,9 +30,9 @@ from reconciler.errors import (
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
+from tests.memory_bus.loop import current_process
+from tests.memory_bus.network import Network
 from tests.simulation.api import Api, Kept, RefusalError
-from tests.simulation.loop import current_process
-from tests.simulation.network import Network
 from tests.simulation.plan import ApiTraits, ListingFails, OnRequest, Sort
 from tests.simulation.vault import with_values, without_values
 

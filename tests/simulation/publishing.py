@@ -39,14 +39,14 @@ from events.subjects import intake as intake_subject
 from events.subjects import listing as listing_subject
 from infra.jetstream.errors import StreamFullError
 from reconciler.resource.state import APPROVAL, ResourceState
+from tests.memory_bus.clock import Clock
+from tests.memory_bus.intake import IntakeStream
+from tests.memory_bus.listings import Listings
+from tests.memory_bus.network import Network
 from tests.simulation import plan as p
 from tests.simulation.api import Api
-from tests.simulation.bus.intake import IntakeStream
-from tests.simulation.bus.listings import Listings
 from tests.simulation.checks import Checks
-from tests.simulation.clock import Clock
 from tests.simulation.holds import GUARD, PERSON
-from tests.simulation.network import Network
 from tests.simulation.vault import without_values
 
 SERVICE = "service"

@@ -12,7 +12,7 @@ from events.manifest import Fields
 from events.secret import SecretRef
 from reconciler.errors import TransientError
 from reconciler.provider.secrets import Secrets
-from tests.simulation.network import Network
+from tests.memory_bus.network import Network
 
 KEY = b"simulated"
 """What keys the digests of all processes."""

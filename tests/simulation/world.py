@@ -15,19 +15,19 @@ from events.names import ResourceKey
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles import decider as decider_module
+from tests.memory_bus.actions import ActionQueue
+from tests.memory_bus.decisions import Decisions
+from tests.memory_bus.intake import IntakeStream
+from tests.memory_bus.listings import Listings
+from tests.memory_bus.log import LOG_ID, LogStream
+from tests.memory_bus.loop import Process, SimulatedLoop
+from tests.memory_bus.network import Network
+from tests.memory_bus.rates import Rates
+from tests.memory_bus.rows import Rows
 from tests.simulation import plan as p
 from tests.simulation.api import Api
-from tests.simulation.bus.actions import ActionQueue
-from tests.simulation.bus.decisions import Decisions
-from tests.simulation.bus.intake import IntakeStream
-from tests.simulation.bus.listings import Listings
-from tests.simulation.bus.log import LOG_ID, LogStream
-from tests.simulation.bus.rates import Rates
-from tests.simulation.bus.rows import Rows
 from tests.simulation.cast import Actor, Stage
 from tests.simulation.checks import Checks
-from tests.simulation.loop import Process, SimulatedLoop
-from tests.simulation.network import Network
 from tests.simulation.provider import Lies, simulated_kind
 from tests.simulation.publishing import DEFINITION_KEY, Publisher, resource_key
 from tests.simulation.vault import Vault

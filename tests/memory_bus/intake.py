@@ -14,11 +14,11 @@ from events.subjects import parse_stored_intake
 from infra.bus import streams
 from infra.jetstream.errors import StreamFullError
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
-from tests.simulation.bus.deliveries import Consumer
-from tests.simulation.bus.reading import Answer, pull
-from tests.simulation.bus.room import Room
-from tests.simulation.clock import Clock, date_of
-from tests.simulation.network import Network
+from tests.memory_bus.clock import Clock, date_of
+from tests.memory_bus.deliveries import Consumer
+from tests.memory_bus.network import Network
+from tests.memory_bus.reading import Answer, pull
+from tests.memory_bus.room import Room
 
 PARTITIONS = 3
 ACK_WAIT_SECONDS = 10.0

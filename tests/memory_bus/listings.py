@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from events.envelope import InvalidMessageError, decode_listing_part
 from events.intake import ListingPart
 from reconciler.ports import ListingDelivery
-from tests.simulation.bus.reading import Pushed
-from tests.simulation.clock import date_of
-from tests.simulation.network import Network
+from tests.memory_bus.clock import date_of
+from tests.memory_bus.network import Network
+from tests.memory_bus.reading import Pushed
 
 
 class Listings:

@@ -13,10 +13,10 @@ from events.subjects import intake as intake_subject
 from events.subjects import namespace_of
 from infra.jetstream.errors import StreamFullError
 from reconciler.ports import DeadLetter, Rejection, TimerRequest
-from tests.simulation.bus.intake import IntakeStream
-from tests.simulation.bus.room import Room
-from tests.simulation.clock import Clock, seconds_of
-from tests.simulation.network import Network
+from tests.memory_bus.clock import Clock, seconds_of
+from tests.memory_bus.intake import IntakeStream
+from tests.memory_bus.network import Network
+from tests.memory_bus.room import Room
 from tests.simulation.plan import TimersFail
 
 _LATE_SECONDS = 8.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from infra.jetstream.append import MAX_BATCH
 from projections.read_models import CHECKPOINT
 from reconciler.ports import RowsConflictError
-from tests.simulation.network import Network
+from tests.memory_bus.network import Network
 
 
 class Rows:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from events.log import ActionDecided, ActionRetried, LogEvent, LookupDecided
 from reconciler.ports import ActionDelivery, ResourceAppend, StoredEvent
-from tests.simulation.bus.deliveries import Consumer
-from tests.simulation.bus.log import LogStream
-from tests.simulation.bus.reading import Answer, pull
-from tests.simulation.network import Network
+from tests.memory_bus.deliveries import Consumer
+from tests.memory_bus.log import LogStream
+from tests.memory_bus.network import Network
+from tests.memory_bus.reading import Answer, pull
 
 LEASE_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reconciler.ports import RateConflictError
-from tests.simulation.network import Network
+from tests.memory_bus.network import Network
 
 
 class Rates:

@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import TypeVar
 
 from infra.jetstream.errors import BusUnavailableError
-from tests.simulation.loop import Process, SimulatedLoop, current_process
+from tests.memory_bus.loop import Process, SimulatedLoop, current_process
 from tests.simulation.plan import OnRequest, Sort
 
 PATIENCE_SECONDS = 4.0

@@ -46,17 +46,17 @@ from reconciler.ports import (
     RowStore,
 )
 from tests.bus.histories import history_of
-from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
-from tests.simulation.bus.intake import (
+from tests.memory_bus.actions import ActionQueue, SimulatedActionReader
+from tests.memory_bus.clock import Clock
+from tests.memory_bus.intake import (
     IntakeStream,
     SimulatedIntakeReader,
     SimulatedIntakeWriter,
 )
-from tests.simulation.bus.log import LogStream, SimulatedLog
-from tests.simulation.bus.rows import Rows, SimulatedRows
-from tests.simulation.clock import Clock
-from tests.simulation.loop import SimulatedLoop
-from tests.simulation.network import Network
+from tests.memory_bus.log import LogStream, SimulatedLog
+from tests.memory_bus.loop import SimulatedLoop
+from tests.memory_bus.network import Network
+from tests.memory_bus.rows import Rows, SimulatedRows
 
 _SHAPES = [ResourceKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
 _START = datetime(2030, 1, 1, tzinfo=UTC)

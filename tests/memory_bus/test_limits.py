@@ -1,6 +1,6 @@
 """The simulated bus has the limits of the real one: slots, deliveries, and room in its streams.
 
-The same random operations on both, as in ``test_bus_model``. Whatever is late on a slow machine is
+The same random operations on both, as in ``test_contract``. Whatever is late on a slow machine is
 waited for; that nothing more comes is asked for a moment only.
 """
 
@@ -39,14 +39,14 @@ from reconciler.ports import (
     ResourceAppend,
 )
 from tests.bus.histories import event, history_of
-from tests.simulation.bus.actions import ActionQueue, SimulatedActionReader
-from tests.simulation.bus.decisions import Decisions, SimulatedSink
-from tests.simulation.bus.intake import IntakeStream, SimulatedIntakeReader, SimulatedIntakeWriter
-from tests.simulation.bus.log import LogStream, SimulatedLog
-from tests.simulation.bus.room import Room
-from tests.simulation.clock import Clock
-from tests.simulation.loop import SimulatedLoop
-from tests.simulation.network import Network
+from tests.memory_bus.actions import ActionQueue, SimulatedActionReader
+from tests.memory_bus.clock import Clock
+from tests.memory_bus.decisions import Decisions, SimulatedSink
+from tests.memory_bus.intake import IntakeStream, SimulatedIntakeReader, SimulatedIntakeWriter
+from tests.memory_bus.log import LogStream, SimulatedLog
+from tests.memory_bus.loop import SimulatedLoop
+from tests.memory_bus.network import Network
+from tests.memory_bus.room import Room
 
 SLOTS = 5
 MAX_DELIVERIES = 3

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tests.simulation.loop import current_process
-from tests.simulation.network import Network
+from tests.memory_bus.loop import current_process
+from tests.memory_bus.network import Network
 from tests.simulation.plan import Sort
 
 _T = TypeVar("_T")

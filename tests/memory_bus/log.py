@@ -16,10 +16,10 @@ from reconciler.ports import (
     ResourceAppend,
     StoredEvent,
 )
-from tests.simulation.bus.reading import Pushed
-from tests.simulation.bus.recorded import RecordedLog
-from tests.simulation.bus.room import Room
-from tests.simulation.network import Network
+from tests.memory_bus.network import Network
+from tests.memory_bus.reading import Pushed
+from tests.memory_bus.recorded import RecordedLog
+from tests.memory_bus.room import Room
 
 LOG_ID = "simulated"
 _EVENTS_ONE_BY_ONE = 2
