@@ -25,14 +25,26 @@ from tests.crashes.matrix import Matrix
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+_EACH_STEP_ONCE = list({case.point: case for case in reversed(PROCESS_KILLED)}.values())
+_REST = [case for case in PROCESS_KILLED if case not in _EACH_STEP_ONCE]
 
-@pytest.mark.parametrize("case", PROCESS_KILLED, ids=str)
-async def test_a_process_killed_at_any_step_costs_time_and_nothing_else(
+
+@pytest.mark.parametrize("case", _EACH_STEP_ONCE, ids=str)
+async def test_a_process_killed_at_a_step_costs_time_and_nothing_else(
     matrix: Matrix, case: Case
 ) -> None:
     await matrix.result(case)
 
 
+@pytest.mark.tier("ci")
+@pytest.mark.parametrize("case", _REST, ids=str)
+async def test_a_process_killed_at_any_step_of_any_operation_costs_time_and_nothing_else(
+    matrix: Matrix, case: Case
+) -> None:
+    await matrix.result(case)
+
+
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("case", REAL_APIS, ids=str)
 async def test_what_real_apis_ask_for_besides_survives_a_kill_at_its_steps(
     matrix: Matrix, case: Case
@@ -40,6 +52,7 @@ async def test_what_real_apis_ask_for_besides_survives_a_kill_at_its_steps(
     await matrix.result(case)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("case", SERVER_KILLED, ids=str)
 async def test_a_server_killed_at_any_step_costs_time_and_nothing_else(
     matrix: Matrix, case: Case
@@ -47,6 +60,7 @@ async def test_a_server_killed_at_any_step_costs_time_and_nothing_else(
     await matrix.result(case)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("case", API_KILLED, ids=str)
 async def test_an_api_killed_at_any_step_costs_time_and_nothing_else(
     matrix: Matrix, case: Case
@@ -54,6 +68,7 @@ async def test_an_api_killed_at_any_step_costs_time_and_nothing_else(
     await matrix.result(case)
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize("case", PROCESS_PAUSED, ids=str)
 async def test_a_paused_process_that_wakes_after_another_took_over_changes_nothing(
     matrix: Matrix, case: Case

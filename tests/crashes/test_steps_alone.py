@@ -59,6 +59,7 @@ async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_ac
     await following.stop()
 
 
+@pytest.mark.tier("ci")
 @pytest.mark.parametrize(
     "point",
     [
@@ -85,6 +86,7 @@ async def test_an_error_at_a_step_is_tried_again_by_the_same_process(
     await process.stop()
 
 
+@pytest.mark.tier("ci")
 async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_goes_on(
     lane: Lane, name: str
 ) -> None:

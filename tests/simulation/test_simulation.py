@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.simulation.chance import plan_of
-from tests.simulation.many import run_many
+from tests.simulation.many import run_some
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.plan import Plan, decode_plan, encode_plan
 from tests.simulation.run import Result, run
 from tests.simulation.shrink import shrink, sort_of
 
-_SEEDS = int(os.environ.get("SEEDS", "1000"))
 _MAX_SEEDS_A_MUTATION = 2_000
 _BROKEN = ("TypeError", "AttributeError", "NameError")
 """What a mutation says that does not fit the product any more: it proves nothing."""
@@ -23,17 +22,31 @@ _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
 """The smallest plans that failed once: a seed is another plan when the draws change."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_no_seed_breaks_an_invariant() -> None:
-    total = run_many(0, _SEEDS, processes=2)
-    told = [
+def _slices(first: int, last: int, count: int, *marks: pytest.MarkDecorator) -> list[ParameterSet]:
+    return [
+        pytest.param(start, count, id=f"{start}-{start + count - 1}", marks=marks)
+        for start in range(first, last, count)
+    ]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        *_slices(0, 100, 50),
+        *_slices(100, 1_000, 50, pytest.mark.tier("ci")),
+        *_slices(1_000, 21_000, 250, pytest.mark.tier("night")),
+    ],
+)
+def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
+    total = run_some(range(first, first + count))
+    failures = [
         f"./run python -m tests.simulation --seed {seed}\n    {violation}"
         for seed, violation in total.failed.items()
     ]
-    assert not told, "\n" + "\n".join(told)
-    assert total.seeds == _SEEDS
-    assert total.effects > _SEEDS
+    assert not failures, "\n" + "\n".join(failures)
+    assert total.seeds == count
+    assert total.effects > count
     assert total.happened["append: crash after"]
     assert total.happened["write: lose reply"]
 
@@ -55,8 +68,9 @@ def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
     return None
 
 
+@pytest.mark.tier("night")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-@pytest.mark.timeout(300)  # some show in the hundredth run
+@pytest.mark.timeout(900)  # some show in the hundredth run
 def test_a_defect_in_the_product_is_noticed(mutation: Mutation) -> None:
     noticed = _noticed(mutation)
     assert noticed is not None, f"not in {_MAX_SEEDS_A_MUTATION} seeds"
@@ -82,6 +96,7 @@ def test_a_plan_can_be_stored_and_run_again() -> None:
     assert _trace(stored) == _trace(plan)
 
 
+@pytest.mark.tier("night")
 def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     [defect] = [each for each in MUTATIONS if each.name == "everything is adopted"]
     noticed = _noticed(defect)
