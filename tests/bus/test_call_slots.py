@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from reconciler.roles.call_slots import CallSlots
-from tests.memory_bus.loop import SimulatedLoop
+from tests.memory_bus.loop import VirtualLoop
 
 MOST = 16
 SECONDS_A_CALL = 2.0
@@ -14,7 +14,7 @@ SECONDS_A_CALL = 2.0
 
 def ends_of(calls: int, *, seconds: float) -> Sequence[float]:
     """Make calls, all of one duration; return when each ended, in seconds."""
-    loop = SimulatedLoop("call slots")
+    loop = VirtualLoop("call slots")
     slots = CallSlots(MOST, loop.time)
     began = loop.time()
     ends: list[float] = []

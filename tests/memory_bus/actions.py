@@ -110,7 +110,7 @@ class ActionQueue:
         self.serve()
 
 
-class SimulatedActionReader:
+class MemoryActionReader:
     """Implements ``reconciler.ports.ActionReader`` for one process."""
 
     def __init__(self, queue: ActionQueue, network: Network, name: str, seed: str) -> None:

@@ -14,10 +14,10 @@ from events.subjects import namespace_of
 from infra.jetstream.errors import StreamFullError
 from reconciler.ports import DeadLetter, Rejection, TimerRequest
 from tests.memory_bus.clock import Clock, seconds_of
+from tests.memory_bus.faults import TimersFail
 from tests.memory_bus.intake import IntakeStream
 from tests.memory_bus.network import Network
 from tests.memory_bus.room import Room
-from tests.simulation.plan import TimersFail
 
 _LATE_SECONDS = 8.0
 _SLACK_SECONDS = 0.25
@@ -116,7 +116,7 @@ class Decisions:
             self.rejections[each.key, each.answer.position] = each
 
 
-class SimulatedSink:
+class MemoryDecisionSink:
     """Implements ``reconciler.ports.DecisionSink`` for one process."""
 
     def __init__(self, decisions: Decisions, network: Network, clock: Clock) -> None:

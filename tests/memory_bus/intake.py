@@ -289,7 +289,7 @@ def _partition_of(stored_subject: str) -> int:
     return int(stored_subject.split(".")[1])
 
 
-class SimulatedIntakeReader:
+class MemoryIntakeReader:
     """Implements ``reconciler.ports.IntakeReader`` for one process."""
 
     def __init__(self, stream: IntakeStream, network: Network, name: str, seed: str) -> None:
@@ -346,7 +346,7 @@ class SimulatedIntakeReader:
         self._stream.unpin(self._name)
 
 
-class SimulatedIntakeWriter:
+class MemoryIntakeWriter:
     """Implements ``reconciler.ports.IntakeWriter`` for one process."""
 
     def __init__(self, stream: IntakeStream, network: Network, source: str, clock: Clock) -> None:

@@ -33,7 +33,7 @@ class Listings:
             hook()
 
 
-class SimulatedListingReader:
+class MemoryListingReader:
     """Implements ``reconciler.ports.ListingReader`` for one process: it reads from now on."""
 
     def __init__(self, listings: Listings, network: Network) -> None:

@@ -130,7 +130,7 @@ class LogStream:
         self._states.clear()
 
 
-class SimulatedLog:
+class MemoryLog:
     """Implements ``reconciler.ports.EventLog`` for one process."""
 
     def __init__(self, stream: LogStream, network: Network) -> None:

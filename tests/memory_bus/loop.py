@@ -45,7 +45,7 @@ class StuckError(Exception):
     """Nothing is ready and no timer is set: nobody will ever do anything again."""
 
 
-class SimulatedLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(asyncio.AbstractEventLoop):
     """Runs callbacks one by one; time jumps to the next timer when nothing is ready."""
 
     def __init__(self, seed: str) -> None:

@@ -10,8 +10,8 @@ from contextvars import Context
 from typing import TypeVar
 
 from infra.jetstream.errors import BusUnavailableError
-from tests.memory_bus.loop import Process, SimulatedLoop, current_process
-from tests.simulation.plan import OnRequest, Sort
+from tests.memory_bus.faults import OnRequest, Sort
+from tests.memory_bus.loop import Process, VirtualLoop, current_process
 
 PATIENCE_SECONDS = 4.0
 """How long a caller waits for an answer of the bus. The real one waits 15 s."""
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 class Network:
     """Carries requests; the faults that are armed strike the next one of their sort."""
 
-    def __init__(self, loop: SimulatedLoop, seed: str) -> None:
+    def __init__(self, loop: VirtualLoop, seed: str) -> None:
         self._loop = loop
         self._seed = seed
         self._latencies: dict[str, Callable[[], float]] = {}

@@ -24,7 +24,7 @@ class Rates:
         return revision + 1
 
 
-class SimulatedRates:
+class MemoryRates:
     """Implements ``reconciler.ports.RateStore`` for one process."""
 
     def __init__(self, rates: Rates, network: Network) -> None:

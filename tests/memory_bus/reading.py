@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from tests.memory_bus.faults import Sort
 from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
-from tests.simulation.plan import Sort
 
 _T = TypeVar("_T")
 Answer = Callable[[list[_T]], None]

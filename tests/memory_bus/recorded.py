@@ -15,7 +15,7 @@ from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import log as log_subject
 from reconciler.ports import LoadedResource
-from tests.simulation.plan import DamageLog
+from tests.memory_bus.faults import DamageLog
 
 
 @dataclass

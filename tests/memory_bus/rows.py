@@ -43,7 +43,7 @@ class Rows:
                 del self.content[name], self.written[name]
 
 
-class SimulatedRows:
+class MemoryRows:
     """Implements ``reconciler.ports.RowStore`` for one process."""
 
     def __init__(self, rows: Rows, network: Network, *, rows_at_once: int = 900) -> None:

@@ -46,17 +46,17 @@ from reconciler.ports import (
     RowStore,
 )
 from tests.bus.histories import history_of
-from tests.memory_bus.actions import ActionQueue, SimulatedActionReader
+from tests.memory_bus.actions import ActionQueue, MemoryActionReader
 from tests.memory_bus.clock import Clock
 from tests.memory_bus.intake import (
     IntakeStream,
-    SimulatedIntakeReader,
-    SimulatedIntakeWriter,
+    MemoryIntakeReader,
+    MemoryIntakeWriter,
 )
-from tests.memory_bus.log import LogStream, SimulatedLog
-from tests.memory_bus.loop import SimulatedLoop
+from tests.memory_bus.log import LogStream, MemoryLog
+from tests.memory_bus.loop import VirtualLoop
 from tests.memory_bus.network import Network
-from tests.memory_bus.rows import Rows, SimulatedRows
+from tests.memory_bus.rows import MemoryRows, Rows
 
 _SHAPES = [ResourceKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
 _START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -302,7 +302,7 @@ async def on_the_server(folder: Path, seed: int) -> list[str]:
 
 
 def in_the_simulation(seed: int) -> list[str]:
-    loop = SimulatedLoop(f"model/{seed}")
+    loop = VirtualLoop(f"model/{seed}")
     network = Network(loop, f"model/{seed}")
     log = LogStream(loop.time)
     intake = IntakeStream(network, loop.time, str(seed))
@@ -311,11 +311,11 @@ def in_the_simulation(seed: int) -> list[str]:
 
     async def run() -> list[str]:
         bus = Bus(
-            SimulatedLog(log, network),
-            SimulatedIntakeWriter(intake, network, "model", Clock(loop.time)),
-            SimulatedIntakeReader(intake, network, "model", str(seed)),
-            SimulatedActionReader(queue, network, "model", str(seed)),
-            [SimulatedRows(rows, network), SimulatedRows(rows, network)],
+            MemoryLog(log, network),
+            MemoryIntakeWriter(intake, network, "model", Clock(loop.time)),
+            MemoryIntakeReader(intake, network, "model", str(seed)),
+            MemoryActionReader(queue, network, "model", str(seed)),
+            [MemoryRows(rows, network), MemoryRows(rows, network)],
         )
         return await play(bus, seed)
 

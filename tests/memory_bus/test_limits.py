@@ -39,12 +39,12 @@ from reconciler.ports import (
     ResourceAppend,
 )
 from tests.bus.histories import event, history_of
-from tests.memory_bus.actions import ActionQueue, SimulatedActionReader
+from tests.memory_bus.actions import ActionQueue, MemoryActionReader
 from tests.memory_bus.clock import Clock
-from tests.memory_bus.decisions import Decisions, SimulatedSink
-from tests.memory_bus.intake import IntakeStream, SimulatedIntakeReader, SimulatedIntakeWriter
-from tests.memory_bus.log import LogStream, SimulatedLog
-from tests.memory_bus.loop import SimulatedLoop
+from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
+from tests.memory_bus.intake import IntakeStream, MemoryIntakeReader, MemoryIntakeWriter
+from tests.memory_bus.log import LogStream, MemoryLog
+from tests.memory_bus.loop import VirtualLoop
 from tests.memory_bus.network import Network
 from tests.memory_bus.room import Room
 
@@ -315,7 +315,7 @@ async def _count(nc: Client, stream: str) -> int:
 
 
 def in_the_simulation(seed: int) -> list[str]:
-    loop = SimulatedLoop(f"model/{seed}")
+    loop = VirtualLoop(f"model/{seed}")
     network = Network(loop, f"model/{seed}")
     log = LogStream(loop.time)
     intake = IntakeStream(network, loop.time, str(seed), max_ack_pending=SLOTS)
@@ -337,11 +337,11 @@ def in_the_simulation(seed: int) -> list[str]:
 
     async def run() -> list[str]:
         bus = Bus(
-            SimulatedLog(log, network),
-            SimulatedIntakeWriter(intake, network, "model", clock),
-            SimulatedSink(decisions, network, clock),
-            Reads(SimulatedIntakeReader(intake, network, "model", str(seed))),
-            Reads(SimulatedActionReader(queue, network, "model", str(seed))),
+            MemoryLog(log, network),
+            MemoryIntakeWriter(intake, network, "model", clock),
+            MemoryDecisionSink(decisions, network, clock),
+            Reads(MemoryIntakeReader(intake, network, "model", str(seed))),
+            Reads(MemoryActionReader(queue, network, "model", str(seed))),
             leave_room,
             letters,
         )

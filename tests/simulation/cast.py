@@ -15,20 +15,20 @@ from reconciler.roles.chance import Chance
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.observer import Observer
 from reconciler.roles.process import Ports, load, running_parts
-from tests.memory_bus.actions import ActionQueue, SimulatedActionReader
+from tests.memory_bus.actions import ActionQueue, MemoryActionReader
 from tests.memory_bus.clock import Clock
-from tests.memory_bus.decisions import Decisions, SimulatedSink
+from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
 from tests.memory_bus.intake import (
     IntakeStream,
-    SimulatedIntakeReader,
-    SimulatedIntakeWriter,
+    MemoryIntakeReader,
+    MemoryIntakeWriter,
 )
-from tests.memory_bus.listings import Listings, SimulatedListingReader
-from tests.memory_bus.log import LogStream, SimulatedLog
-from tests.memory_bus.loop import Process, SimulatedLoop
+from tests.memory_bus.listings import Listings, MemoryListingReader
+from tests.memory_bus.log import LogStream, MemoryLog
+from tests.memory_bus.loop import Process, VirtualLoop
 from tests.memory_bus.network import Network
-from tests.memory_bus.rates import Rates, SimulatedRates
-from tests.memory_bus.rows import Rows, SimulatedRows
+from tests.memory_bus.rates import MemoryRates, Rates
+from tests.memory_bus.rows import MemoryRows, Rows
 from tests.simulation.api import Api
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.vault import KEY, SimulatedSecrets, Vault
@@ -40,7 +40,7 @@ _RESTART_SECONDS = 1.0
 class Stage:
     """What all processes share: the bus, the API and the ways to them."""
 
-    loop: SimulatedLoop
+    loop: VirtualLoop
     network: Network
     log: LogStream
     intake: IntakeStream
@@ -121,24 +121,22 @@ class Actor:
     def _ports(self, name: str) -> Ports:
         stage, network = self._stage, self._stage.network
         clock = Clock(stage.loop.time, self.plan.clock_seconds)
-        log = SimulatedLog(stage.log, network)
-        rows = SimulatedRows(stage.rows, network, rows_at_once=stage.rows_at_once)
+        log = MemoryLog(stage.log, network)
+        rows = MemoryRows(stage.rows, network, rows_at_once=stage.rows_at_once)
         seed = f"{stage.seed}/{name}"
         return Ports(
             name=name,
             log=log,
             rows=rows,
-            rates=SimulatedRates(stage.rates, network),
+            rates=MemoryRates(stage.rates, network),
             secrets=SecretStores({"files": SimulatedSecrets(stage.vault, network)}, KEY),
-            intake=SimulatedIntakeWriter(stage.intake, network, f"reconciler@{name}", clock),
-            sink=SimulatedSink(stage.decisions, network, clock),
-            intake_reader=lambda: SimulatedIntakeReader(
-                stage.intake, network, name, f"{seed}/intake"
-            ),
-            action_reader=lambda: SimulatedActionReader(
+            intake=MemoryIntakeWriter(stage.intake, network, f"reconciler@{name}", clock),
+            sink=MemoryDecisionSink(stage.decisions, network, clock),
+            intake_reader=lambda: MemoryIntakeReader(stage.intake, network, name, f"{seed}/intake"),
+            action_reader=lambda: MemoryActionReader(
                 stage.actions, network, name, f"{seed}/actions"
             ),
-            listing_reader=lambda: SimulatedListingReader(stage.listings, network),
+            listing_reader=lambda: MemoryListingReader(stage.listings, network),
             lost_events=lambda models: find_lost(log, rows, models),
             chance=Chance(
                 now=clock.now,

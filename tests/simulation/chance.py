@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.manifest import ApprovalLevel, Fields
+from tests.memory_bus.faults import BUS_SORTS, Sort, Strike
 from tests.simulation import plan as p
 from tests.simulation.chance_of_holds import looks_of, of_holders, possible
 from tests.simulation.chance_of_inputs import with_inputs
@@ -34,7 +35,7 @@ _FIRST_RETRY = 1_000
 _FIRST_OVERTAKEN = 2_000
 _FIRST_REFUSED = 3_000
 _GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
-_WRITE_STRIKES: tuple[p.Strike, ...] = (
+_WRITE_STRIKES: tuple[Strike, ...] = (
     "lose request",
     "lose reply",
     "delay",
@@ -47,9 +48,9 @@ _WRITE_STRIKES: tuple[p.Strike, ...] = (
     "throttle",
     "break",
 )
-_UNREPORTED: tuple[p.Strike, ...] = ("crash after", "crash after", "lose reply", "break")
-_UNHEARD: tuple[p.Strike, ...] = ("crash after", "pause before", "pause before", "pause after")
-_BUS_STRIKES: tuple[p.Strike, ...] = (
+_UNREPORTED: tuple[Strike, ...] = ("crash after", "crash after", "lose reply", "break")
+_UNHEARD: tuple[Strike, ...] = ("crash after", "pause before", "pause before", "pause after")
+_BUS_STRIKES: tuple[Strike, ...] = (
     "lose request",
     "lose reply",
     "delay",
@@ -58,7 +59,7 @@ _BUS_STRIKES: tuple[p.Strike, ...] = (
     "pause before",
     "pause after",
 )
-_LIKELY_SORTS: tuple[p.Sort, ...] = (
+_LIKELY_SORTS: tuple[Sort, ...] = (
     "append",
     "append",
     "append",
@@ -287,7 +288,7 @@ def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> lis
     newer = replace(first, at=newer_at, number=_FIRST_REFUSED + 2, fields=dice.fields())
     strike = dice.random.choice(_UNHEARD)
     seconds = dice.seconds(10.5, 15.0) if strike.startswith("pause") else 0.0
-    refusal: p.Strike = dice.random.choice(("refuse", "throttle"))
+    refusal: Strike = dice.random.choice(("refuse", "throttle"))
     dies_at = round(at + seconds + dice.seconds(0.02, 0.3), 3) if dice.one(0.4) else 0.0
     deaths = [p.Crash(at=dies_at, process=each, down_seconds=1.0) for each in workers if dies_at]
     return [
@@ -332,7 +333,7 @@ def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
     if draw < 0.25:
         return _strike(dice, at, "write", choose(_WRITE_STRIKES))
     if draw < 0.60:
-        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(p.BUS_SORTS)
+        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(BUS_SORTS)
         return _strike(dice, at, what, choose(_BUS_STRIKES))
     if draw < 0.64:
         return _strike(dice, at, choose(("read", "list")), choose(("refuse", "throttle", "delay")))
@@ -379,7 +380,7 @@ def _of_the_surroundings(dice: _Dice, at: float) -> p.Step:
     return p.ApiAway(at=at, seconds=dice.seconds(0.5, 6.0))
 
 
-def _strike(dice: _Dice, at: float, what: p.Sort, strike: p.Strike) -> p.OnRequest:
+def _strike(dice: _Dice, at: float, what: Sort, strike: Strike) -> p.OnRequest:
     waits = strike in ("delay", "pause before", "pause after", "lose reply")
     return p.OnRequest(
         at=at, what=what, strike=strike, seconds=dice.seconds(0.2, 14.0) if waits else 0.0

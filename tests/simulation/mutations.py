@@ -67,7 +67,7 @@ from reconciler.roles.repository import (
 from reconciler.roles.sweeper import Sweeper
 from reconciler.roles.worker import Worker
 from tests.memory_bus.actions import ActionQueue
-from tests.memory_bus.intake import SimulatedIntakeWriter
+from tests.memory_bus.intake import MemoryIntakeWriter
 from tests.memory_bus.log import LogStream
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.mutations_of_holds import MUTATIONS_OF_HOLDS
@@ -137,7 +137,7 @@ def _acknowledged_before_the_letters(patch: Patch) -> None:
 
 def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
     """A full intake that takes some of several messages: the writer sees that, and says nothing."""
-    really: Any = SimulatedIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
+    really: Any = MemoryIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
 
     def store(self: Any, messages: Sequence[Any]) -> None:
         before = self._stream.last_position
@@ -147,7 +147,7 @@ def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
             if self._stream.last_position == before:
                 raise
 
-    patch.setattr(SimulatedIntakeWriter, "_store", store)
+    patch.setattr(MemoryIntakeWriter, "_store", store)
 
 
 def _kept_before_the_append(patch: Patch) -> None:

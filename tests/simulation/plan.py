@@ -14,85 +14,21 @@ import msgspec
 from events.intake import OnWithdrawal
 from events.manifest import ApprovalLevel, Fields
 from reconciler.roles.process import Role
-
-Sort = Literal[
-    "append",
-    "load",
-    "configurations",
-    "publish",
-    "position",
-    "pull",
-    "ack",
-    "later",
-    "actions",
-    "action ack",
-    "sign of life",
-    "timers",
-    "answer",
-    "dead letters",
-    "rows",
-    "rates",
-    "feed",
-    "states",
-    "write",
-    "write again",
-    "read",
-    "list",
-    "secret",
-]
-"""What a request to the bus or to the API asks for."""
-
-BUS_SORTS: tuple[Sort, ...] = (
-    "append",
-    "load",
-    "configurations",
-    "publish",
-    "position",
-    "pull",
-    "ack",
-    "actions",
-    "action ack",
-    "sign of life",
-    "timers",
-    "answer",
-    "dead letters",
-    "rows",
-    "rates",
-    "feed",
-    "states",
-)
-
-Strike = Literal[
-    "lose request",
-    "lose reply",
-    "delay",
-    "crash before",
-    "crash after",
-    "pause before",
-    "pause after",
-    "refuse",
-    "throttle",
-    "break",
-]
-"""``refuse``: the API says no before it does anything; ``break``: it fails after it has done it."""
+from tests.memory_bus.faults import DamageLog, OnRequest, TimedStep, TimersFail
 
 
-class _Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="step"):
-    at: float
-
-
-class Declare(_Step, frozen=True, tag=True):
+class Declare(TimedStep, frozen=True, tag=True):
     """A service declares a resource. ``number`` names the message, so that it can be repeated."""
 
     number: int
     shape: str
     fields: Fields
-    policy: Fields = {}
-    labels: dict[str, str] = {}
+    policy: Fields = {}  # noqa: RUF012 - msgspec copies it
+    labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     copies: int = 1
 
 
-class Withdraw(_Step, frozen=True, tag=True):
+class Withdraw(TimedStep, frozen=True, tag=True):
     """A service takes a declaration back."""
 
     number: int
@@ -100,13 +36,13 @@ class Withdraw(_Step, frozen=True, tag=True):
     copies: int = 1
 
 
-class Repeat(_Step, frozen=True, tag=True):
+class Repeat(TimedStep, frozen=True, tag=True):
     """A message is published again long after, with the same id, when the bus has forgotten it."""
 
     number: int
 
 
-class Garbage(_Step, frozen=True, tag=True):
+class Garbage(TimedStep, frozen=True, tag=True):
     """Somebody publishes what nobody can use."""
 
     shape: str
@@ -114,7 +50,7 @@ class Garbage(_Step, frozen=True, tag=True):
     copies: int = 1
 
 
-class Configure(_Step, frozen=True, tag=True):
+class Configure(TimedStep, frozen=True, tag=True):
     """The configuration of the API is declared or changed; ``present`` False: withdrawn."""
 
     present: bool = True
@@ -122,7 +58,7 @@ class Configure(_Step, frozen=True, tag=True):
     concurrency: int = 4
 
 
-class RequestFinalizer(_Step, frozen=True, tag=True):
+class RequestFinalizer(TimedStep, frozen=True, tag=True):
     """Another service asks that a resource waits for it; the finalizer has the service's name."""
 
     number: int
@@ -130,7 +66,7 @@ class RequestFinalizer(_Step, frozen=True, tag=True):
     service: str
 
 
-class ReleaseFinalizer(_Step, frozen=True, tag=True):
+class ReleaseFinalizer(TimedStep, frozen=True, tag=True):
     """A finalizer is taken off: by its holder, or by somebody else, by force or in vain."""
 
     number: int
@@ -140,7 +76,7 @@ class ReleaseFinalizer(_Step, frozen=True, tag=True):
     force: bool = False
 
 
-class ForceRelease(_Step, frozen=True, tag=True):
+class ForceRelease(TimedStep, frozen=True, tag=True):
     """Somebody takes off whatever keeps a resource that is withdrawn."""
 
     number: int
@@ -148,14 +84,14 @@ class ForceRelease(_Step, frozen=True, tag=True):
     orphan: bool = False
 
 
-class Look(_Step, frozen=True, tag=True):
+class Look(TimedStep, frozen=True, tag=True):
     """Somebody asks that a resource is looked at now."""
 
     number: int
     shape: str
 
 
-class Refer(_Step, frozen=True, tag=True):
+class Refer(TimedStep, frozen=True, tag=True):
     """Somebody declares a ``ShapeRef``, or withdraws it (``target`` empty)."""
 
     number: int
@@ -164,26 +100,26 @@ class Refer(_Step, frozen=True, tag=True):
     on_withdrawal: OnWithdrawal = "Keep"
 
 
-class Define(_Step, frozen=True, tag=True):
+class Define(TimedStep, frozen=True, tag=True):
     """The kind of the resources is defined, or defined otherwise: with these constant fields."""
 
     constants: Fields
 
 
-class PutSecret(_Step, frozen=True, tag=True):
+class PutSecret(TimedStep, frozen=True, tag=True):
     """Somebody changes a secret, or removes it (``value`` empty)."""
 
     name: str
     value: str
 
 
-class Approve(_Step, frozen=True, tag=True):
+class Approve(TimedStep, frozen=True, tag=True):
     """A person looks at a resource and approves what it is held by; if it is not held, in vain."""
 
     shape: str
 
 
-class Listing(_Step, frozen=True, tag=True):
+class Listing(TimedStep, frozen=True, tag=True):
     """Another team's observer publishes what it sees of the whole scope.
 
     ``short``: an item is lost on the way; ``open``: it is never completed; ``late``: its parts come
@@ -193,15 +129,7 @@ class Listing(_Step, frozen=True, tag=True):
     how: Literal["whole", "short", "open", "late"] = "whole"
 
 
-class DamageLog(_Step, frozen=True, tag=True):
-    """An event of a resource is not what was stored any more, or is gone."""
-
-    shape: str
-    how: Literal["flip", "lose"]
-    index: int = 0
-
-
-class HumanMakes(_Step, frozen=True, tag=True):
+class HumanMakes(TimedStep, frozen=True, tag=True):
     """A human makes an object; ``label_of`` copies the owner label of a resource onto it."""
 
     name: str
@@ -209,71 +137,63 @@ class HumanMakes(_Step, frozen=True, tag=True):
     label_of: str = ""
 
 
-class HumanEdits(_Step, frozen=True, tag=True):
+class HumanEdits(TimedStep, frozen=True, tag=True):
     """A human changes fields of an object."""
 
     name: str
     fields: Fields
 
 
-class HumanDeletes(_Step, frozen=True, tag=True):
+class HumanDeletes(TimedStep, frozen=True, tag=True):
     """A human deletes an object."""
 
     name: str
 
 
-class HumanWipes(_Step, frozen=True, tag=True):
+class HumanWipes(TimedStep, frozen=True, tag=True):
     """A human deletes everything."""
 
 
-class HumanReplaces(_Step, frozen=True, tag=True):
+class HumanReplaces(TimedStep, frozen=True, tag=True):
     """A human deletes an object and makes another of that name at once."""
 
     name: str
     fields: Fields
 
 
-class HumanStripsLabels(_Step, frozen=True, tag=True):
+class HumanStripsLabels(TimedStep, frozen=True, tag=True):
     """A human takes all labels off an object."""
 
     name: str
 
 
-class OnRequest(_Step, frozen=True, tag=True):
-    """A fault at the next request of a sort."""
-
-    what: Sort
-    strike: Strike
-    seconds: float = 0.0
-
-
-class Crash(_Step, frozen=True, tag=True):
+class Crash(TimedStep, frozen=True, tag=True):
     """A process is killed, and started again after a while."""
 
     process: str
     down_seconds: float
 
 
-class Pause(_Step, frozen=True, tag=True):
+class Pause(TimedStep, frozen=True, tag=True):
     """A process stands still for a while, and then goes on with what it knew."""
 
     process: str
     seconds: float
 
 
-class Erase(_Step, frozen=True, tag=True):
+class Erase(TimedStep, frozen=True, tag=True):
     """Something that can be rebuilt from the log is lost."""
 
     what: Literal["rows", "states", "timers"]
 
 
-class BusAway(_Step, frozen=True, tag=True):
+class BusAway(TimedStep, frozen=True, tag=True):
     """The bus answers nobody."""
 
     seconds: float
 
 
-class Full(_Step, frozen=True, tag=True):
+class Full(TimedStep, frozen=True, tag=True):
     """A stream takes only so many more messages for a while; then it has room again.
 
     ``again_seconds``: so often there is as little room again, as where old messages are removed.
@@ -285,37 +205,30 @@ class Full(_Step, frozen=True, tag=True):
     again_seconds: float = 0.0
 
 
-class FollowersLag(_Step, frozen=True, tag=True):
+class FollowersLag(TimedStep, frozen=True, tag=True):
     """The replicas that answer reads see nothing new."""
 
     seconds: float
 
 
-class Repin(_Step, frozen=True, tag=True):
+class Repin(TimedStep, frozen=True, tag=True):
     """The server believes that every reader of the intake is gone, and lets others read."""
 
 
-class TimersFail(_Step, frozen=True, tag=True):
-    """What happens to the timers that are due next."""
-
-    how: Literal["lost", "doubled", "late"]
-    count: int = 1
-
-
-class Redeliver(_Step, frozen=True, tag=True):
+class Redeliver(TimedStep, frozen=True, tag=True):
     """The bus delivers again what was acknowledged: the newest messages, or actions."""
 
     what: Literal["intake", "actions"]
     count: int
 
 
-class ApiAway(_Step, frozen=True, tag=True):
+class ApiAway(TimedStep, frozen=True, tag=True):
     """The API refuses every connection."""
 
     seconds: float
 
 
-class ListingFails(_Step, frozen=True, tag=True):
+class ListingFails(TimedStep, frozen=True, tag=True):
     """The next listing ends early with an error, or leaves something out and says it is whole."""
 
     how: Literal["half-way", "leaves out"]

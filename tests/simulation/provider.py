@@ -30,10 +30,11 @@ from reconciler.errors import (
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
+from tests.memory_bus.faults import OnRequest, Sort
 from tests.memory_bus.loop import current_process
 from tests.memory_bus.network import Network
 from tests.simulation.api import Api, Kept, RefusalError
-from tests.simulation.plan import ApiTraits, ListingFails, OnRequest, Sort
+from tests.simulation.plan import ApiTraits, ListingFails
 from tests.simulation.vault import with_values, without_values
 
 TIMEOUT_SECONDS = 2.0

@@ -20,7 +20,7 @@ from tests.memory_bus.decisions import Decisions
 from tests.memory_bus.intake import IntakeStream
 from tests.memory_bus.listings import Listings
 from tests.memory_bus.log import LOG_ID, LogStream
-from tests.memory_bus.loop import Process, SimulatedLoop
+from tests.memory_bus.loop import Process, VirtualLoop
 from tests.memory_bus.network import Network
 from tests.memory_bus.rates import Rates
 from tests.memory_bus.rows import Rows
@@ -48,7 +48,7 @@ class World:
     def __init__(self, plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> None:
         seed = str(plan.seed)
         self.plan = plan
-        self.loop = SimulatedLoop(f"{seed}/loop")
+        self.loop = VirtualLoop(f"{seed}/loop")
         self.start_time = self.loop.time()
         self.network = Network(self.loop, f"{seed}/network")
         time = self.loop.time
