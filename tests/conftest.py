@@ -18,6 +18,7 @@ from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from tests import disks
+from tests.accounts import Accounts
 from tests.docker.engine import engine_problem
 from tests.engines import (
     TestEngine,
@@ -59,12 +60,36 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+def accounts() -> Accounts:
+    """The accounts of this process's server, each of them a bus of its own."""
+    return Accounts()
+
+
+@pytest.fixture(scope="session")
+def nats_server(
+    tmp_path_factory: pytest.TempPathFactory, accounts: Accounts
+) -> Iterator[EmbeddedServer]:
     """A server with JetStream, started once; use streams with names of your own."""
     server = EmbeddedServer()
-    asyncio.run(server.start(tmp_path_factory.mktemp("nats")))
+    folder = tmp_path_factory.mktemp("nats")
+    asyncio.run(server.start(folder, extra_config=accounts.configuration(folder)))
     yield server
     asyncio.run(server.stop())
+
+
+@pytest.fixture
+def fresh_bus_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
+    """The URL of an empty bus on the shared server; the product's streams can be made there.
+
+    Do not kill, restart or reconfigure that server: start one of your own for that.
+    """
+    return accounts.next_url(nats_server)
+
+
+@pytest.fixture(scope="module")
+def module_bus_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
+    """The URL of a bus that the tests of a module share, as ``fresh_bus_url``."""
+    return accounts.next_url(nats_server)
 
 
 @pytest.fixture(scope="session")

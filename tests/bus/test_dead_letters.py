@@ -14,7 +14,6 @@ from events.dead_letter import MAX_COUNTS, OTHERS, Discarded, count_discarded
 from events.subjects import DISCARDED, NO_NAMESPACE, deadletter_filter, namespace_of
 from infra.bus.dead_letters import discard, read_discarded, read_letters, store_letters
 from infra.bus.streams import DEADLETTERS, RATES
-from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
@@ -127,10 +126,8 @@ async def test_letters_under_the_subjects_of_before_are_read(small: Client) -> N
     assert len((await read_letters(small)).letters) == 3
 
 
-async def test_those_that_count_at_once_lose_no_count(
-    small: Client, server: EmbeddedServer
-) -> None:
-    others = [await connect(server.url, name="another decider") for _ in range(3)]
+async def test_those_that_count_at_once_lose_no_count(small: Client, module_bus_url: str) -> None:
+    others = [await connect(module_bus_url, name="another decider") for _ in range(3)]
     batches = [[letter(), letter("other")] for _ in range(20)]
     await asyncio.gather(*(discard(others[at % 3], batch) for at, batch in enumerate(batches)))
     assert await counts(small) == {"acme": 20, "other": 20}

@@ -1,8 +1,5 @@
 """Streams are made and upgraded by one function, which changes nothing the second time."""
 
-import asyncio
-from pathlib import Path
-
 import pytest
 from nats.aio.client import Client
 
@@ -21,7 +18,6 @@ from infra.bus.streams import (
     make_worker_consumer,
     topology_differences,
 )
-from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.publish import publish
@@ -31,9 +27,8 @@ from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
 
-async def test_twice_is_once_and_the_log_keeps_its_name(tmp_path: Path) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
     try:
         with pytest.raises(NotFoundOnBusError):
             await find_log_id(nc)
@@ -46,15 +41,13 @@ async def test_twice_is_once_and_the_log_keeps_its_name(tmp_path: Path) -> None:
         assert second.log_id == first.log_id == await find_log_id(nc)
     finally:
         await nc.close()
-        await server.stop()
 
 
 async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
-    tmp_path: Path,
+    fresh_bus_url: str,
 ) -> None:
     """The server stops after ``max_deliver`` without a word: what waits there is lost."""
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+    nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
         worker = await make_worker_consumer(nc, "default")
@@ -71,12 +64,10 @@ async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
         assert {changed[f"{stream}/{name}"] for stream, name in consumers} == {"updated"}
     finally:
         await nc.close()
-        await server.stop()
 
 
-async def test_a_difference_that_cannot_be_changed_is_told(tmp_path: Path) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+async def test_a_difference_that_cannot_be_changed_is_told(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
     try:
         wrong = {"name": LOG, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
         await api_request(nc, f"STREAM.CREATE.{LOG}", wrong)
@@ -84,12 +75,10 @@ async def test_a_difference_that_cannot_be_changed_is_told(tmp_path: Path) -> No
             await ensure_topology(nc)
     finally:
         await nc.close()
-        await server.stop()
 
 
-async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
         await written_by(nc, {FORMAT_METADATA: str(LOG_FORMAT + 1)})
@@ -102,14 +91,12 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: P
         assert after["config"] == before["config"]
     finally:
         await nc.close()
-        await server.stop()
 
 
 async def test_a_log_that_names_no_format_is_of_the_first_and_is_told_its_own(
-    tmp_path: Path,
+    fresh_bus_url: str,
 ) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+    nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
         found = (await stream_state(nc, LOG)).config["metadata"]
@@ -120,7 +107,6 @@ async def test_a_log_that_names_no_format_is_of_the_first_and_is_told_its_own(
         assert (await stream_state(nc, LOG)).config["metadata"] == found
     finally:
         await nc.close()
-        await server.stop()
 
 
 async def written_by(nc: Client, metadata: dict[str, str]) -> None:
@@ -131,10 +117,9 @@ async def written_by(nc: Client, metadata: dict[str, str]) -> None:
 
 
 async def test_what_an_earlier_release_had_copied_stays_and_gets_nothing_more(
-    tmp_path: Path,
+    fresh_bus_url: str,
 ) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+    nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
         old = {
@@ -152,12 +137,10 @@ async def test_what_an_earlier_release_had_copied_stays_and_gets_nothing_more(
         assert set((await ensure_topology(nc)).changes.values()) == {"unchanged"}
     finally:
         await nc.close()
-        await server.stop()
 
 
-async def test_a_stream_of_somebody_else_keeps_its_sources(tmp_path: Path) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+async def test_a_stream_of_somebody_else_keeps_its_sources(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
         theirs = {"name": "OUTCOMES", "sources": [{"name": LOG}]}
@@ -166,12 +149,10 @@ async def test_a_stream_of_somebody_else_keeps_its_sources(tmp_path: Path) -> No
         assert (await stream_state(nc, "OUTCOMES")).config["sources"][0]["name"] == LOG
     finally:
         await nc.close()
-        await server.stop()
 
 
-async def test_a_new_intake_beside_an_old_log_goes_on_counting(tmp_path: Path) -> None:
-    server = EmbeddedServer()
-    nc = await connect(await server.start(tmp_path), name="test")
+async def test_a_new_intake_beside_an_old_log_goes_on_counting(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
         key = new_key()
@@ -184,4 +165,3 @@ async def test_a_new_intake_beside_an_old_log_goes_on_counting(tmp_path: Path) -
         assert again.changes[INTAKE] == "unchanged"
     finally:
         await nc.close()
-        await asyncio.shield(server.stop())

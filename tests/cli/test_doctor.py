@@ -22,7 +22,8 @@ from reconciler.cli.checks.monitoring import check_health, check_monitoring
 from reconciler.cli.doctor import examine
 from reconciler.cli.log_replay import replay_for_checks
 from tests.bus.histories import event
-from tests.scenarios.conftest import api_url, bare_world, world
+from tests.scenarios.conftest import api_url, world
+from tests.scenarios.conftest import bare_world_of_its_own as bare_world
 from tests.scenarios.harness import World, api_config, manifest, shape
 
 __all__ = ["api_url", "bare_world", "world"]

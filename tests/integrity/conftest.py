@@ -1,4 +1,4 @@
-"""A world of its own for each story, since each one destroys what it stands on."""
+"""A world on a server of its own for each story, which destroys it; an empty bus for the rest."""
 
 from __future__ import annotations
 
@@ -10,25 +10,17 @@ from nats.aio.client import Client
 
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.streams import ensure_topology
-from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from tests.integrity.operator import Operator
-from tests.scenarios.conftest import api_url, bare_world
+from tests.scenarios.conftest import api_url
+from tests.scenarios.conftest import bare_world_of_its_own as bare_world
 
 __all__ = ["api_url", "bare_world"]
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    server = EmbeddedServer()
-    await server.start(tmp_path / "bus")
-    yield server
-    await server.kill()
-
-
-@pytest.fixture
-async def bus(server: EmbeddedServer) -> AsyncIterator[Client]:
-    client = await connect(server.url, name="test")
+async def bus(fresh_bus_url: str) -> AsyncIterator[Client]:
+    client = await connect(fresh_bus_url, name="test")
     await ensure_topology(client)
     yield client
     await client.close()

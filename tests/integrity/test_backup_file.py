@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.ports import ResourceAppend
 from reconciler.roles.configurations import Configurations
+from tests.accounts import Accounts
 from tests.bus.histories import events, new_key
 from tests.bus.test_decider import Bus, actions_of, decider, declaration
 from tests.integrity.operator import Operator
@@ -46,39 +47,36 @@ def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
 
 
 @pytest.fixture
-async def other(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    """A server that has nothing yet."""
-    server = EmbeddedServer()
-    await server.start(tmp_path / "other")
-    yield server
-    await server.kill()
+def other_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
+    """The URL of a bus that has nothing yet."""
+    return accounts.next_url(nats_server)
 
 
 async def test_every_event_comes_back_at_its_position_with_its_digest(
     log: JetStreamLog,
     bus: Client,
-    server: EmbeddedServer,
-    other: EmbeddedServer,
+    fresh_bus_url: str,
+    other_url: str,
     operator: Operator,
 ) -> None:
     await _fill(log)
-    saved = (await operator.succeeds(server.url, "backup", "b", "-o", "json")).json
+    saved = (await operator.succeeds(fresh_bus_url, "backup", "b", "-o", "json")).json
     assert (saved["events"], saved["position"], saved["damage"]) == (160, 160, [])
     assert not list(operator.folder.glob("*.partial"))
-    await operator.succeeds(other.url, "restore", "b")
-    nc = await connect(other.url, name="test")
+    await operator.succeeds(other_url, "restore", "b")
+    nc = await connect(other_url, name="test")
     assert await _contents(nc) == await _contents(bus)
     assert (await find_log(nc)).log_id == log.log_id
-    again = await operator.succeeds(other.url, "restore", "b")
+    again = await operator.succeeds(other_url, "restore", "b")
     assert "whole already" in again.out
     await nc.close()
 
 
 async def test_an_existing_file_is_not_overwritten(
-    log: JetStreamLog, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, fresh_bus_url: str, operator: Operator
 ) -> None:
     (operator.folder / "b").write_text("precious")
-    refused = await operator.runs(server.url, "backup", "b")
+    refused = await operator.runs(fresh_bus_url, "backup", "b")
     assert (refused.status, (operator.folder / "b").read_text()) == (1, "precious")
     assert refused.err == "error: b exists already: give another name, or remove it\n"
 
@@ -86,8 +84,8 @@ async def test_an_existing_file_is_not_overwritten(
 async def test_a_backup_under_writes_is_a_prefix_of_the_log(
     log: JetStreamLog,
     bus: Client,
-    server: EmbeddedServer,
-    other: EmbeddedServer,
+    fresh_bus_url: str,
+    other_url: str,
     operator: Operator,
 ) -> None:
     await _fill(log, 100)
@@ -98,12 +96,12 @@ async def test_a_backup_under_writes_is_a_prefix_of_the_log(
             await _fill(log, 5)
 
     writer = asyncio.create_task(write())
-    saved = (await operator.succeeds(server.url, "backup", "b", "-o", "json")).json
+    saved = (await operator.succeeds(fresh_bus_url, "backup", "b", "-o", "json")).json
     stop.set()
     await writer
     assert saved["events"] == saved["position"] >= 800
-    await operator.succeeds(other.url, "restore", "b")
-    nc = await connect(other.url, name="test")
+    await operator.succeeds(other_url, "restore", "b")
+    nc = await connect(other_url, name="test")
     assert await _contents(nc) == (await _contents(bus))[: saved["events"]]
     await nc.close()
 
@@ -133,75 +131,75 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_written(
     log: JetStreamLog,
     bus: Client,
-    server: EmbeddedServer,
-    other: EmbeddedServer,
+    fresh_bus_url: str,
+    other_url: str,
     operator: Operator,
     what: str,
 ) -> None:
     await _fill(log)
-    await operator.succeeds(server.url, "backup", "b")
+    await operator.succeeds(fresh_bus_url, "backup", "b")
     spoil, told = BAD[what]
     (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
-    refused = await operator.runs(other.url, "restore", "bad")
+    refused = await operator.runs(other_url, "restore", "bad")
     assert refused.status == 1
     assert refused.err.startswith("error: bad cannot be used: ")
     assert told in refused.err
     assert refused.err.count("\n") == 1
-    assert "no event log yet" in (await operator.runs(other.url, "get")).err
+    assert "no event log yet" in (await operator.runs(other_url, "get")).err
 
 
 async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_refused(
     log: JetStreamLog,
     bus: Client,
-    server: EmbeddedServer,
-    other: EmbeddedServer,
+    fresh_bus_url: str,
+    other_url: str,
     operator: Operator,
 ) -> None:
     await _fill(log)
-    await operator.succeeds(server.url, "backup", "early")
+    await operator.succeeds(fresh_bus_url, "backup", "early")
     await _fill(log)
-    await operator.succeeds(server.url, "backup", "late")
-    await operator.succeeds(other.url, "restore", "early")
-    done = (await operator.succeeds(other.url, "restore", "late", "-o", "json")).json
+    await operator.succeeds(fresh_bus_url, "backup", "late")
+    await operator.succeeds(other_url, "restore", "early")
+    done = (await operator.succeeds(other_url, "restore", "late", "-o", "json")).json
     assert (done["present"], done["events"]) == (160, 320)
-    nc = await connect(other.url, name="test")
+    nc = await connect(other_url, name="test")
     assert await _contents(nc) == await _contents(bus)
     before = await find_log(nc)
 
-    longer = await operator.runs(other.url, "restore", "early")
+    longer = await operator.runs(other_url, "restore", "early")
     assert longer.status == 1
     assert f"give --replace {log.log_id}" in longer.err
     assert await find_log(nc) == before
-    wrong = await operator.runs(other.url, "restore", "early", "--replace", "another")
+    wrong = await operator.runs(other_url, "restore", "early", "--replace", "another")
     assert "nothing was changed" in wrong.err
     await nc.close()
 
 
 async def test_an_empty_log_of_another_name_is_no_hindrance(
-    log: JetStreamLog, server: EmbeddedServer, other: EmbeddedServer, operator: Operator
+    log: JetStreamLog, fresh_bus_url: str, other_url: str, operator: Operator
 ) -> None:
     await _fill(log)
-    await operator.succeeds(server.url, "backup", "b")
-    await operator.succeeds(other.url, "init")
-    await operator.succeeds(other.url, "restore", "b")
-    nc = await connect(other.url, name="test")
+    await operator.succeeds(fresh_bus_url, "backup", "b")
+    await operator.succeeds(other_url, "init")
+    await operator.succeeds(other_url, "restore", "b")
+    nc = await connect(other_url, name="test")
     assert (await find_log(nc)).log_id == log.log_id
-    await operator.succeeds(other.url, "init")  # changes nothing, above all not the log's name
+    await operator.succeeds(other_url, "init")  # changes nothing, above all not the log's name
     assert (await find_log(nc)).log_id == log.log_id
     await nc.close()
 
 
 async def test_a_log_that_somebody_works_on_is_not_touched(
-    log: JetStreamLog, bus: Client, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     await _fill(log)
-    await operator.succeeds(server.url, "backup", "b")
+    await operator.succeeds(fresh_bus_url, "backup", "b")
     worker = await make_worker_consumer(bus, "default")
     reader = PullReader(bus, LOG, worker, max_batch=1)
     waiting = asyncio.create_task(reader.next_batch())
 
     async def is_refused() -> bool:
-        ran = await operator.runs(server.url, "restore", "b", "--replace", log.log_id)
+        ran = await operator.runs(fresh_bus_url, "restore", "b", "--replace", log.log_id)
         return "stop all deciders, workers, observers" in ran.err
 
     async with asyncio.timeout(20):
@@ -213,34 +211,34 @@ async def test_a_log_that_somebody_works_on_is_not_touched(
 
 
 async def test_a_backup_of_a_damaged_log_says_so(
-    log: JetStreamLog, bus: Client, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     key = new_key()
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     await publish(bus, f"{log_filter(key)[:-2]}.fact", b"hello")
-    ran = await operator.runs(server.url, "backup", "b")
+    ran = await operator.runs(fresh_bus_url, "backup", "b")
     assert ran.status == 1
     assert f"Unreadable: {key}, position 4" in ran.out
     assert (operator.folder / "b").exists()
 
 
 async def test_the_new_intake_counts_on_from_above_the_old_one(
-    log: JetStreamLog, bus: Client, server: EmbeddedServer, operator: Operator
+    log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     await _fill(log)
     before = (await stream_state(bus, INTAKE)).last_seq
-    await operator.succeeds(server.url, "backup", "b")
+    await operator.succeeds(fresh_bus_url, "backup", "b")
     await _fill(log)
-    await operator.succeeds(server.url, "restore", "b", "--replace", log.log_id)
+    await operator.succeeds(fresh_bus_url, "restore", "b", "--replace", log.log_id)
     assert (await stream_state(bus, INTAKE)).first_seq > max(before, 1_000_000_000_000)
 
 
 async def test_a_restored_log_gives_other_keys_to_the_same_actions(
-    log: JetStreamLog, server: EmbeddedServer, tmp_path: Path, operator: Operator
+    log: JetStreamLog, fresh_bus_url: str, tmp_path: Path, operator: Operator
 ) -> None:
     """The API remembers the keys of what the log has lost: they must stand for nothing new."""
     await _fill(log, shapes=1)
-    await operator.succeeds(server.url, "backup", "b")
+    await operator.succeeds(fresh_bus_url, "backup", "b")
     key = new_key()
     decided = [await _decided(log, key)]
     for name in ("once", "twice"):

@@ -106,9 +106,9 @@ async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(wor
     assert sorted(each["name"] for each in await world.human.journal()) == sorted(NAMES)
 
 
-async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world: World):
+async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_its_own: World):
     """nats-server is killed while forty resources are on their way, and comes back."""
-    world = bare_world
+    world = bare_world_of_its_own
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, limits=Limits(concurrency=4)))
     await world.declare("first")
@@ -145,7 +145,12 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world: Wor
         assert every(DriftDetected, facts) == []
 
 
-async def test_11_the_log_goes_on_where_it_was_after_the_server_was_killed(world: World):
+async def test_11_the_log_goes_on_where_it_was_after_the_server_was_killed(
+    bare_world_of_its_own: World,
+):
+    world = bare_world_of_its_own
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     before = await stream_state(world.nc, LOG)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,10 +116,13 @@ def api_config(
 class Human:
     """Somebody who uses the API directly; also reads what the API itself has counted."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url
         self._http = httpx.AsyncClient(
-            base_url=url, timeout=10, limits=httpx.Limits(max_keepalive_connections=0)
+            base_url=url,
+            timeout=10,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            transport=transport,
         )
         self._journal_from = 0
 
@@ -208,7 +211,13 @@ class Human:
 class World:
     """One story's bus and reconciler; ``human`` is in the API."""
 
-    def __init__(self, folder: Path, human: Human, server: EmbeddedServer | None = None) -> None:
+    def __init__(
+        self, place: Path | str, human: Human, server: EmbeddedServer | None = None
+    ) -> None:
+        """Prepare a story on the bus at a URL, or on a server of its own with its data in a folder.
+
+        Use a server of its own to kill, restart or fill it.
+        """
         self.human = human
         self.server = server or EmbeddedServer()
         self.nc: Client
@@ -216,7 +225,7 @@ class World:
         self.log: JetStreamLog
         self.kinds = KindRegistry([SHAPE, RECORD])
         self.secrets: Path | None = None
-        self._folder = folder
+        self._place = place
         self._writer: JetStreamIntakeWriter
         self._reconciler: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -226,26 +235,34 @@ class World:
     @classmethod
     def beside(cls, other: World) -> World:
         """Another reconciler on the same bus, which begins and ends with that one's world."""
-        world = cls(other._folder, other.human)
+        world = cls(other._place, other.human)
         world.server, world.nc, world.log = other.server, other.nc, other.log
         return world
 
     # --- the reconciler and the bus
 
+    @property
+    def url(self) -> str:
+        """Where clients connect to this story's bus."""
+        return self._place if isinstance(self._place, str) else self.server.url
+
     async def start_reconciler(self, roles: Sequence[Role] = ROLES) -> Running:
         """Start the roles; returns when the process knows all that the log has."""
         ready: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
-        self._reconciler = asyncio.create_task(self._run(roles, ready))
+        self._reconciler = self._spawn(self._run(roles, ready))
         await asyncio.wait({ready, self._reconciler}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             self._reconciler.result()
         self.parts = ready.result()
         return self.parts
 
+    def _spawn(self, main: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(main)
+
     async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
         async with (
-            connected(self.server.url) as nc,
+            connected(self.url) as nc,
             running(nc, roles, kinds=self.kinds, secrets=self.secrets) as parts,
         ):
             self.reconciler_nc = nc
@@ -274,7 +291,7 @@ class World:
         await self.server.kill()
 
     async def end_server(self) -> None:
-        """Have the story's end be the server's."""
+        """End the story's own server, if there is one."""
         await self.server.kill()
 
     async def start_nats(self) -> None:
@@ -455,9 +472,10 @@ class World:
 
     @asynccontextmanager
     async def here(self) -> AsyncGenerator[World]:
-        await self.server.start(self._folder)
+        if isinstance(self._place, Path):
+            await self.server.start(self._place)
         try:
-            async with connected(self.server.url) as self.nc:
+            async with connected(self.url) as self.nc:
                 await initialise(self.nc)
                 self.log = await open_log(self.nc)
                 self._writer = JetStreamIntakeWriter(self.nc, ACTOR)

@@ -56,8 +56,7 @@ async def until_all_said(world: World, processes: list[RoleProcess], words: str)
 async def workers(world: World, folder: Path, count: int) -> AsyncGenerator[list[RoleProcess]]:
     """Run so many workers, each in a process of its own, until the context ends."""
     running = [
-        RoleProcess("worker", world.server.url, folder / f"worker-{number}.log")
-        for number in range(count)
+        RoleProcess("worker", world.url, folder / f"worker-{number}.log") for number in range(count)
     ]
     try:
         await until_all_said(world, running, "role is running")

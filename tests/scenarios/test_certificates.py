@@ -26,7 +26,10 @@ from reconciler.provider.kind import KindRegistry
 from tests.acme_gate import AcmeGate, acme_gate
 from tests.certificates import acme, orders, root_in
 from tests.engines import short_folder
+from tests.scenarios.conftest import bare_world_of_its_own as bare_world
 from tests.scenarios.harness import World, every
+
+__all__ = ["bare_world"]
 
 PAGES = Path(__file__).parents[2] / "docs" / "kinds"
 MANIFESTS: Mapping[str, Manifest] = {

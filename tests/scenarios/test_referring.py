@@ -22,7 +22,10 @@ from infra.providers.file import FILE
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.provider.kind import KindRegistry
+from tests.scenarios.conftest import bare_world_of_its_own as bare_world
 from tests.scenarios.harness import World
+
+__all__ = ["bare_world"]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders" / "manifests.yaml"
 DOCUMENTS = [

@@ -215,10 +215,10 @@ async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world
 
 
 async def test_14_a_restart_forgets_no_breaker_and_wakes_nobody_for_nothing(
-    bare_world: World, tmp_path: Path
+    bare_world_of_its_own: World, tmp_path: Path
 ) -> None:
     """Invariant 9, scenario 14: killed workers and a killed bus find the breaker still open."""
-    world = bare_world
+    world = bare_world_of_its_own
     await world.start_reconciler(ALL_BUT_WORKER)
     await world.configure(
         api_config(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 
 from events.manifest import Manifest, Metadata
-from infra.embedded import EmbeddedServer
 from reconciler.sdk import Client, connect
 from reconciler.wiring import ROLES, connected, initialise, running
 from tests.faulty_api import FaultyApi
@@ -20,35 +19,33 @@ NewManifest = Callable[..., Manifest]
 class Stack:
     """Where the parts of the running stack are."""
 
-    bus: EmbeddedServer
+    bus_url: str
     api: FaultyApi
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory, module_bus_url: str) -> Iterator[Stack]:
     """All of it, its roles on an event loop of their own."""
     folder = tmp_path_factory.mktemp("stack")
-    bus, api = EmbeddedServer(), FaultyApi()
-    asyncio.run(bus.start(folder / "nats"))
+    api = FaultyApi()
     asyncio.run(api.start(folder / "api"))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="stack")
     thread.start()
     stop = asyncio.Event()
     ready = threading.Event()
-    roles = asyncio.run_coroutine_threadsafe(_run_roles(bus.url, api.url, ready, stop), loop)
+    roles = asyncio.run_coroutine_threadsafe(_run_roles(module_bus_url, api.url, ready, stop), loop)
     roles.add_done_callback(lambda _: ready.set())
     assert ready.wait(30)
     if roles.done():
         roles.result()
-    yield Stack(bus, api)
+    yield Stack(module_bus_url, api)
     loop.call_soon_threadsafe(stop.set)
     roles.result(30)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
     asyncio.run(api.stop())
-    asyncio.run(bus.stop())
 
 
 async def _run_roles(url: str, api_url: str, ready: threading.Event, stop: asyncio.Event) -> None:
@@ -62,7 +59,7 @@ async def _run_roles(url: str, api_url: str, ready: threading.Event, stop: async
 
 @pytest.fixture
 async def client(stack: Stack) -> AsyncIterator[Client]:
-    async with connect(stack.bus.url, source="test") as client:
+    async with connect(stack.bus_url, source="test") as client:
         yield client
 
 

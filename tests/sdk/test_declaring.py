@@ -138,7 +138,7 @@ async def test_unusable_name_is_refused_before_anything_is_sent(client: Client, 
 async def test_source_must_be_usable(stack: Stack) -> None:
     for source in ("", "x" * 201, "a\nb"):
         with pytest.raises(ConfigurationError, match="source"):
-            async with connect(stack.bus.url, source=source):
+            async with connect(stack.bus_url, source=source):
                 pass
 
 

@@ -9,6 +9,7 @@ import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast, get_args
+from urllib.parse import urlsplit
 
 import jsonschema_rs
 import msgspec
@@ -48,7 +49,7 @@ async def test_python_is_run_from_the_top_to_the_end(stack: Stack, client: Clien
     names: dict[str, Any] = {"client": client, "print": quiet}
     for block in blocks("python"):
         code = compile(
-            block.replace(URL, stack.bus.url),
+            block.replace(URL, stack.bus_url),
             "publishing-and-subscribing.md",
             "exec",
             flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
@@ -106,10 +107,12 @@ def contains(whole: Any, part: Any) -> bool:
 
 async def test_protocol_on_the_wire_is_answered(stack: Stack) -> None:
     (block,) = blocks("nats")
-    reader, writer = await asyncio.open_connection("127.0.0.1", stack.bus.port)
+    url = urlsplit(stack.bus_url)
+    options = {"verbose": False, "headers": True, "user": url.username, "pass": url.password}
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await reader.readline()
-        writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+        writer.write(f"CONNECT {json.dumps(options)}\r\n".encode())
         writer.write(block.replace("\n", "\r\n").encode())
         received: dict[str, Any] = {}
         while len(received) < 2:
@@ -127,7 +130,7 @@ async def test_the_published_message_of_the_command_line_is_answered(stack: Stac
     (publish,) = [line for line in blocks("sh")[0].splitlines() if line.startswith("nats pub")]
     _, _, subject, *options, payload = shlex.split(publish)
     headers = dict(each.split(":", 1) for each in options if each != "-H")
-    nc = await connect_bus(stack.bus.url, name="test")
+    nc = await connect_bus(stack.bus_url, name="test")
     inbox = await nc.subscribe(headers["Reconciler-Reply-To"])  # pyright: ignore[reportUnknownMemberType]
     await nc.publish(subject, payload.encode(), headers=headers)
     answer = msgspec.json.decode((await inbox.next_msg(PATIENCE_SECONDS)).data, type=Answer)
@@ -160,7 +163,7 @@ def test_links_lead_to_a_file(target: str) -> None:
 
 
 async def test_what_cannot_be_read_is_answered(stack: Stack) -> None:
-    nc = await connect_bus(stack.bus.url, name="test")
+    nc = await connect_bus(stack.bus_url, name="test")
     inbox = nc.new_inbox()
     answers = await nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
     await nc.publish(

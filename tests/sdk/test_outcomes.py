@@ -131,7 +131,7 @@ async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client,
         assert (await anext(outcomes)).generation == 1
         assert (await anext(outcomes)).generation == 2  # not dealt with: nothing is asked after it
     async with (
-        connect(stack.bus.url, source="other") as other,
+        connect(stack.bus_url, source="other") as other,
         other.outcomes(name=name, durable=name) as outcomes,
     ):
         assert (await anext(outcomes)).generation == 2
@@ -168,7 +168,7 @@ async def test_pattern_is_checked(client: Client) -> None:
 
 
 async def test_closed_client_has_closed_its_streams(stack: Stack, name: str) -> None:
-    async with connect(stack.bus.url, source="test") as client:
+    async with connect(stack.bus_url, source="test") as client:
         stream = client.outcomes(name=name)
         reading = asyncio.ensure_future(anext(stream))
         await converge(client, name)

@@ -31,7 +31,7 @@ async def test_every_version_of_the_repository_is_our_fold_up_to_it(
     expected = [fold([each.event for each in history[:end]]) for end in range(1, len(history) + 1)]
 
     def every_version() -> list[object]:
-        log = ResourceLog(env={"NATS_URL": stack.bus.url})
+        log = ResourceLog(env={"NATS_URL": stack.bus_url})
         with pytest.raises(AggregateNotFoundError):
             log.repository.get("default/Shape/never", projector_func=project)
         with pytest.raises(NotSupportedError, match="declare what you want"):
@@ -57,7 +57,7 @@ async def test_a_program_that_is_connected_reads_over_its_own_connection(
     stack: Stack, client: Client, name: str
 ) -> None:
     await told(client, name)
-    nc = await connect(stack.bus.url, name="test")
+    nc = await connect(stack.bus_url, name="test")
     past = await History(nc).get(shape(name).key)
     early = await History(nc).get(shape(name).key, version=2)
     nothing = await History(nc).get(shape("never").key)
