@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from events.envelope import encode_intake
 from events.intake import Answer, TimerFired
-from events.log import SOURCE
+from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.names import ResourceKey
 from events.subjects import intake as intake_subject
 from events.subjects import namespace_of
@@ -37,7 +37,8 @@ class Decisions:
         self._faults: list[TimersFail] = []
         self.letters_room = Room("DEADLETTERS")
         self.answers: list[tuple[str, Answer]] = []
-        self.rejections: dict[tuple[ResourceKey, int], Rejection] = {}
+        self.after_answer: list[Callable[[str, Answer], object]] = []
+        self.rejections: dict[tuple[ResourceKey, int], tuple[Rejection, float]] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
         self.discarded: Counter[tuple[str, str]] = Counter()
         self.given_up: set[int] = set()
@@ -91,6 +92,13 @@ class Decisions:
         except StreamFullError:
             self._network.outside(_AGAIN_SECONDS, lambda: self._hand_over(subject, payload))
 
+    def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+        """Hand answers to the publishers that wait for them; there may be none."""
+        self.answers += answers
+        for subject, answer in answers:
+            for hook in self.after_answer:
+                hook(subject, answer)
+
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Keep dead letters, each once; give those that wait for room."""
         waiting: list[DeadLetter] = []
@@ -113,7 +121,24 @@ class Decisions:
     def reject(self, rejections: Sequence[Rejection]) -> None:
         """Keep rejections, each once."""
         for each in rejections:
-            self.rejections[each.key, each.answer.position] = each
+            self.rejections.setdefault((each.key, each.answer.position), (each, self._time()))
+
+
+def rejected_event(rejection: Rejection) -> LogEvent:
+    """Return the event by which a rejection is published among the outcomes."""
+    answer = rejection.answer
+    data = OutcomeRecorded("Rejected", answer.generation, answer.reason, answer.message)
+    return LogEvent(
+        id=f"{rejection.key}#rejected-{answer.position}",
+        source=SOURCE,
+        type=event_type(data),
+        subject=str(rejection.key),
+        time=rejection.at,
+        resourceversion=0,
+        data=data,
+        causeposition=answer.position,
+        actor=rejection.actor,
+    )
 
 
 class MemoryDecisionSink:
@@ -129,7 +154,7 @@ class MemoryDecisionSink:
 
     async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
         if answers:
-            self._network.send("answer", lambda: self._decisions.answers.extend(answers))
+            self._network.send("answer", lambda: self._decisions.answer(answers))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         await self._network.ask("dead letters", lambda: self._decisions.reject(rejections))

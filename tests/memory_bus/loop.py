@@ -12,10 +12,14 @@ import asyncio
 import contextlib
 import heapq
 import random
+import socket
+from asyncio import tasks as asyncio_tasks
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from tests.memory_bus.connections import MakeProtocol, connect_in_memory
 
 _MAX_WAITS_AT_THE_END = 10
 _T = TypeVar("_T")
@@ -54,7 +58,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, asyncio.Handle, Process]] = []
         self._count = 0
         self._runnable: list[Process] = []
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[tuple[asyncio.Task[Any], Process]] = []
+        self._servers: dict[int, MakeProtocol] = {}
+        self._connecting: dict[int, int] = {}
         self._closed = False
         self.steps = 0
         self.failures: list[str] = []
@@ -73,6 +79,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         process.dead = True
         process.ready.clear()
         self._not_runnable(process)
+        for task, owner in self._tasks:
+            if owner is process:  # who waits for all tasks at the end would wait for ever
+                asyncio_tasks._unregister_task(task)  # pyright: ignore[reportPrivateUsage]
 
     def pause(self, process: Process) -> None:
         """Let a process stand still."""
@@ -205,9 +214,72 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Any, *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
+        context = copy_context() if context is None else context
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.append(task)
+        self._tasks.append((task, context.get(_process, OUTSIDE)))
         return task
+
+    # --- what a test runner asks of a loop
+
+    def set_debug(self, enabled: bool) -> None:
+        """Take it in; there is no debug mode."""
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    async def shutdown_asyncgens(self) -> None:
+        """Leave them to the garbage collector, as ``close`` does."""
+
+    async def shutdown_default_executor(self, *_args: Any) -> None:
+        """There is none."""
+
+    # --- threads and connections
+
+    def run_in_executor(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, executor: Any, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        """Call a function that would block, at once: virtual time does not pass meanwhile."""
+        future: asyncio.Future[_T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - the caller's
+            future.set_exception(error)
+        return future
+
+    def listen(self, port: int, make_protocol: MakeProtocol) -> None:
+        """Serve connections to a port of any address, until ``stop_listening``."""
+        self._servers[port] = make_protocol
+
+    def stop_listening(self, port: int) -> None:
+        """Refuse connections to a port from now on."""
+        del self._servers[port]
+
+    async def getaddrinfo(self, host: Any, port: Any, **_kwargs: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        """Remember where a socket is meant to lead: it is never used itself."""
+        if address[1] not in self._servers:
+            raise ConnectionRefusedError(111, f"nothing listens on port {address[1]}")
+        self._connecting[sock.fileno()] = address[1]
+
+    async def create_connection(
+        self,
+        protocol_factory: Callable[[], Any],
+        *_args: Any,
+        sock: socket.socket | None = None,
+        **_kwargs: Any,
+    ) -> Any:
+        """Connect to what listens in this loop, over a socket that ``sock_connect`` was given."""
+        assert sock is not None, "only connections over a given socket are supported"
+        port = self._connecting.pop(sock.fileno())
+        sock.close()
+        return connect_in_memory(self, protocol_factory(), self._servers[port]())
 
     def get_debug(self) -> bool:
         return False
@@ -227,7 +299,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         """Drop every task where it stands."""
         self._closed = True
-        for task in self._tasks:
+        for task, _ in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # pyright: ignore
                 _drop(task.get_coro())  # pyright: ignore

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,25 +10,10 @@ from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.chance import Chance
-from reconciler.roles.lost_events import find_lost
 from reconciler.roles.observer import Observer
 from reconciler.roles.process import Ports, load, running_parts
-from tests.memory_bus.actions import ActionQueue, MemoryActionReader
-from tests.memory_bus.clock import Clock
-from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
-from tests.memory_bus.intake import (
-    IntakeStream,
-    MemoryIntakeReader,
-    MemoryIntakeWriter,
-)
-from tests.memory_bus.listings import Listings, MemoryListingReader
-from tests.memory_bus.log import LogStream, MemoryLog
-from tests.memory_bus.loop import Process, VirtualLoop
-from tests.memory_bus.network import Network
-from tests.memory_bus.rates import MemoryRates, Rates
-from tests.memory_bus.rows import MemoryRows, Rows
-from tests.simulation.api import Api
+from tests.memory_bus.bus import MemoryBus
+from tests.memory_bus.loop import Process
 from tests.simulation.plan import ProcessPlan
 from tests.simulation.vault import KEY, SimulatedSecrets, Vault
 
@@ -38,21 +22,10 @@ _RESTART_SECONDS = 1.0
 
 @dataclass
 class Stage:
-    """What all processes share: the bus, the API and the ways to them."""
+    """What all processes share: the bus, the kinds of the API, and the secrets."""
 
-    loop: VirtualLoop
-    network: Network
-    log: LogStream
-    intake: IntakeStream
-    actions: ActionQueue
-    listings: Listings
-    decisions: Decisions
-    rows: Rows
-    rates: Rates
-    api: Api
+    bus: MemoryBus
     kinds: KindRegistry
-    seed: str
-    rows_at_once: int
     vault: Vault
 
 
@@ -83,16 +56,15 @@ class Actor:
             return
         self._starts += 1
         self.process = Process(f"{self.plan.name}.{self._starts}")
-        self.main = self._stage.loop.start(self.process, self._run())
+        self.main = self._stage.bus.loop.start(self.process, self._run())
         self.main.add_done_callback(self._ended)
 
     def kill(self) -> None:
         """Kill the process; its connection to the bus is closed."""
         if self.process is None or self.process.dead:
             return
-        self._stage.loop.kill(self.process)
-        self._stage.intake.forget_requests(self.process.name)
-        self._stage.actions.forget_requests(self.process.name)
+        self._stage.bus.loop.kill(self.process)
+        self._stage.bus.forget_requests(self.process.name)
         self.models = None
         self.observer = None
 
@@ -104,7 +76,7 @@ class Actor:
         if not _is_of_the_bus(error):
             self.failure = f"process {self.process.name} ended: {error!r}"
         self.kill()
-        self._stage.network.outside(_RESTART_SECONDS, self.start)
+        self._stage.bus.network.outside(_RESTART_SECONDS, self.start)
 
     # --- the roles
 
@@ -119,31 +91,12 @@ class Actor:
             await asyncio.Event().wait()
 
     def _ports(self, name: str) -> Ports:
-        stage, network = self._stage, self._stage.network
-        clock = Clock(stage.loop.time, self.plan.clock_seconds)
-        log = MemoryLog(stage.log, network)
-        rows = MemoryRows(stage.rows, network, rows_at_once=stage.rows_at_once)
-        seed = f"{stage.seed}/{name}"
-        return Ports(
-            name=name,
-            log=log,
-            rows=rows,
-            rates=MemoryRates(stage.rates, network),
-            secrets=SecretStores({"files": SimulatedSecrets(stage.vault, network)}, KEY),
-            intake=MemoryIntakeWriter(stage.intake, network, f"reconciler@{name}", clock),
-            sink=MemoryDecisionSink(stage.decisions, network, clock),
-            intake_reader=lambda: MemoryIntakeReader(stage.intake, network, name, f"{seed}/intake"),
-            action_reader=lambda: MemoryActionReader(
-                stage.actions, network, name, f"{seed}/actions"
-            ),
-            listing_reader=lambda: MemoryListingReader(stage.listings, network),
-            lost_events=lambda models: find_lost(log, rows, models),
-            chance=Chance(
-                now=clock.now,
-                clock=stage.loop.time,
-                jitter=random.Random(f"{seed}/jitter").random,
-                new_id=self._new_id,
-            ),
+        bus, vault = self._stage.bus, self._stage.vault
+        return bus.ports(
+            name,
+            new_id=self._new_id,
+            clock_seconds=self.plan.clock_seconds,
+            secrets=SecretStores({"files": SimulatedSecrets(vault, bus.network)}, KEY),
         )
 
     def _new_id(self) -> str:

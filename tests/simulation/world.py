@@ -15,15 +15,9 @@ from events.names import ResourceKey
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles import decider as decider_module
-from tests.memory_bus.actions import ActionQueue
-from tests.memory_bus.decisions import Decisions
-from tests.memory_bus.intake import IntakeStream
-from tests.memory_bus.listings import Listings
-from tests.memory_bus.log import LOG_ID, LogStream
+from tests.memory_bus.bus import MemoryBus
+from tests.memory_bus.log import LOG_ID
 from tests.memory_bus.loop import Process, VirtualLoop
-from tests.memory_bus.network import Network
-from tests.memory_bus.rates import Rates
-from tests.memory_bus.rows import Rows
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.cast import Actor, Stage
@@ -50,40 +44,25 @@ class World:
         self.plan = plan
         self.loop = VirtualLoop(f"{seed}/loop")
         self.start_time = self.loop.time()
-        self.network = Network(self.loop, f"{seed}/network")
-        time = self.loop.time
-        self.log = LogStream(time, may_be_damaged=_is_damaged(plan))
         limits = plan.limits
-        self.intake = IntakeStream(
-            self.network, time, f"{seed}/intake", max_ack_pending=limits.max_ack_pending
+        self.bus = MemoryBus(
+            self.loop,
+            seed,
+            max_unacknowledged=limits.max_ack_pending,
+            max_actions_leased=limits.max_actions_pending,
+            rows_at_once=limits.rows_at_once,
+            may_be_damaged=_is_damaged(plan),
         )
-        self.actions = ActionQueue(
-            self.log, self.network, time, max_ack_pending=limits.max_actions_pending
-        )
-        self.decisions = Decisions(self.intake, self.network, time, f"{seed}/timers")
-        self.listings = Listings(time)
-        self.rows = Rows()
+        self.network, self.log, self.intake = self.bus.network, self.bus.log, self.bus.intake
+        self.actions, self.decisions = self.bus.actions, self.bus.decisions
+        self.listings, self.rows = self.bus.listings, self.bus.rows
+        time = self.loop.time
         self.api = Api(plan.api, time)
         self.lies = Lies(time)
         self.vault = Vault()
         kind = simulated_kind(self.api, self.network, self.lies, seed)
         self.kinds = KindRegistry([kind])
-        stage = Stage(
-            self.loop,
-            self.network,
-            self.log,
-            self.intake,
-            self.actions,
-            self.listings,
-            self.decisions,
-            self.rows,
-            Rates(time),
-            self.api,
-            self.kinds,
-            seed,
-            limits.rows_at_once,
-            self.vault,
-        )
+        stage = Stage(self.bus, self.kinds, self.vault)
         self.actors = {each.name: Actor(each, stage) for each in plan.processes}
         self.checks = Checks(
             self.log,

@@ -1,0 +1,103 @@
+"""The whole bus, and the ports that one process has of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from reconciler.provider.secrets import SecretStores
+from reconciler.roles.chance import Chance
+from reconciler.roles.lost_events import find_lost
+from reconciler.roles.process import Ports
+from tests.memory_bus.actions import ActionQueue, MemoryActionReader
+from tests.memory_bus.clock import Clock
+from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
+from tests.memory_bus.intake import IntakeStream, MemoryIntakeReader, MemoryIntakeWriter
+from tests.memory_bus.listings import Listings, MemoryListingReader
+from tests.memory_bus.log import LogStream, MemoryLog
+from tests.memory_bus.loop import VirtualLoop
+from tests.memory_bus.network import Network
+from tests.memory_bus.rates import MemoryRates, Rates
+from tests.memory_bus.rows import MemoryRows, Rows
+
+MAX_UNACKNOWLEDGED = 2_000
+MAX_ACTIONS_LEASED = 4_096
+ROWS_AT_ONCE = 900
+
+
+class MemoryBus:
+    """Streams, buckets and the network to them; ``seed`` decides latencies and batch sizes.
+
+    ``max_unacknowledged`` and ``max_actions_leased`` bound what a consumer hands out at the same
+    time, as ``max_ack_pending`` does. ``may_be_damaged`` keeps the log's bytes and digests.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        seed: str,
+        *,
+        max_unacknowledged: int = MAX_UNACKNOWLEDGED,
+        max_actions_leased: int = MAX_ACTIONS_LEASED,
+        rows_at_once: int = ROWS_AT_ONCE,
+        may_be_damaged: bool = False,
+    ) -> None:
+        time = loop.time
+        self.loop = loop
+        self.seed = seed
+        self.network = Network(loop, f"{seed}/network")
+        self.log = LogStream(time, may_be_damaged=may_be_damaged)
+        self.intake = IntakeStream(
+            self.network, time, f"{seed}/intake", max_ack_pending=max_unacknowledged
+        )
+        self.actions = ActionQueue(self.log, self.network, time, max_ack_pending=max_actions_leased)
+        self.decisions = Decisions(self.intake, self.network, time, f"{seed}/timers")
+        self.listings = Listings(time)
+        self.rows = Rows()
+        self.rates = Rates(time)
+        self._rows_at_once = rows_at_once
+
+    def ports(
+        self,
+        name: str,
+        *,
+        new_id: Callable[[], str],
+        clock_seconds: float = 0.0,
+        secrets: SecretStores | None = None,
+    ) -> Ports:
+        """Return the ports of a process, whose clock is wrong by ``clock_seconds``."""
+        network, seed = self.network, f"{self.seed}/{name}"
+        clock = Clock(self.loop.time, clock_seconds)
+        log = MemoryLog(self.log, network)
+        rows = MemoryRows(self.rows, network, rows_at_once=self._rows_at_once)
+        return Ports(
+            name=name,
+            log=log,
+            rows=rows,
+            rates=MemoryRates(self.rates, network),
+            secrets=SecretStores() if secrets is None else secrets,
+            intake=MemoryIntakeWriter(self.intake, network, f"reconciler@{name}", clock),
+            sink=MemoryDecisionSink(self.decisions, network, clock),
+            intake_reader=lambda: MemoryIntakeReader(self.intake, network, name, f"{seed}/intake"),
+            action_reader=lambda: MemoryActionReader(
+                self.actions, network, name, f"{seed}/actions"
+            ),
+            listing_reader=lambda: MemoryListingReader(self.listings, network),
+            lost_events=lambda models: find_lost(log, rows, models),
+            chance=Chance(
+                now=clock.now,
+                clock=self.loop.time,
+                jitter=random.Random(f"{seed}/jitter").random,
+                new_id=new_id,
+            ),
+        )
+
+    def forget_requests(self, name: str) -> None:
+        """Drop the open requests of a process that was killed."""
+        self.intake.forget_requests(name)
+        self.actions.forget_requests(name)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every message is decided, and every action executed."""
+        return self.intake.is_idle and self.actions.is_idle

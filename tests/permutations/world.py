@@ -1,0 +1,134 @@
+"""The scenarios' world in memory: the roles, the bus and the API's application in one virtual loop.
+
+The provider speaks HTTP with the API over connections in memory, so that requests, faults and
+answers are those of the real scenarios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import uvicorn
+from uvicorn.server import ServerState
+
+from events.dead_letter import DeadLetterRecord
+from events.intake import Answer
+from events.log import OutcomeRecorded
+from events.names import ResourceKey
+from infra.example_api.database import open_database
+from infra.secrets import open_stores
+from reconciler.roles.process import Role, Running, load, running_parts
+from tests.faulty_api.app import CuttingProtocol, create_faulty_app
+from tests.memory_bus.bus import MemoryBus
+from tests.memory_bus.client import MemoryClient
+from tests.memory_bus.clock import Clock, date_of
+from tests.memory_bus.intake import MemoryIntakeWriter
+from tests.memory_bus.log import MemoryLog
+from tests.memory_bus.loop import Process, VirtualLoop
+from tests.scenarios.harness import ACTOR, PATIENCE_SECONDS, Human, World
+
+_ports = itertools.count(1_000)
+
+
+def date_now(loop: VirtualLoop) -> datetime:
+    """Return the date of a right clock."""
+    return date_of(loop.time())
+
+
+@contextmanager
+def memory_api(loop: VirtualLoop, folder: Path) -> Iterator[Human]:
+    """Serve the shapes API with faults in a loop, to the provider and to a human."""
+    database = open_database(folder)
+    app = create_faulty_app(database)
+    config = uvicorn.Config(app, http=CuttingProtocol, ws="none", log_config=None, lifespan="off")
+    config.load()
+    state, port = ServerState(), next(_ports)
+    loop.listen(
+        port, lambda: CuttingProtocol(config=config, server_state=state, app_state={}, _loop=loop)
+    )
+    transport = httpx.ASGITransport(cast("Any", app))
+    try:
+        yield Human(f"http://127.0.0.1:{port}", transport)
+    finally:
+        database.close()
+
+
+class MemoryWorld(World):
+    """One story's bus and reconciler; everything else is as in its base class."""
+
+    client: MemoryClient  # pyright: ignore[reportIncompatibleVariableOverride]
+    log: MemoryLog  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, loop: VirtualLoop, human: Human) -> None:
+        super().__init__("memory", human)
+        self.bus = MemoryBus(loop, "permutations")
+        self._loop = loop
+        self._starts = itertools.count(1)
+        self._ids = itertools.count(1)
+
+    # --- the reconciler and the bus
+
+    def _spawn(self, main: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.start(Process(f"reconciler.{next(self._starts)}"), main)
+
+    async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
+        stores = open_stores(self.secrets)
+        name = f"reconciler.{next(self._starts)}"
+        ports = self.bus.ports(name, new_id=lambda: f"id-{next(self._ids)}", secrets=stores)
+        parts = await load(ports, roles, self.kinds)
+        async with running_parts(parts, roles):
+            ready.set_result(parts)
+            await self._stop.wait()
+        self.bus.forget_requests(name)
+
+    async def erase_caches(self) -> None:
+        self.bus.rows.clear()
+        self.bus.log.erase_states()
+
+    # --- declaring
+
+    async def ask_raw(self, subject: str, payload: bytes) -> Answer:
+        _, answer = await self.client.bus.ask_raw(subject, payload, answer_seconds=PATIENCE_SECONDS)
+        assert answer is not None, f"no answer about {subject}"
+        return answer
+
+    # --- looking
+
+    async def until_settled(self) -> None:
+        async def is_settled() -> bool:
+            return self.bus.is_idle
+
+        await self.until(is_settled, "everything decided and executed")
+
+    async def log_position(self) -> int:
+        return self.bus.log.last_position
+
+    async def outcomes(self, key: ResourceKey) -> list[OutcomeRecorded]:
+        return list(await self.client.bus.all_outcomes(key))
+
+    async def rows(self) -> Mapping[str, bytes]:
+        return dict(self.bus.rows.content)
+
+    async def dead_letters(self) -> list[DeadLetterRecord]:
+        letters, _ = await self.client.bus.dead_letters()
+        return list(letters.values())
+
+    # --- beginning and end
+
+    @asynccontextmanager
+    async def here(self) -> AsyncGenerator[MemoryWorld]:
+        clock = Clock(self._loop.time)
+        self.log = MemoryLog(self.bus.log, self.bus.network)
+        self._writer = MemoryIntakeWriter(  # pyright: ignore[reportIncompatibleVariableOverride]
+            self.bus.intake, self.bus.network, ACTOR, clock
+        )
+        self.client = MemoryClient(self.bus, ACTOR)
+        yield self
+        await self.stop_reconciler()
