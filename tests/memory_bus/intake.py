@@ -274,6 +274,11 @@ def _max_deliver() -> int:
     return int(config.get("max_deliver", -1))
 
 
+def partition_of(key: ResourceKey) -> int:
+    """Return the partition of a resource's messages. The server hashes differently."""
+    return _partitioned(intake_subject("desired", key))[1]
+
+
 def _partitioned(subject: str) -> tuple[str, int]:
     """Give the subject under which the stream keeps a message, and its partition."""
     parts = subject.split(".")

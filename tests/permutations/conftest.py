@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,13 @@ async def bare_world(virtual_loop: VirtualLoop, tmp_path: Path) -> AsyncIterator
         async with MemoryWorld(virtual_loop, human).here() as world:
             yield world
         await human.leaves()
+
+
+@pytest.fixture
+def empty_api_url(virtual_loop: VirtualLoop, tmp_path: Path) -> Iterator[str]:
+    """Another API, in which there is nothing."""
+    with memory_api(virtual_loop, tmp_path / "other-api") as human:
+        yield human.url
 
 
 @pytest.fixture

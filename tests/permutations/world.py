@@ -94,6 +94,10 @@ class MemoryWorld(World):
 
     # --- declaring
 
+    @asynccontextmanager
+    async def client_as(self, source: str) -> AsyncGenerator[MemoryClient]:
+        yield MemoryClient(self.bus, source)
+
     async def ask_raw(self, subject: str, payload: bytes) -> Answer:
         _, answer = await self.client.bus.ask_raw(subject, payload, answer_seconds=PATIENCE_SECONDS)
         assert answer is not None, f"no answer about {subject}"

@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -344,6 +344,10 @@ class World:
         what = cast("Intake", TYPE_OF_INTAKE[type(data)].split(".")[1])
         payload = encode_intake(uuid.uuid4().hex, source, data, time=now())
         return await self.ask_raw(intake(what, key), payload)
+
+    def client_as(self, source: str) -> AbstractAsyncContextManager[SdkClient]:
+        """Return a client of another service."""
+        return client_on(self.nc, source=source)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Answer:
         """Publish bytes by hand, without the header that lets the stream see a duplicate."""

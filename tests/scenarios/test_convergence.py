@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 from events.envelope import encode_intake
 from events.intake import Declared
 from events.log import (
@@ -98,25 +96,6 @@ async def test_4_what_a_human_repaints_gets_its_colour_back(world: World):
     assert (status.outcome, status.drifts) == ("Converged", 1)
 
 
-async def test_4_an_ignored_field_stays_as_the_human_left_it(world: World):
-    await world.declare("foo", "Square", "Purple", policy={"ignoreFields": ["type"]})
-    await world.until_outcome("foo", "Converged", generation=1)
-
-    await world.human.changes("foo", type="Circle", color="Green")
-
-    await world.until(lambda: is_color(world, "Purple"), "Purple comes back")
-    await world.observed_again()
-    assert (await world.human.sees("foo"))["type"] == "Circle"
-    drift = only(DriftDetected, await world.facts("foo"))
-    assert [each.path for each in drift.differences] == ["color"]
-
-    await world.human.changes("foo", type="Hexagon")
-
-    await world.observed_again()
-    assert (await world.human.sees("foo"))["type"] == "Hexagon"
-    assert await world.human.effects("foo") == ["POST", "human PUT", "PUT", "human PUT"]
-
-
 async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: World):
     await world.stop_reconciler()
     colors = ["Red", "Green", "Blue", "Yellow", "Purple"]
@@ -144,21 +123,6 @@ async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: Wor
     assert await world.human.effects("foo") == ["POST", "PUT"][: len(decided)]
 
 
-async def test_24_a_generation_that_is_replaced_under_way_is_marked_and_the_newest_wins(
-    world: World,
-):
-    await world.human.breaks(latency_ms=200, methods=["POST"])
-    await world.declare("foo", color="Red")
-    await world.until(lambda: under_way(world), "the create is under way")
-
-    await world.declare("foo", color="Purple")
-
-    await world.until_outcome("foo", "Converged", generation=2)
-    assert (await world.human.sees("foo"))["color"] == "Purple"
-    assert await world.human.effects("foo") == ["POST", "PUT"]
-    assert only(GenerationSuperseded, await world.facts("foo")).by == 2
-
-
 async def test_26_a_declaration_that_comes_twice_late_and_out_of_order_is_one_generation(
     world: World,
 ):
@@ -184,24 +148,5 @@ async def test_26_a_declaration_that_comes_twice_late_and_out_of_order_is_one_ge
     assert len(await world.human.effects("foo")) == len(every(ActionDecided, facts)) <= 2
 
 
-async def test_26_the_same_content_under_another_id_is_no_new_generation(world: World):
-    await world.declare("foo", color="Red")
-    await world.until_outcome("foo", "Converged", generation=1)
-    position = await world.log_position()
-
-    answer = await world.ask(
-        shape("foo"), Declared(manifest("foo", color="Red")), message_id=uuid.uuid4().hex
-    )
-
-    assert (answer.accepted, answer.reason, answer.generation) == (True, "Unchanged", 1)
-    await world.observed_again()
-    assert await world.log_position() == position
-    assert await world.human.effects("foo") == ["POST"]
-
-
 async def is_color(world: World, color: str) -> bool:
     return (await world.human.sees("foo"))["color"] == color
-
-
-async def under_way(world: World) -> bool:
-    return bool(every(ActionDecided, await world.facts("foo")))

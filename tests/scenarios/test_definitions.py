@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from events.intake import Declared, Withdrawn
-from events.log import ActionDecided, SpecResolved
+from events.intake import Declared
 from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
-from tests.scenarios.harness import World, api_config, only
+from tests.scenarios.harness import World, api_config
 
 DEFINITION = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Badge")
 ONE, TWO = (ResourceKey("default", "Badge", name) for name in ("one", "two"))
@@ -57,35 +56,3 @@ async def test_a_defined_kind_is_reconciled_as_an_installed_one(world: World):
     await world.until(is_healed, "the drift is healed")
     await world.human.deletes("badge-two")
     await world.until(lambda: world.human.finds("badge-two"), "it is made again")
-
-
-async def test_a_changed_definition_reaches_every_resource_and_the_log_says_so(world: World):
-    await defined(world)
-    assert (await world.ask(DEFINITION, definition(constants={"type": "Hexagon"}))).accepted
-
-    async def is_changed() -> bool:
-        both = [await world.human.sees(f"badge-{key.name}") for key in (ONE, TWO)]
-        return all(each["type"] == "Hexagon" for each in both)
-
-    await world.until(is_changed, "both are written as the new definition has it")
-    facts = await world.facts(ONE)
-    before, after = (each for each in facts if isinstance(each, SpecResolved))
-    assert before.definition != after.definition
-    actions = [each.action for each in facts if isinstance(each, ActionDecided)]
-    assert [each.definition for each in actions] == [before.definition, after.definition]
-
-
-async def test_a_definition_outlives_the_processes_and_its_resources_outlive_it(world: World):
-    await defined(world)
-    await world.restart_reconciler()
-    await world.declare_all([badge(TWO, "red")])
-    await world.until_outcome(TWO, "Converged", generation=2)
-    assert (await world.ask(DEFINITION, Withdrawn())).accepted
-
-    refused = await world.ask(ONE, Declared(badge(ONE, "blue")))
-    assert refused.message == "the definition of 'Badge' was withdrawn: define it again"
-    await world.restart_reconciler()
-    await world.tell(ONE, Withdrawn())
-    await world.until_outcome(ONE, "Deleted")
-    assert await world.human.finds("badge-one") is None
-    assert only(SpecResolved, await world.facts(ONE)).fields == {"type": "Circle", "color": "Red"}

@@ -9,7 +9,7 @@ from events.log import (
     OwnershipReleased,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.scenarios.harness import World, api_config, every, names, only, shape
+from tests.scenarios.harness import World, every, names, only
 
 
 async def test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown(world: World):
@@ -24,56 +24,6 @@ async def test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown(worl
     assert (await world.human.sees("bar"))["labels"] == {}
     status = await world.until(lambda: world.status("bar"), "bar is shown")
     assert (status.declared, status.owned, status.outcome) == (False, False, "Unowned")
-
-
-async def test_6_in_an_exclusive_scope_what_a_human_makes_is_removed(exclusive_world: World):
-    world = exclusive_world
-    await world.declare("foo")
-    await world.until_outcome("foo", "Converged")
-
-    await world.human.makes("bar")
-
-    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
-    await world.observed_again()
-    assert await world.human.effects("bar") == ["human POST", "DELETE"]
-    assert await world.human.effects("foo") == ["POST"]
-    assert only(OwnershipClaimed, await world.facts("bar")).reason == "ExclusiveScope"
-
-
-async def test_6_the_removal_of_a_stray_is_told_on_the_outcome_stream(exclusive_world: World):
-    world = exclusive_world
-    await world.human.makes("bar")
-    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
-    await world.observed_again()
-
-    assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Deleted"]
-
-
-async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world: World):
-    await world.human.makes("bar")
-    await world.until_outcome("bar", "Unowned")
-
-    await world.configure(api_config(world.human.url, exclusive=True))
-
-    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
-    assert await world.human.effects("bar") == ["human POST", "DELETE"]
-    assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Unowned", "Deleted"]
-
-
-async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(
-    exclusive_world: World,
-):
-    world = exclusive_world
-    await world.stop_reconciler()
-    for name in ("bar-1", "bar-2", "bar-3"):
-        await world.human.makes(name)
-    await world.start_reconciler()
-    await world.until_outcome("bar-1", "Held", reason="DeletionGuard")
-
-    await world.configure(api_config(world.human.url))
-
-    await world.until_outcome("bar-1", "Unowned")
-    assert await world.human.effects() == ["human POST"] * 3
 
 
 async def test_6_the_guard_holds_a_mass_deletion_until_a_few_are_left(exclusive_world: World):
@@ -159,26 +109,6 @@ async def test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected(
     assert (claimed.reason, claimed.uid) == ("Adopted", before["uid"])
 
 
-async def test_19_an_unowned_resource_is_not_touched_where_adoption_is_refused(world: World):
-    await world.human.makes("foo", "Square", "Green")
-    before = await world.human.sees("foo")
-
-    await world.declare("foo", "Square", "Purple", policy={"adoption": "Refuse"})
-
-    conflict = await world.until_outcome("foo", "Conflict", generation=1)
-    assert conflict.reason == "AlreadyExists"
-    await world.observed_again()
-    assert await world.human.sees("foo") == before
-    assert await world.human.effects("foo") == ["human POST"]
-
-    await world.withdraw("foo")
-
-    await world.until_outcome("foo", "Deleted", reason="NotOurs")
-    await world.observed_again()
-    assert await world.human.sees("foo") == before
-    assert every(OwnershipClaimed, await world.facts("foo")) == []
-
-
 async def test_20_an_orphan_is_released_and_stays_in_the_api(world: World):
     await world.declare("foo", policy={"deletion": "Orphan"})
     await world.until_outcome("foo", "Converged", generation=1)
@@ -204,7 +134,3 @@ async def test_20_an_orphan_is_released_and_stays_in_the_api(world: World):
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged", generation=4)
     assert (await world.human.sees("foo"))["labels"] == kept["labels"]
-
-
-async def is_gone(world: World, name: str) -> bool:
-    return await world.human.finds(name) is None

@@ -50,17 +50,3 @@ async def test_all_workers_together_keep_to_the_rate_of_their_api(
         assert number <= rate * (at - declared) + burst, f"call {number} came too early"
     most = (shapes - burst) / rate
     assert times[-1] - declared < 3 * most + 5, "far slower than allowed"
-
-
-async def test_listings_count_too(bare_world: World) -> None:
-    world = bare_world
-    await world.start_reconciler()
-    await world.human.forgets_counts()
-    began = time.time()
-    limits = Limits(requests_per_second=5)
-    await world.configure(api_config(world.human.url, resync=0.05, limits=limits))
-    await world.declare("foo")
-    await world.until_outcome("foo", "Converged")
-    await world.observed_again(5)
-    asked = await world.human.requests()
-    assert sum(sum(each.values()) for each in asked.values()) <= 5 * (time.time() - began) + 1

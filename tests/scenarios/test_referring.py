@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import string
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import msgspec
 import pytest
 import yaml
 
-from events.intake import Declared, Withdrawn
+from events.intake import Withdrawn
 from events.log import ActionDecided, SpecResolved
-from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata
+from events.manifest import Manifest
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
-from infra.bus.streams import PARTITIONS
 from infra.jetstream.connection import api_request
 from infra.providers.file import FILE
 from infra.providers.jetstream.consumer import CONSUMER
@@ -113,43 +111,6 @@ async def test_36_what_is_needed_is_kept_and_goes_last(example: World, root: Pat
     assert "orders" not in await streams(world)
 
 
-async def test_36_a_changed_output_is_followed(example: World, root: Path):
-    world = example
-    number = ResourceKey("default", "File", "number")
-    copy = ResourceKey("default", "File", "copy")
-    await world.declare_all([_file("number", "abc"), _file("copy", _size_of("number"))])
-    await world.until_outcome(copy, "Failed", reason="InvalidInput")  # a number is no text
-    filled = _file("copy", "${size}", values={"size": _size_of("number")})
-    await world.declare_all([filled])
-    await world.until_outcome(copy, "Converged")
-    assert (root / "copy").read_text() == "3"
-    await world.declare_all([_file("number", "abcdef")])
-
-    async def is_followed() -> bool:
-        return (root / "copy").read_text() == "6"
-
-    await world.until(is_followed, "the copy follows")
-    await world.until_outcome(number, "Converged", generation=2)
-    await world.until_outcome(copy, "Converged")
-
-
-async def test_36_a_circle_is_named_on_each_member_and_ends_with_one(example: World):
-    world = example
-    names = _of_one_partition(3)
-    keys = [ResourceKey("default", "File", name) for name in names]
-    await world.stop_reconciler()  # decided in one batch, none sees the others
-    await world.declare_all(
-        [_file(name, _path_of(names[number - 1])) for number, name in enumerate(names)]
-    )
-    await world.start_reconciler()
-    for key in keys:
-        stands = await world.until_outcome(key, "Waiting", reason="Circle")
-        assert all(f"default/File/{name}" in stands.message for name in names)
-    await world.declare_all([_file(names[0], "plain")])
-    for key in keys:
-        await world.until_outcome(key, "Converged")
-
-
 async def test_a_secret_is_written_and_rotated_and_never_in_the_log(example: World, root: Path):
     world = example
     key = ResourceKey("default", "File", "key")
@@ -185,57 +146,8 @@ def _file(name: str, content: Any, **more: Any) -> Manifest:
     return msgspec.convert(plain, Manifest)
 
 
-def _size_of(name: str) -> dict[str, str]:
-    return {"$ref": f"File/{name}", "field": "outputs.bytes"}
-
-
-def _of_one_partition(count: int) -> list[str]:
-    """Name files whose messages the server puts into one partition: by FNV-1a of their tokens."""
-
-    def partition(name: str) -> int:
-        found = 0x811C9DC5
-        for byte in f"defaultFile{name}".encode():
-            found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
-        return found % PARTITIONS
-
-    return [name for name in string.ascii_lowercase if partition(name) == partition("a")][:count]
-
-
-def _path_of(name: str) -> dict[str, str]:
-    return {"$ref": f"File/{name}", "field": "outputs.path"}
-
-
 def _put_secret(world: World, name: str, value: str) -> None:
     assert world.secrets is not None
     path = world.secrets / name
     path.touch(mode=0o600)
     path.write_text(value + "\n")
-
-
-async def test_a_circle_of_several_is_refused_by_the_states_of_those_referred_to(example: World):
-    def file(name: str, *, needs: str) -> Declared:
-        spec = {
-            "content": {"$ref": f"File/{needs}", "field": "name"},
-            "providerConfigRef": {"name": "files"},
-        }
-        return Declared(
-            Manifest(
-                "files/v1",
-                "File",
-                Metadata(name, annotations={EXTERNAL_NAME_ANNOTATION: f"etc/{name}"}),
-                spec,
-            )
-        )
-
-    def key(name: str) -> ResourceKey:
-        return ResourceKey("default", "File", name)
-
-    for name, needs in (("a", "b"), ("b", "c")):
-        assert (await example.ask(key(name), file(name, needs=needs))).accepted
-    refused = await example.ask(key("c"), file("c", needs="a"))
-    assert (refused.accepted, refused.reason) == (False, "Circle")
-    way = "default/File/c → default/File/a → default/File/b → default/File/c"
-    assert refused.message == f"each would wait for the next: {way}: leave one out"
-    assert (await example.ask(key("b"), file("b", needs="d"))).accepted
-    answer = await example.ask(key("c"), file("c", needs="a"))
-    assert answer.accepted, "what was redeclared does not count any more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +13,11 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
-    BreakerClosed,
-    BreakerOpened,
     OutcomeRecorded,
     RetryScheduled,
 )
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
-from infra.bus.streams import LOG, make_worker_consumer, worker_consumers
-from infra.jetstream.connection import api_request
 from reconciler.wiring import Role
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import World, api_config, every, manifest, only
@@ -68,37 +63,6 @@ async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo
     assert success.object is not None
     assert success.object.uid == (await world.human.sees("foo"))["uid"]
     assert await world.human.effects() == ["POST"]
-
-
-# --- scenario 14
-
-
-async def test_14_a_failing_api_is_left_alone_and_everybody_is_told_why(world: World) -> None:
-    """Scenario 14: 500 opens the breaker; a probe closes it; one effect in the end."""
-    await world.configure(
-        api_config(world.human.url, breaker=Breaker(3, initial_seconds=5.0, max_seconds=5.0))
-    )
-    await world.human.breaks(error_rate=1, error_status=500)
-    await world.declare("foo")
-    told = await until_breaker(world, "Degraded")
-    assert told.reason == "BreakerOpen"
-    assert "failures in a row" in told.message
-
-    async def foo_waits_for_the_breaker() -> bool:
-        recorded = await world.outcomes(_shape("foo"))
-        return any("breaker of API 'default' open until" in each.message for each in recorded)
-
-    await world.until(foo_waits_for_the_breaker, "foo Degraded because of the breaker")
-    await world.human.mends()
-    await world.until_outcome("foo", "Converged")
-    await until_breaker(world, "Converged")
-    assert await world.human.effects() == ["POST"]
-    facts = await world.facts("foo")
-    keys = {each.action.idempotency_key for each in every(ActionRetried, facts)}
-    assert keys == {only(ActionDecided, facts).action.idempotency_key}
-    gate = await world.facts(CONFIG)
-    assert every(BreakerOpened, gate)
-    assert every(BreakerClosed, gate)
 
 
 async def test_14_an_api_that_refuses_the_connection_is_waited_for(
@@ -158,37 +122,6 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
     assert all(not each.error.attempted for each in held)
     assert {each.error.error_class for each in held} == {"Throttled"}
     assert all("wants no call " in each.error.message for each in held)
-
-
-async def test_14_a_dead_api_does_not_starve_the_others(bare_world: World) -> None:
-    """Scenario 14: its actions go back into the log, so that those of other APIs are handed out."""
-    world, leases = bare_world, 16
-    await world.start_reconciler()
-    await _lease_at_most(world, "dead", leases)
-    async with _SilentApi() as silent:
-        await world.configure(
-            api_config(
-                silent,
-                resync=SLOW_LISTINGS,
-                limits=Limits(request_timeout_seconds=1),
-                breaker=Breaker(3, initial_seconds=60.0, max_seconds=60.0),
-            ),
-            name="dead",
-        )
-        await world.configure(api_config(world.human.url, resync=SLOW_LISTINGS))
-        names = [f"dead{number}" for number in range(4 * leases)]
-        await world.declare_all([manifest(name, config="dead") for name in names])
-        await world.until_outcome(_config("dead"), "Degraded")
-        await world.declare("alive")
-        await world.until_outcome("alive", "Converged")
-
-        async def holds_nothing() -> bool:
-            consumers = await worker_consumers(world.nc)
-            return not any(each["num_ack_pending"] or each["num_pending"] for each in consumers)
-
-        await world.until(holds_nothing, "no action of the dead API is leased")
-        for name in names:
-            await world.until_outcome(name, "Degraded")
 
 
 # --- scenario 15
@@ -286,10 +219,6 @@ def _shape(name: str) -> ResourceKey:
     return ResourceKey("default", "Shape", name)
 
 
-def _config(name: str) -> ResourceKey:
-    return ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)
-
-
 def _moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
@@ -301,31 +230,3 @@ async def _until_held(world: World, name: str) -> None:
 
     await world.until(is_held, f"{name} waits for the breaker")
     await world.until_settled()
-
-
-async def _lease_at_most(world: World, config_name: str, actions: int) -> None:
-    name = await make_worker_consumer(world.nc, config_name)
-    found = await api_request(world.nc, f"CONSUMER.INFO.{LOG}.{name}", None)
-    config = {**found["config"], "max_ack_pending": actions}
-    question = {"stream_name": LOG, "config": config, "action": "update"}
-    await api_request(
-        world.nc, f"CONSUMER.CREATE.{LOG}.{name}.{config['filter_subject']}", question
-    )
-
-
-class _SilentApi:
-    """Something that takes connections, and never answers."""
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def __aexit__(self, *_error: object) -> None:
-        self._server.close()
-
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await reader.read(65536):
-                pass
-        finally:
-            writer.close()

@@ -1,0 +1,49 @@
+"""Scenario 21: what a policy does not allow is not done, and the status says what would be."""
+
+from __future__ import annotations
+
+from events.log import DriftDetected
+from tests.scenarios.harness import World, only
+
+
+async def test_21_create_only_makes_once_and_then_only_reports(world: World):
+    await world.declare("foo", color="Purple", policy={"mode": "CreateOnly"})
+    await world.until_outcome("foo", "Converged")
+
+    await world.human.changes("foo", color="Green")
+
+    drifted = await world.until_outcome("foo", "Drifted", reason="CreateOnly")
+    assert "would change color: 'Green' (declared 'Purple')" in drifted.message
+    assert only(DriftDetected, await world.facts("foo")).differences[0].observed == "Green"
+
+    await world.human.deletes("foo")
+
+    async def says_it_is_gone() -> bool:
+        status = await world.status("foo")
+        return status is not None and "would create it again" in status.message
+
+    await world.until(says_it_is_gone, "the status says that it is gone")
+    await world.observed_again()
+    assert await world.human.effects("foo") == ["POST", "human PUT", "human DELETE"]
+
+
+async def test_21_a_paused_resource_waits_and_is_corrected_when_the_pause_ends(world: World):
+    await world.declare("foo", color="Purple")
+    await world.until_outcome("foo", "Converged", generation=1)
+    await world.declare("foo", color="Purple", policy={"paused": True})
+    await world.until_outcome("foo", "Paused", generation=2)
+
+    await world.human.changes("foo", color="Green")
+
+    async def drift_is_recorded() -> bool:
+        status = await world.status("foo")
+        return status is not None and status.drifts == 1
+
+    await world.until(drift_is_recorded, "the drift is recorded")
+    await world.observed_again()
+    assert await world.human.effects("foo") == ["POST", "human PUT"]
+
+    await world.declare("foo", color="Purple")
+
+    await world.until_outcome("foo", "Converged", generation=3)
+    assert (await world.human.sees("foo"))["color"] == "Purple"

@@ -1,0 +1,82 @@
+"""Scenarios 5, 6, 7, 8, 19 and 20: what is ours, what is not, and who knows it."""
+
+from __future__ import annotations
+
+from events.log import (
+    OwnershipClaimed,
+)
+from tests.scenarios.harness import World, api_config, every, only, shape
+
+
+async def test_6_in_an_exclusive_scope_what_a_human_makes_is_removed(exclusive_world: World):
+    world = exclusive_world
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+
+    await world.human.makes("bar")
+
+    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    await world.observed_again()
+    assert await world.human.effects("bar") == ["human POST", "DELETE"]
+    assert await world.human.effects("foo") == ["POST"]
+    assert only(OwnershipClaimed, await world.facts("bar")).reason == "ExclusiveScope"
+
+
+async def test_6_the_removal_of_a_stray_is_told_on_the_outcome_stream(exclusive_world: World):
+    world = exclusive_world
+    await world.human.makes("bar")
+    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    await world.observed_again()
+
+    assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Deleted"]
+
+
+async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world: World):
+    await world.human.makes("bar")
+    await world.until_outcome("bar", "Unowned")
+
+    await world.configure(api_config(world.human.url, exclusive=True))
+
+    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    assert await world.human.effects("bar") == ["human POST", "DELETE"]
+    assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Unowned", "Deleted"]
+
+
+async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(
+    exclusive_world: World,
+):
+    world = exclusive_world
+    await world.stop_reconciler()
+    for name in ("bar-1", "bar-2", "bar-3"):
+        await world.human.makes(name)
+    await world.start_reconciler()
+    await world.until_outcome("bar-1", "Held", reason="DeletionGuard")
+
+    await world.configure(api_config(world.human.url))
+
+    await world.until_outcome("bar-1", "Unowned")
+    assert await world.human.effects() == ["human POST"] * 3
+
+
+async def test_19_an_unowned_resource_is_not_touched_where_adoption_is_refused(world: World):
+    await world.human.makes("foo", "Square", "Green")
+    before = await world.human.sees("foo")
+
+    await world.declare("foo", "Square", "Purple", policy={"adoption": "Refuse"})
+
+    conflict = await world.until_outcome("foo", "Conflict", generation=1)
+    assert conflict.reason == "AlreadyExists"
+    await world.observed_again()
+    assert await world.human.sees("foo") == before
+    assert await world.human.effects("foo") == ["human POST"]
+
+    await world.withdraw("foo")
+
+    await world.until_outcome("foo", "Deleted", reason="NotOurs")
+    await world.observed_again()
+    assert await world.human.sees("foo") == before
+    assert every(OwnershipClaimed, await world.facts("foo")) == []
+
+
+async def is_gone(world: World, name: str) -> bool:
+    return await world.human.finds(name) is None

@@ -1,0 +1,48 @@
+"""Scenario 27: what cannot be used becomes a dead letter with the reason; everyone else goes on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from events.log import OutcomeRecorded
+from tests.scenarios.harness import World, manifest
+from tests.scenarios.test_unusable import (
+    CASES,
+    FOO,
+    ON_A_SERVER,
+    check_dead_letter,
+    with_unknown_field,
+)
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each not in ON_A_SERVER])
+async def test_27_what_cannot_be_used_is_a_dead_letter_and_its_publisher_is_told(
+    world: World, case: str
+):
+    await check_dead_letter(world, case)
+
+
+async def test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_changes_nothing(
+    world: World,
+):
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged", generation=1)
+    position = await world.log_position()
+
+    await world.ask_raw(FOO, with_unknown_field())
+
+    rejected = await world.until_outcome("foo", "Rejected")
+    assert (rejected.generation, rejected.reason) == (1, "Invalid")
+    assert "`colour`" in rejected.message
+    assert await world.log_position() == position
+    recorded = [each for each in await world.facts("foo") if isinstance(each, OutcomeRecorded)]
+    assert [each.outcome for each in recorded] == ["Converged"]
+
+
+async def test_27_a_bare_manifest_by_hand_is_fine(world: World):
+    by_hand = msgspec.json.encode(manifest("foo"))
+    answer = await world.ask_raw(FOO, by_hand)
+
+    assert (answer.accepted, answer.reason) == (True, "Accepted")
+    await world.until_outcome("foo", "Converged")
